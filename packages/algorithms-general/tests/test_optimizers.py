@@ -448,7 +448,7 @@ def on_ranks(rank: int, strategy: str) -> list[dict[str, Tensor]]:
     return [trained(name, strategy, 16) for name in NAMES]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.long), "fsdp"])
 def test_two_ranks_train_as_one(strategy: str) -> None:
     pytest.importorskip("hocket_strategies")
     for name, got in zip(NAMES, run_ranks(on_ranks, 2, strategy)[0], strict=True):

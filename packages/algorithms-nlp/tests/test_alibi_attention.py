@@ -339,7 +339,7 @@ def test_attention_dropout_acts_in_training_only(build, implementation, tokens) 
         assert not torch.equal(model(tokens).logits, model(tokens).logits)
 
 
-@pytest.mark.parametrize("rotary_or_not", ["gpt2", "opt", "llama"])
+@pytest.mark.parametrize("rotary_or_not", ["gpt2", pytest.param("opt", marks=pytest.mark.long), "llama"])
 def test_compiles_into_one_graph(build, rotary_or_not, tokens) -> None:
     model, _ = alibi(build(rotary_or_not), 40)
     compiled = torch.compile(model, backend="eager", fullgraph=True)

@@ -119,7 +119,7 @@ def test_the_callback_logs_texts_and_leaves_training_alone(tmp_path: Any, capsys
     assert tables[0]["generated"] and not tables[1]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", {"fsdp": {"wrap": ["GPT2Block"]}}])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.long), {"fsdp": {"wrap": ["GPT2Block"]}}])
 def test_two_ranks_generate_what_one_does(strategy: Any, tmp_path: Any) -> None:
     pytest.importorskip("hocket_strategies")
 

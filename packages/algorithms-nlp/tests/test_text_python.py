@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.plugins import catalog
+from hocket.testkit.imports import import_in_fresh_process
 from hocket_nlp import python_corpus, python_tokenizer, text_python
 from hocket_nlp.datasets import TokenRows
 
@@ -370,8 +371,5 @@ def test_the_plug_in_is_the_function():
 
 
 def test_neither_tokenizers_nor_transformers_is_imported_for_the_name():
-    code = (
-        "import sys, hocket_nlp; hocket_nlp.text_python; "
-        "print([name for name in ('tokenizers', 'transformers') if name in sys.modules])"
-    )
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+    imported = import_in_fresh_process(text_python.__module__)
+    assert "hocket_nlp" in imported.packages and not imported.packages & {"tokenizers", "transformers"}

@@ -436,7 +436,7 @@ def test_copies_and_pickles_have_state_and_hooks_of_their_own(copied):
     assert other(x).equal(plain.eval()(x)) and not model(x).equal(other(x))
 
 
-@pytest.mark.parametrize("method", ["block", "sample"])
+@pytest.mark.parametrize("method", ["block", pytest.param("sample", marks=pytest.mark.long)])
 def test_compiles_to_one_graph(method):
     model, changed = stochastic_depth(small_resnet(), method=method)
     decide(changed, [False, True, False] if method == "block" else [torch.tensor([True, False])] * 3)
@@ -542,7 +542,9 @@ def _train(rank: int, strategy: object, method: str) -> tuple[list, dict]:
     return watch.decisions, run.model_state_dict()
 
 
-@pytest.mark.parametrize("strategy", ["ddp", {"fsdp": {"wrap": 100}}], ids=["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "strategy", ["ddp", pytest.param({"fsdp": {"wrap": 100}}, marks=pytest.mark.long)], ids=["ddp", "fsdp"]
+)
 def test_all_ranks_skip_the_same_blocks_and_none_waits(strategy):
     """Skipped blocks have no gradient of their own, and DDP would wait for it; the result is that of one process."""
     pytest.importorskip("hocket_strategies")

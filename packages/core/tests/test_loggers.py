@@ -121,7 +121,7 @@ def test_what_is_no_number_is_an_error_that_names_it(value: Any, said: str) -> N
     for arguments in ({"callbacks": [Logs()]}, {"callbacks": [Logs(reduce="max")]}, {"model": task, "loss": None}):
         with pytest.raises(TypeError, match=f"'test/odd' was logged as {said}") as raised:
             make(**arguments).fit()
-        assert any(str(each.statement).endswith("# here") for each in raised.traceback)
+        assert any(str(each.statement).endswith("# here") for each in reversed(raised.traceback))
 
 
 def test_of_several_values_in_an_interval_the_last_counts() -> None:

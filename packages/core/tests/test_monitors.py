@@ -471,7 +471,7 @@ def test_the_system_is_what_psutil_says() -> None:
             block.append(torch.ones(20_000_000))  # 80 MB
             time.sleep(0.15)
 
-    logger = fit(SystemMonitor(every="3ba", seconds=0.02), Allocate())
+    logger = fit(SystemMonitor(every="3ba", seconds=0.02), Allocate(), duration="6ba")
     resident = values(logger, "system/process_memory")
     assert values(logger, "system/process_memory_max")[-1] == pytest.approx(psutil.Process().memory_info().rss, rel=0.1)
     assert resident[1] - resident[0] > 150e6, "three blocks of 80 MB"

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,6 +60,15 @@ def state_in() -> Callable[..., Any]:
         return SimpleNamespace(run_folder=folder, run_name=name, run=identity, timestamp=now)
 
     return make
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turn the clock of TensorBoard's event files forward where the logger would wait for the next second."""
+    waited = [0.0]
+    clock = SimpleNamespace(time=lambda: time.time() + sum(waited), sleep=waited.append)
+    monkeypatch.setattr("hocket_loggers.tensorboard.time", clock)
+    monkeypatch.setattr("tensorboard.summary.writer.event_file_writer.time", clock)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ _NO_METRICS = dict.fromkeys(
 )
 
 
+@pytest.mark.usefixtures("no_waiting")
 class TestTensorBoard(LoggerConformance):
     def make(self):
         return TensorBoardLogger()

@@ -139,6 +139,7 @@ def test_nothing_is_written_before_something_is_logged(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("no_waiting")
 def test_closing_twice_and_going_on(logger, tmp_path):
     for batch in (1, 2):
         logger.log_metrics(state_in(tmp_path, batch), {"x": batch})
@@ -151,7 +152,8 @@ def test_closing_twice_and_going_on(logger, tmp_path):
 
 
 @pytest.mark.parametrize("opened_at", ["the first row", "fit_start"])
-@pytest.mark.parametrize("made", [pytest.param(0, marks=pytest.mark.long), 9])
+@pytest.mark.parametrize("made", [0, 9])
+@pytest.mark.usefixtures("no_waiting")
 def test_a_resumed_run_replaces_what_it_does_again(tmp_path, monkeypatch, made, opened_at):
     """Stopped after batch 6 with a checkpoint of batch 4, resumed within the same second.
 

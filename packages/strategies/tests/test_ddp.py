@@ -204,7 +204,15 @@ def test_several_machines_whose_launcher_does_not_name_one(monkeypatch):
 # --- collectives
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.bfloat16,
+        torch.int64,
+        *(pytest.param(dtype, marks=pytest.mark.long) for dtype in (torch.float64, torch.int32, torch.uint8)),
+    ],
+)
 def test_all_reduce(dtype):
     def rank_main(rank):
         strategy = ready()

@@ -212,7 +212,7 @@ def test_iterable_data(tmp_path):
     equal_to(expected, trained(data, 2, tmp_path, global_batch=None))
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.long)])
 @pytest.mark.parametrize("uneven", ["pad", "end"])
 def test_data_that_is_divided_already(tmp_path, strategy, uneven):
     """Rank 0 has four batches of two, rank 1 has three of one: the global batches are what both have at the same place."""

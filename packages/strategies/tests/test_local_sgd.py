@@ -100,6 +100,7 @@ class TestLocalSGDOnFourRanks(TestLocalSGD):
     world_size = 4
 
 
+@pytest.mark.long
 class TestLocalSGDInItsWarmUp(StrategyConformance):
     """Until the warm-up is over it is data parallelism: the weights of one process."""
 

@@ -219,7 +219,7 @@ def test_a_rank_without_a_slice_of_one_loader_warns() -> None:
     assert run_ranks(dropped, 2)[0][2] == {"few": [0, 1], "many": [104, 105]}
 
 
-@pytest.mark.parametrize("mode", ["cycle", "in turn"])
+@pytest.mark.parametrize("mode", ["cycle", pytest.param("in turn", marks=pytest.mark.long)])
 def test_each_ranks_own_data(mode: str) -> None:
     """Rank 0 has more of one loader than rank 1, which pads; continued by as many ranks, refused for others."""
 

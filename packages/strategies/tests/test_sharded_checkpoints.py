@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,14 @@ def written(strategy, size, folder, **policy):
     return run_ranks(run, size, timeout=120)
 
 
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    """The folder of a run on two ranks, to copy."""
+    folder = tmp_path_factory.mktemp("two")
+    written(FSDP, 2, folder)
+    return folder
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "kind, asynchronous", [*((kind, False) for kind in SHARDED), ("fsdp, uneven", True), ("fsdp x tensor", True)]
@@ -157,9 +166,9 @@ def test_nothing_is_gathered_and_no_rank_needs_more_than_its_share(tmp_path, mon
     assert mine < whole / 5
 
 
-def test_commands(tmp_path, capsys):
+def test_commands(tmp_path, of_two, capsys):
     """Such checkpoints are looked at, verified, exported and compared as others are."""
-    written(FSDP, 2, tmp_path)
+    shutil.copytree(of_two, tmp_path, dirs_exist_ok=True)
     tree, path = Store(tmp_path).read("ep0-ba2"), str(tmp_path / "ep0-ba2")
     formats.write(tmp_path / "plain", tree, {})
     assert main(["checkpoint", "diff", path, str(tmp_path / "plain")]) == 0
@@ -251,8 +260,8 @@ def test_a_rank_that_is_killed_leaves_the_checkpoint_before(tmp_path, monkeypatc
     assert [entry for entry in tmp_path.iterdir() if entry.name.endswith(".partial")] == []
 
 
-def test_a_damaged_piece_is_named_and_the_checkpoint_passed_over_by_all(tmp_path):
-    written(FSDP, 2, tmp_path)
+def test_a_damaged_piece_is_named_and_the_checkpoint_passed_over_by_all(tmp_path, of_two):
+    shutil.copytree(of_two, tmp_path, dirs_exist_ok=True)
     piece = max((tmp_path / "ep0-ba2").glob("tensors-*2-*.safetensors"), key=lambda file: file.stat().st_size)
     raw = bytearray(piece.read_bytes())
     raw[-3] ^= 1
@@ -281,9 +290,9 @@ def test_ranks_that_do_not_share_a_folder(tmp_path, monkeypatch):
     assert Store(tmp_path / "0" / "run").names() == []
 
 
-def test_other_ranks_do_not_see_the_checkpoints(tmp_path, monkeypatch):
+def test_other_ranks_do_not_see_the_checkpoints(tmp_path, of_two, monkeypatch):
     """Then nobody begins anew."""
-    written(FSDP, 2, tmp_path / "0" / "run")
+    shutil.copytree(of_two, tmp_path / "0" / "run")
     (tmp_path / "1").mkdir()
 
     def run(rank):

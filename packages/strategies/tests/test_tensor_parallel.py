@@ -74,7 +74,7 @@ def test_parameters_lie_on_two_meshes_and_the_norm_is_over_both(tmp_path):
     def rank_main(rank):
         norms = Norms()
         strategy = "single" if rank is None else TensorParallel(tensor=2, shard=2, plan=PLAN)
-        one = trainer(network(), strategy, tmp_path, clip_gradients=0.1, callbacks=[norms])
+        one = trainer(network(), strategy, tmp_path, clip_gradients=0.1, callbacks=[norms], duration="2ba")
         one.fit()
         meshes = {mesh.mesh_dim_names for p in one.state.task.parameters() if (mesh := mesh_of(p)) is not None}
         return norms.norms, meshes
@@ -143,7 +143,13 @@ def test_they_see_the_same_data_and_random_numbers(tmp_path, seed):
         torch.manual_seed(rank)
         shuffled = torch.utils.data.DataLoader(data().dataset, 8, shuffle=True)
         strategy = TensorParallel(tensor=2, shard=2, plan={f"net.{k}": v for k, v in PLAN.items()})
-        parts = {"algorithms": [Draw()], "callbacks": [Outputs()], "train_data": shuffled, "seed": seed}
+        parts = {
+            "algorithms": [Draw()],
+            "callbacks": [Outputs()],
+            "train_data": shuffled,
+            "seed": seed,
+            "duration": "2ba",
+        }
         one = trainer(model, strategy, tmp_path, **parts)
         one.fit()
         state = one.state
@@ -151,7 +157,7 @@ def test_they_see_the_same_data_and_random_numbers(tmp_path, seed):
 
     by_rank = run_ranks(rank_main, 4)
     assert [data_rank for _, data_rank, _ in by_rank] == [(0, 2), (0, 2), (1, 2), (1, 2)]
-    assert [samples for *_, samples in by_rank] == [40] * 4
+    assert [samples for *_, samples in by_rank] == [16] * 4
     for first, second in (by_rank[:2], by_rank[2:]):
         assert first[0] == second[0]
     if seed is not None:  # otherwise random numbers of ranks are what the process made them

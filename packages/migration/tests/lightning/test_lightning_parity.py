@@ -181,7 +181,9 @@ def corpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("corpus")
-@pytest.mark.parametrize("module", [transformer.LightningTransformer, lstm.LightningLSTM])
+@pytest.mark.parametrize(
+    "module", [transformer.LightningTransformer, pytest.param(lstm.LightningLSTM, marks=pytest.mark.long)]
+)
 def test_the_demonstration_language_models(module: Any) -> None:
     m.compare(lambda: module(vocab_size=200), max_epochs=1, limit_train_batches=2)
 
@@ -255,7 +257,9 @@ class Even(m.VAE):
     "how",
     [
         {"accumulate_grad_batches": 3, "val_check_interval": 2, "limit_train_batches": 6},
-        {"accumulate_grad_batches": 2, "val_check_interval": 3, "limit_train_batches": 6},
+        pytest.param(
+            {"accumulate_grad_batches": 2, "val_check_interval": 3, "limit_train_batches": 6}, marks=pytest.mark.long
+        ),
         {"accumulate_grad_batches": 4, "val_check_interval": 1, "limit_train_batches": 4},
         {"accumulate_grad_batches": 2, "val_check_interval": 0.5, "limit_train_batches": 6},
         {
@@ -267,7 +271,10 @@ class Even(m.VAE):
         {"val_check_interval": 2, "check_val_every_n_epoch": 2},
         {"val_check_interval": "00:00:00:00"},
         {"val_check_interval": {"hours": 1}, "accumulate_grad_batches": 2, "limit_train_batches": 6},
-        {"accumulate_grad_batches": 2, "check_val_every_n_epoch": 2, "limit_train_batches": 6},
+        pytest.param(
+            {"accumulate_grad_batches": 2, "check_val_every_n_epoch": 2, "limit_train_batches": 6},
+            marks=pytest.mark.long,
+        ),
         {"accumulate_grad_batches": 2, "val_check_interval": 3, "limit_train_batches": 6, "precision": "bf16-mixed"},
     ],
 )

@@ -215,7 +215,7 @@ class Measures(m.LitAutoEncoder):
         return {"optimizer": optimizer, "lr_scheduler": config}
 
 
-@pytest.mark.parametrize("lost", [3, 9])
+@pytest.mark.parametrize("lost", [3, pytest.param(9, marks=pytest.mark.long)])
 @pytest.mark.parametrize("module", [Remembers, Measures, m.GAN, m.Accumulating])
 def test_hockets_checkpoints_resume_exactly(module: Any, lost: int, tmp_path: Path) -> None:
     def run(name: str, **extra: Any) -> Trainer:
