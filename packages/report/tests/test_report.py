@@ -188,6 +188,17 @@ def test_values_of_a_configuration_are_those_that_hocket_reads() -> None:
     assert [parse(f"a: {text}", "").plain()["a"] for row in shown for text in row] == read
 
 
+def test_a_value_of_a_configuration_is_that_of_an_argument() -> None:
+    """One of the runs has a configuration, the other arguments of the Trainer. Neither can be too deep."""
+    arguments = {"truth": True, "text": "no", "list": [1, "x"], "deep": json.loads("[" * 400 + "]" * 400)}
+    for run in "ab":
+        Path("runs", run).mkdir(parents=True)
+        Path("runs", run, "metrics.jsonl").write_text(json.dumps({"hyperparameters": arguments}))
+    Path("runs/b/config.yaml").write_text("{truth: true, text: 'no', list: [1, x], other: null}")
+    differing = Page(write(["runs/a", "runs/b"])).texts["configuration"].partition("All values")[0]
+    assert [name for name in (*arguments, "other") if name in differing] == ["deep", "other"]
+
+
 def test_trials_of_several_sweeps_are_told_apart() -> None:
     folders = [Path("runs/wide/t0"), Path("runs/deep/t0")]
     for folder in folders:
