@@ -429,6 +429,44 @@ def test_verify(tmp_path, capsys):
     assert f"{good}: valid" in out and f"{bad}: not valid\n  {shard.name}: it has 20 bytes" in out
 
 
+@pytest.mark.parametrize("place", ["{folder}/run", "memory://{folder}/run/"])
+def test_of_a_folder_of_checkpoints_verify_reads_each_and_inspect_the_newest(place, tmp_path, capsys):
+    place = place.format(folder=tmp_path)
+    fsspec = pytest.importorskip("fsspec")
+    store, where = Store(place), place.rstrip("/")
+    for number in (2, 10, 9):  # neither the order of names nor that of numbers is that of writing
+        store.save(f"ba{number}", {"number": number}, {})
+    files = fsspec.filesystem("memory" if "://" in place else "file")
+    assert main(["checkpoint", "verify", place]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{where}/ba{number}: valid" for number in (2, 10, 9)]
+    assert main(["checkpoint", "inspect", place, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["tree"] == [{"path": "number", "value": 9}] and f"This is {where}/ba9, the newest" in err
+    assert main(["checkpoint", "inspect", f"{where}/ba2"]) == 0
+    assert not capsys.readouterr().err
+    files.rm(f"{where}/ba10/manifest.json")
+    assert main(["checkpoint", "verify", place, f"{where}/ba9"]) == (2 if "://" in place else 1)
+    out, err = capsys.readouterr()
+    assert f"{where}/ba10" in out + err and "no manifest.json" in out + err
+    assert out.splitlines()[-3:] == [f"{where}/ba{number}: valid" for number in (2, 9, 9)]
+
+
+def test_weights_of_a_folder_of_checkpoints_name_the_newest_and_not_the_last_that_was_copied(tmp_path):
+    for number in (2, 10):
+        Store(tmp_path).save(f"ba{number}", {"model": {}}, {})
+    os.utime(tmp_path / "ba10/manifest.json", (5, 5))
+    with pytest.raises(CheckpointError, match=r"There is '.*/ba10' in it"):
+        read_weights(tmp_path)
+
+
+def test_what_is_no_checkpoint_has_one_problem(tmp_path, capsys):
+    (tmp_path / "notes.txt").touch()
+    assert main(["checkpoint", "verify", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        f"  {tmp_path} is not a checkpoint: the folder has no manifest.json."
+    ]
+
+
 def test_export(tmp_path, capsys):
     assert main(["checkpoint", "export", make(tmp_path / "c"), str(tmp_path / "w.safetensors")]) == 0
     assert "2 tensors in" in capsys.readouterr().out

@@ -16,11 +16,15 @@ import pytest
 import torch
 
 import hocket
+from hocket.callbacks.early_stopping import EarlyStopping
 from hocket.cli import main
 from hocket.loggers.lines import LinesFile
 from hocket.loggers.png import png
 from hocket.plugins.delivery import LoggerWarning
 from hocket.runs import files, listing
+from hocket.schedules import Plateau
+from hocket.training.direction import mode_of
+from hocket.training.simple_metrics import METRICS
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
@@ -270,6 +274,40 @@ def test_runs_of_the_same_name_are_listed_with_the_folders_that_differ(capsys: p
 def test_mistakes_are_explained(runs: None, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_best_run_by_any_metric_of_hocket_is_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first run has the lower values, of a metric whose name says what is better, and of one whose name does not."""
+    better = {**dict.fromkeys(METRICS, "low"), "accuracy": "high", "odd": "high"}
+    for name, value in (("low", 0.1), ("high", 0.2)):
+        Path("runs", name).mkdir(parents=True)
+        line = {"epoch": 1, "batch": 1} | {f"test/{metric}": value for metric in better}
+        Path("runs", name, "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    for metric, best in better.items():
+        for words, first in (((), best), (("--reverse",), "low" if best == "high" else "high")):
+            assert main(["runs", "--sort", f"test/{metric}", *words]) == 0
+            out, err = capsys.readouterr()
+            head, row, *_ = out.splitlines()
+            assert row.split()[0] == first and f"{best}est test/{metric}" in head
+            assert ("Write --reverse for the lowest" in err) == (metric == "odd" and not words)
+
+
+@pytest.mark.parametrize(
+    ("better", "names"),
+    [
+        ("min", "eval/loss test/dice_loss val_mae RMSE top1_error wer MeanSquaredError bpc latency_p95 test/perplexity"),
+        ("max", "test/acc f1_score BinaryF1Score mAP50 test/mIoU BinaryAUROC R2Score recall@5 bleu4 top1 psnr"),
+        (None, "lr/group0 test/odd grad_norm mapped accurate test/accuracy_loss wera memory/reserved size maes 1 é"),
+    ],
+)  # fmt: skip
+def test_the_usual_names_say_what_is_better(better: str | None, names: str) -> None:
+    assert {name: mode_of(name) for name in names.split()} == dict.fromkeys(names.split(), better)
+    for name in names.split() if better is None else ():
+        for ask in (EarlyStopping, Plateau):
+            with pytest.raises(ValueError, match="mode='max' or mode='min'"):
+                ask(name)
+        with pytest.raises(ValueError, match="'min' if lower is better"):
+            hocket.Checkpoints("a", best=name)  # type: ignore[arg-type]
 
 
 def test_listing_runs_imports_no_torch(runs: None) -> None:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import hocket
 from hocket.cli import main
+from hocket.cli.document import parse
 from hocket.loggers.png import png
 from hocket.runs import files
 from hocket_report import Report, vega, write
@@ -165,6 +166,37 @@ def test_a_comparison_shows_what_differs() -> None:
         and "duration" not in differences
     )
     assert [each["name"] for each in page.data["runs"]] == ["a", "b"]
+
+
+#: Pairs of values that differ in YAML 1.2, and may not in YAML 1.1 or as texts of Python.
+WRITTEN = [
+    ["no", "false"], ["007", "7"], ["1_000", "1000"], ["[yes]", "[true]"], ["1:30", "90"], ["'1'", "1"], ["'null'", "null"],
+    ["0o10", "010"], ["'1e-3'", "1e-3"],
+]  # fmt: skip
+
+
+def test_values_of_a_configuration_are_those_that_hocket_reads() -> None:
+    for number, run in enumerate("ab"):
+        Path("runs", run).mkdir(parents=True)
+        Path("runs", run, "metrics.jsonl").touch()
+        lines = [f"  key{row}: {texts[number]}\n" for row, texts in enumerate(WRITTEN)]
+        Path("runs", run, "config.yaml").write_text("model:\n" + "".join(lines))
+    differing, _, everything = Page(write(["runs/a", "runs/b"])).texts["configuration"].partition("All values")
+    assert all(f"model.key{row} " in differing for row in range(len(WRITTEN)))
+    read = [parse(f"a: {text}", "").plain()["a"] for texts in WRITTEN for text in texts]
+    shown = re.findall(r"model\.key\d+\s+(\S+)\s+(\S+)", everything)
+    assert [parse(f"a: {text}", "").plain()["a"] for row in shown for text in row] == read
+
+
+def test_a_value_of_a_configuration_is_that_of_an_argument() -> None:
+    """One of the runs has a configuration, the other arguments of the Trainer. Neither can be too deep."""
+    arguments = {"truth": True, "text": "no", "list": [1, "x"], "deep": json.loads("[" * 400 + "]" * 400)}
+    for run in "ab":
+        Path("runs", run).mkdir(parents=True)
+        Path("runs", run, "metrics.jsonl").write_text(json.dumps({"hyperparameters": arguments}))
+    Path("runs/b/config.yaml").write_text("{truth: true, text: 'no', list: [1, x], other: null}")
+    differing = Page(write(["runs/a", "runs/b"])).texts["configuration"].partition("All values")[0]
+    assert [name for name in (*arguments, "other") if name in differing] == ["deep", "other"]
 
 
 def test_trials_of_several_sweeps_are_told_apart() -> None:

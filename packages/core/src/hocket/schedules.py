@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from hocket.clock import Clock
 from hocket.time import Time, Unit, whole
-from hocket.training.watching import mode_of
+from hocket.training.direction import mode_of
 
 __all__ = [
     "WSD", "Clock", "Constant", "Cosine", "CosineRestarts", "Exponential", "Linear", "MultiStep", "Polynomial", "Schedule",
@@ -371,8 +371,8 @@ class Plateau:
     Args:
         on: ``label/name`` of a metric, such as ``"eval/loss"``; ``"train/name"`` for a train metric; or the name of a value
             that a plug-in logs with ``state.log``.
-        mode: whether ``"max"`` or ``"min"`` is better; None infers ``"min"`` for losses, errors and perplexities and ``"max"``
-            for accuracies, and raises otherwise.
+        mode: whether ``"max"`` or ``"min"`` is better; None infers it from usual names, such as ``"min"`` for
+            losses and errors and ``"max"`` for accuracies, and raises otherwise.
 
     Raises:
         ValueError: ``mode`` is needed, or an argument is out of its range. When a fit starts: there is no such evaluation set.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hocket.runs import files, listing
-from hocket.training.watching import mode_of
+from hocket.training.direction import mode_of
 from hocket_report.markup import Markup, code, hint, joined, section, table, tag
 from hocket_report.reading import Run
 
@@ -187,9 +187,11 @@ def _costs(found: list[tuple[str, float, float, float, str]]) -> Markup:
         for plugin, seconds, each, share, hook in found
     ]
     head = ["plug-in", "", "total", "per batch", "of the fit", "most of it in"]
-    return joined(
-        [table(head, rows, "numbers"), hint("Seconds in a plug-in's own code, in the latest process of the run.")]
+    what = (
+        "Seconds in a plug-in's own code in the latest process of the run, before and after the fit too, over the batches and "
+        "the seconds of that fit."
     )
+    return joined([table(head, rows, "numbers"), hint(what)])
 
 
 def profile(runs: Sequence[Run]) -> Markup:

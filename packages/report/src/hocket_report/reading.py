@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hocket.cli import document
 from hocket.runs import files, listing
 from hocket_report import curves
 
@@ -91,14 +92,11 @@ def _damaged(folder: Path, logged: curves.Logged) -> list[str]:
 def _configuration(folder: Path, logged: curves.Logged) -> tuple[dict[str, str], str]:
     path = folder / files.CONFIG
     if path.is_file() and path.stat().st_size <= _MOST_BYTES:
-        import yaml
-
         try:
-            found = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
-        except (yaml.YAMLError, RecursionError, ValueError, OSError):
-            found = None
-        if isinstance(found, dict):
+            found = document.parse(path.read_text(encoding="utf-8", errors="replace"), str(path)).plain()
             return dict(_flat(found, "")), files.CONFIG
+        except Exception:  # whatever another program may have written
+            pass
     given = {name: value for name, value in logged.hyperparameters.items() if value is not None}
     return dict(_flat(given, "")), "the arguments of the Trainer"
 
@@ -107,7 +105,10 @@ def _flat(value: Any, path: str, depth: int = 0) -> list[tuple[str, str]]:
     if isinstance(value, dict) and value and depth < 20:
         found = (_flat(item, f"{path}.{key}" if path else str(key), depth + 1) for key, item in value.items())
         return [pair for pairs in found for pair in pairs]
-    text = "{}" if value == {} else str(value)
+    try:
+        text = document.flow(value)
+    except RecursionError:
+        text = str(value)
     return [(path, text if len(text) <= 2000 else f"{text[:2000]}…")]
 
 

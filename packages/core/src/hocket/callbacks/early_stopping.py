@@ -13,8 +13,9 @@ from hocket.callback import Callback
 from hocket.data.nesting import map_tensors
 from hocket.state import State
 from hocket.time import Time, Unit, time_of
+from hocket.training.direction import mode_of
 from hocket.training.requests import Decision
-from hocket.training.watching import label_of, mode_of, warn_of_nothing, watch
+from hocket.training.watching import label_of, warn_of_nothing, watch
 
 
 class EarlyStopping(Callback):
@@ -29,8 +30,8 @@ class EarlyStopping(Callback):
         monitor: ``label/name`` of a metric, such as ``"test/accuracy"`` or ``"eval/loss"``; ``"train/name"`` for train metrics,
             which are checked after every epoch; or the name of a value that a plug-in logs with ``state.log``, which is
             checked after each evaluation and each epoch in which it was logged.
-        mode: whether ``"max"`` or ``"min"`` is better; None infers ``"min"`` for losses, errors and perplexities and ``"max"``
-            for accuracies, and raises otherwise.
+        mode: whether ``"max"`` or ``"min"`` is better; None infers it from usual names, such as ``"min"`` for
+            losses and errors and ``"max"`` for accuracies, and raises otherwise.
         patience: number of evaluations, or a length (``"5ep"``, ``"2000ba"``, ``"0.1dur"``), without an improvement.
         min_delta: an improvement has to be larger than this, in the unit of the metric.
         restore_best: whether to restore the best weights.

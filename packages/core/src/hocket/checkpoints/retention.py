@@ -10,7 +10,7 @@ from typing import Any, Literal
 from hocket.checkpoints.ownership import Ownership
 from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.store import Store
-from hocket.training.watching import mode_of
+from hocket.training.direction import mode_of
 
 
 class Retention:
@@ -20,8 +20,10 @@ class Retention:
         if keep is not None and keep < 1:
             raise ValueError(f"keep={keep} keeps nothing to resume from; give 1 or more, or None for all.")
         if isinstance(best, str):
+            mode = mode_of(best)
             raise ValueError(
-                f"best={best!r} does not say how many checkpoints. Write best=({best!r}, '{mode_of(best) or 'max'}', 1)."
+                f"best={best!r} does not say how many checkpoints. Write best=({best!r}, '{mode or 'max'}', 1)"
+                + ("." if mode else ", with 'min' if lower is better.")
             )
         if best is not None and len(best) == 3 and {mode_of(str(best[0])), best[1]} == {"max", "min"}:
             warnings.warn(

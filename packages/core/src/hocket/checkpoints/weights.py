@@ -21,6 +21,7 @@ from hocket.checkpoints.storage import format as formats
 from hocket.checkpoints.storage import manifest as manifests
 from hocket.checkpoints.storage import shards
 from hocket.checkpoints.storage.errors import CheckpointError
+from hocket.checkpoints.storage.store import Store
 from hocket.checkpoints.storage.urls import local_folder
 
 if TYPE_CHECKING:
@@ -119,9 +120,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): tensor for name, tensor in named.items() if name.startswith(prefix)}
     name = next((name for name in _HUGGING_FACE if (path / name).exists()), None)
     if name is None:
-        inside = sorted(path.glob(f"*/{manifests.NAME}"), key=lambda each: each.stat().st_mtime)
-        files = sorted(path.glob("*.safetensors"))
-        found = [*(each.parent for each in inside[-1:]), *files[:1]]
+        found = [*(path / each for each in Store(path).names()[-1:]), *sorted(path.glob("*.safetensors"))]
         raise CheckpointError(
             f"{path} has no weights itself: neither {manifests.NAME} nor one of {', '.join(_HUGGING_FACE)}. "
             + (f"There is '{found[0]}' in it: give that path." if found else "To read one file, give its path.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -16,13 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a sub-parser for each of the four actions. Checkpoints may be URLs."""
     actions = parser.add_subparsers(dest="action", required=True)
     inspect = actions.add_parser("inspect", help="print the content: dtype and shape of tensors, and all other values")
-    inspect.add_argument("path", help="the checkpoint's folder or URL")
+    inspect.add_argument("path", help="the checkpoint's folder or URL; of a folder of checkpoints, the newest")
     inspect.add_argument("--only", action="append", metavar="GLOB", help="entries by dotted path; may be repeated")
     inspect.add_argument("--json", action="store_true")
     verify = actions.add_parser(
         "verify", help="compare every byte with the recorded checksums; exit code 1 if any differs"
     )
-    verify.add_argument("paths", nargs="+", metavar="path")
+    verify.add_argument(
+        "paths", nargs="+", metavar="path", help="a checkpoint, or a folder of checkpoints for each in it"
+    )
     export = actions.add_parser(
         "export", help="write the weights to one safetensors file; also reads files of other tools"
     )
@@ -47,13 +50,27 @@ def run(args: argparse.Namespace) -> int:
         return 2
 
 
+def _within(place: str) -> list[str]:
+    """Return the checkpoints in a folder of checkpoints, damaged and unfinished ones too, the newest last; else the place."""
+    from hocket.checkpoints.storage import manifest
+    from hocket.checkpoints.storage.store import Store
+
+    local = "://" not in place
+    if local and (not os.path.isdir(place) or os.path.exists(os.path.join(place, manifest.NAME))):
+        return [place]
+    return [f"{place.rstrip('/')}/{name}" for name in Store(place).existing(unfinished=True)] or [place]
+
+
 def _inspect(args: argparse.Namespace) -> int:
     from hocket.checkpoints.storage import format as formats
     from hocket.checkpoints.storage import references, tree_json
     from hocket.checkpoints.storage.errors import printable
     from hocket.checkpoints.storage.urls import local_folder
 
-    with local_folder(args.path, args.only) as path:
+    *_, newest = _within(args.path)
+    if newest != args.path:
+        print(f"hocket: {args.path} is a folder of checkpoints. This is {newest}, the newest.", file=sys.stderr)
+    with local_folder(newest, args.only) as path:
         about, structure = formats.about(path), formats.structure(path, args.only)
     rows = []
     for place, leaf in tree_json.leaves(structure):
@@ -100,17 +117,23 @@ def _text(value: Any) -> str:
 
 def _verify(args: argparse.Namespace) -> int:
     from hocket.checkpoints.storage import format as formats
+    from hocket.checkpoints.storage.errors import CheckpointError, printable
     from hocket.checkpoints.storage.urls import local_folder
 
     code = 0
-    for path in args.paths:
-        with local_folder(path) as folder:
-            problems = formats.verify(folder)
+    for path in (path for place in args.paths for path in _within(place)):
+        try:
+            with local_folder(path) as folder:
+                problems = formats.verify(folder)
+        except CheckpointError as error:  # the others are verified all the same
+            print(f"hocket checkpoint: {printable(str(error))}", file=sys.stderr)
+            code = 2
+            continue
         print(f"{path}: {'valid' if not problems else 'not valid'}")
         for problem in problems:
             print(f"  {problem}")
-        code = code or bool(problems)
-    return int(code)
+        code = max(code, int(bool(problems)))
+    return code
 
 
 def _export(args: argparse.Namespace) -> int:

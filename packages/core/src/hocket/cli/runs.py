@@ -8,6 +8,7 @@ import fnmatch
 import json
 import operator
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from hocket.cli.command import Command
 from hocket.plugins import PluginError
 from hocket.runs import listing
 from hocket.runs.listing import RunOnDisk
-from hocket.training.watching import mode_of
+from hocket.training.direction import mode_of
 
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, "!=": operator.ne, "==": operator.eq, ">": operator.gt, "<": operator.lt,
@@ -129,10 +130,10 @@ def _metric_of(runs: Sequence[RunOnDisk], sort: str | None) -> str | None:
     return sort if sort is not None and any(sort in each.values for each in runs) else None
 
 
-def _mode(runs: Sequence[RunOnDisk], name: str) -> str:
-    """Return whether higher or lower is better: as a run ranks its checkpoints, or as the name says; higher if unknown."""
+def _mode(runs: Sequence[RunOnDisk], name: str) -> str | None:
+    """Return whether higher or lower is better: as a run ranks its checkpoints, or as the name says; None if unknown."""
     ranked = next((each.best[1] for each in runs if each.best and each.best[0] == name), None)
-    return ranked or mode_of(name) or "max"
+    return ranked or mode_of(name)
 
 
 def _sort(runs: list[RunOnDisk], name: str | None, reverse: bool) -> None:
@@ -146,9 +147,14 @@ def _sort(runs: list[RunOnDisk], name: str | None, reverse: bool) -> None:
         "position": lambda each: each.position.get("batch"),
         "duration": lambda each: each.position.get("seconds"),
     }
-    best_first = name not in keys and _mode(runs, name) == "max"
+    mode = "min" if name in keys else _mode(runs, name)
+    if runs and mode is None and not reverse:
+        print(
+            f"hocket: {name!r} does not say whether higher is better; the highest is first. Write --reverse for the lowest.",
+            file=sys.stderr,
+        )
     key = keys.get(name, lambda each: listing.latest_of(each.values, name))
-    known = sorted((each for each in runs if not _missing(key(each))), key=key, reverse=best_first ^ reverse)
+    known = sorted((each for each in runs if not _missing(key(each))), key=key, reverse=(mode != "min") ^ reverse)
     runs[:] = [*known, *(each for each in runs if _missing(key(each)))]
 
 
@@ -170,9 +176,9 @@ def _row(each: RunOnDisk) -> dict[str, Any]:
 def _print(runs: Sequence[RunOnDisk], names: Sequence[str], sorted_by: str | None) -> None:
     ranked = sorted_by or next((each.best[0] for each in runs if each.best), None) or next(iter(names), None)
     head = ["name", "began", "status", "position", "trained", *names]
-    mode = "" if ranked is None else _mode(runs, ranked)
+    mode = None if ranked is None else _mode(runs, ranked)
     if ranked is not None:
-        head.append(f"{'highest' if mode == 'max' else 'lowest'} {ranked}")
+        head.append(f"{'lowest' if mode == 'min' else 'highest'} {ranked}")
     rows = []
     for each in runs:
         at, seconds = each.position, each.position.get("seconds")
@@ -186,7 +192,7 @@ def _print(runs: Sequence[RunOnDisk], names: Sequence[str], sorted_by: str | Non
         ]
         if ranked is not None:
             found = each.values.get(ranked)
-            row.append("" if found is None else _text(found[2 if mode == "max" else 1]))
+            row.append("" if found is None else _text(found[1 if mode == "min" else 2]))
         rows.append([cell if cell.isprintable() else repr(cell) for cell in row])
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for line in (head, *rows):

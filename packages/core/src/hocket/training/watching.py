@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from hocket.training import simple_metrics
 
@@ -137,11 +137,3 @@ def warn_of_nothing(state: State, who: str, name: str) -> None:
         f"{', '.join(sorted(set(logged))) or 'none'}. {write}.",
         stacklevel=3,
     )
-
-
-def mode_of(name: str) -> Literal["max", "min"] | None:
-    """Return which values of a metric are better, as far as its name says."""
-    last = name.rpartition("/")[2].lower()
-    lower = any(word in last for word in ("loss", "error", "perplexity"))
-    higher = "accuracy" in last
-    return None if lower == higher else "min" if lower else "max"

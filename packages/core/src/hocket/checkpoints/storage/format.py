@@ -249,7 +249,7 @@ def verify(path: Path | str) -> list[str]:
     """
     folder = Path(path)
     problems = damage(folder)
-    if folder.is_dir():
+    if (folder / manifests.NAME).exists():
         extra = sorted(e.name for e in folder.iterdir() if e.name != manifests.NAME and not FILES.fullmatch(e.name))
         problems += [f"{name}: it is not part of the checkpoint, and is never read." for name in extra]
     return problems

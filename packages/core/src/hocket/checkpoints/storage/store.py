@@ -206,10 +206,15 @@ class Store:
         """Return the descriptions of these, in the same order, read at one moment."""
         return {name: formats.decode_about(each) for name, each in self._valid().items()}
 
-    def existing(self) -> dict[str, dict[str, Any] | None]:
-        """Return the descriptions of all finished checkpoints; those with a damaged manifest come first, with None."""
+    def existing(self, unfinished: bool = False) -> dict[str, dict[str, Any] | None]:
+        """Return the descriptions of all finished checkpoints; those with a damaged manifest come first, with None.
+
+        Args:
+            unfinished: also those without a manifest, with None.
+        """
         found = self._place.manifests()
-        damaged = [name for name, each in found.items() if isinstance(each, str) and not isinstance(each, Unfinished)]
+        left_out = (Manifest,) if unfinished else (Manifest, Unfinished)
+        damaged = [name for name, each in found.items() if not isinstance(each, left_out)]
         return {**dict.fromkeys(sorted(damaged)), **{name: _about(each) for name, each in _in_order(found).items()}}
 
     def _valid(self) -> dict[str, Manifest]:
