@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -253,6 +254,19 @@ def test_train_resume_evaluate_predict(hocket: Hocket) -> None:
     assert code == 2 and "holds no outputs of an earlier prediction" in said and "outputs" not in load_file(weights)
     assert hocket(text, "predict", "--weights", weights, "--out", "o.safetensors")[0] == 0
     assert hocket(text, "plan", "duration=4ep")[0] == 0
+
+
+def test_unranked_checkpoints_are_evaluated_as_the_message_says(hocket: Hocket) -> None:
+    text = changed(eval_data={"val": "mine:loader"})
+    arguments = "evaluate", "--weights", "best"
+    assert hocket(text, "train", "checkpoints=ck 3 é")[0] == 0
+    code, _, said = hocket(text, *arguments, "checkpoints=ck 3 é")
+    assert code == 2 and "The checkpoints in ck 3 é are not ranked. To rank them, write" in said
+    (override,) = shlex.split(said.split("`")[1])
+    code, best, said = hocket(text, *arguments, override)
+    assert code == 0 and "val/loss" in best, said
+    assert hocket(text, "train", "checkpoints=never", "eval_data=null", "run_name=b")[0] == 0
+    assert "They follow no evaluation" in hocket(text, *arguments, "checkpoints=never")[2]
 
 
 def with_data(data: object, **values: object) -> str:
