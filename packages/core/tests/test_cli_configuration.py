@@ -256,6 +256,27 @@ def test_train_resume_evaluate_predict(hocket: Hocket) -> None:
     assert hocket(text, "plan", "duration=4ep")[0] == 0
 
 
+def test_plugins_of_one_name_are_overridden_by_the_name_in_the_plan(hocket: Hocket) -> None:
+    stopping = [{"early-stopping": {"monitor": "test/loss", "mode": "min", "patience": each}} for each in (3, 5)]
+    text = changed(callbacks=["lr-monitor", *stopping], eval_data={"test": "mine:loader"})
+    assert "early-stopping-2" in hocket(text, "plan")[1]
+
+    def patience(*changes: str) -> list[int]:
+        printed = yaml.safe_load(hocket(text, "plan", "--print-config", *changes)[1])
+        return [each["early-stopping"]["patience"] for each in printed["callbacks"][1:]]
+
+    code, _, said = hocket(text, "plan", "callbacks.early-stopping.patience=7")
+    assert code == 2 and "callbacks has 'early-stopping' 2 times" in said
+    assert "callbacks.1.early-stopping.… for the first, and callbacks.early-stopping-2.… for the second" in said
+    assert patience("callbacks.early-stopping-2.patience=7") == [3, 7]
+    assert patience("callbacks.2.early-stopping.patience=7") == [3, 7]
+    assert patience("callbacks.1.early-stopping.patience=7") == [7, 5]
+    code, _, said = hocket(text, "plan", "callbacks.early-stopping=early-stopping(monitor=train/loss)")
+    assert code == 2 and "Write callbacks.1=… for the first, and callbacks.early-stopping-2=…" in said
+    code, _, said = hocket(text, "plan", "callbacks.early-stopping-3.patience=7")
+    assert code == 2 and "callbacks has no item 'early-stopping-3'. Did you mean 'early-stopping-2'?" in said
+
+
 def test_unranked_checkpoints_are_evaluated_as_the_message_says(hocket: Hocket) -> None:
     text = changed(eval_data={"val": "mine:loader"})
     arguments = "evaluate", "--weights", "best"

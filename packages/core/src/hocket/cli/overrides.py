@@ -194,7 +194,7 @@ def _child(node: Node, name: str, at: str, where: str) -> Node:
     if isinstance(inside.value, list) and not name.isdecimal():  # a plug-in by name: its arguments are next
         if isinstance(child.value, str):
             child.value = dict([forms.from_text(child.value, child, at)])
-        return child.value[name]  # type: ignore[no-any-return]
+        return next(iter(child.value.values()))  # type: ignore[no-any-return]
     return child
 
 
@@ -229,12 +229,22 @@ def _inside(node: Node, name: str, at: str, where: str) -> Node:
 
 
 def _index(node: Node, name: str, at: str, where: str) -> int:
-    """Return the index of an item: its number, or the first plug-in of this name."""
+    """Return the index of an item: its number, or the plug-in of this name; the second of a name is name-2, as in the plan."""
     if name.isdecimal() and int(name) < len(node.value):
         return int(name)
     given = [_name(item) for item in node.value]
-    if name in given:
-        return given.index(name)
+    called = catalog.distinct(given)
+    if given.count(name) > 1:
+        first = given.index(name)
+        second = called[given.index(name, first + 1)]
+        inside, rest = (f".{name}", ".…") if f"{at}.{name}." in where else ("", "=…")
+        raise ConfigError(
+            where,
+            f"{at} has '{name}' {given.count(name)} times. Write {at}.{first}{inside}{rest} for the first, and "
+            f"{at}.{second}{rest} for the second, as the plan calls it.",
+        )
+    if name in called:
+        return called.index(name)
     whole = (
         ""
         if at.partition(".")[0] in KINDS
@@ -242,7 +252,7 @@ def _index(node: Node, name: str, at: str, where: str) -> int:
     )
     raise ConfigError(
         where,
-        f"{at} has no item '{name}'. {suggestion(name, filter(None, given))} Items are also numbered from 0, to "
+        f"{at} has no item '{name}'. {suggestion(name, filter(None, called))} Items are also numbered from 0, to "
         f"{len(given) - 1}.{whole}",
     )
 
