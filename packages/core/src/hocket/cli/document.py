@@ -98,6 +98,15 @@ class _Dumper(yaml.emitter.Emitter, yaml.serializer.Serializer, yaml.representer
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def analyze_scalar(self, scalar: str) -> Any:
+        """Decide in which styles a text reads as it was: not every line break does without an escape, nor ``${`` unquoted."""
+        found = super().analyze_scalar(scalar)
+        if not set("\x85\u2028\u2029").isdisjoint(scalar):
+            found.allow_flow_plain = found.allow_block_plain = found.allow_single_quoted = found.allow_block = False
+        elif "${" in scalar:
+            found.allow_flow_plain = found.allow_block_plain = False
+        return found
+
 
 def dump(value: Any) -> str:
     """Return a plain value as YAML that `read` reads as the same value."""
