@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -275,6 +276,30 @@ def test_plugins_of_one_name_are_overridden_by_the_name_in_the_plan(hocket: Hock
     assert code == 2 and "Write callbacks.1=… for the first, and callbacks.early-stopping-2=…" in said
     code, _, said = hocket(text, "plan", "callbacks.early-stopping-3.patience=7")
     assert code == 2 and "callbacks has no item 'early-stopping-3'. Did you mean 'early-stopping-2'?" in said
+
+
+def test_a_name_with_dots_or_spaces_is_in_quotes(hocket: Hocket) -> None:
+    text = changed(eval_data={"a b.c=é": "mine:loader", "1": "mine:loader"}, metrics={"max e.%": "mae"})
+
+    def read(*changes: str) -> Any:
+        return yaml.safe_load(hocket(text, "plan", "--print-config", *changes)[1])
+
+    found = read('eval_data."a b.c=é".count=4', 'eval_data."1".count=6', 'metrics."max e.%"=mse', 'run_name="a=b.c"')
+    assert found["eval_data"] == {"a b.c=é": {"mine:loader": {"count": 4}}, "1": {"mine:loader": {"count": 6}}}
+    assert found["metrics"] == {"max e.%": "mse"} and found["run_name"] == "a=b.c"
+    code, _, said = hocket(text, "plan", "eval_data.a b.c=é.count=4")
+    assert code == 2 and "eval_data has no set 'a b'; known: 1, \"a b.c=é\"." in said
+    assert "To add one, write 'eval_data.\"a b\"=…'." in said
+    assert "Did you mean '\"a b.c=é\"'?" in hocket(text, "plan", 'eval_data."a b.c=e".count=4')[2]
+    assert hocket(text, "train", "run_name=a b")[0] == 0
+    weights = "--weights", "runs/a b/weights.safetensors"
+    assert "Write --out 'o u.safetensors';" in hocket(text, "predict", *weights, "--out", "o u.csv")[2]
+    only = changed(eval_data={"a b.c=é": "mine:loader"})
+    said = hocket(only, "predict", *weights, "--set", "a", "--out", "o.safetensors")[2]
+    assert "Write --set 'a b.c=é'." in said
+    assert "write --weights 'runs/a b/weights.safetensors' to" in hocket(text, "evaluate", "--weights", "runs/a b")[2]
+    code, _, said = hocket(text, "sweep", "seed=1,2", "--metric", "1/loss", "--mode", "min", "--name", "a/b")
+    assert code == 2 and "The sweep's name, a/b, is not that of one folder. Write --name" in said
 
 
 def test_unranked_checkpoints_are_evaluated_as_the_message_says(hocket: Hocket) -> None:

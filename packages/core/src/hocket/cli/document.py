@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,9 +135,10 @@ def text_of(name: str) -> str:
     """Return the text of a configuration file. Raises ConfigError."""
     file = Path(name)
     if file.suffix == ".py":
+        quoted = shlex.quote(name)
         raise ConfigError(
             name,
-            f"It is a Python program and not a configuration. Write `python {name}`, or `hocket launch {name}` for several "
+            f"It is a Python program and not a configuration. Write `python {quoted}`, or `hocket launch {quoted}` for several "
             "processes; `hocket train --print-config > config.yaml` writes a configuration.",
         )
     try:
