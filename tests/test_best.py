@@ -113,10 +113,10 @@ def test_the_best_of_a_resumed_run_is_that_of_all_of_it() -> None:
 def test_without_a_best() -> None:
     assert make_trainer(device="cpu").fit("1ba").best is None
     trainer = make(checkpoints=hocket.Checkpoints("runs/a"))
-    with pytest.raises(CheckpointError, match=r"no checkpoint in Store\('runs/a'\) yet. Train first"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in runs/a yet. Train first"):
         trainer.evaluate("latest")
     assert trainer.fit("1ba").best is None
-    with pytest.raises(CheckpointError, match=r"are not ranked. To keep the best, pass best=\('test/accuracy'"):
+    with pytest.raises(CheckpointError, match=r"Checkpoints\('runs/a', best=\('test/loss', 'min', 1\)\)"):
         trainer.evaluate("best")
     with pytest.raises(ValueError, match="'best' is one of this run's checkpoints, but it writes none"):
         make(checkpoints=None).evaluate("best")

@@ -44,7 +44,7 @@ def test_overwrite_replaces_what_it_announces_once_there_is_something_else(capsy
     make().fit()
     Path("ck/ep1-ba3").rename("ck/kept")
     trainer = make(policy={"overwrite": True, "keep": 1}, duration="1ep")
-    assert "replaces ep2-ba6, ep3-ba9 in Store('ck')" in capsys.readouterr().err and len(names()) == 3
+    assert "replaces ep2-ba6, ep3-ba9 in ck" in capsys.readouterr().err and len(names()) == 3
     trainer.fit()
     assert names() == ["kept", "ep1-ba3"]
 

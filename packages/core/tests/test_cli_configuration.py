@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -253,6 +255,64 @@ def test_train_resume_evaluate_predict(hocket: Hocket) -> None:
     assert code == 2 and "holds no outputs of an earlier prediction" in said and "outputs" not in load_file(weights)
     assert hocket(text, "predict", "--weights", weights, "--out", "o.safetensors")[0] == 0
     assert hocket(text, "plan", "duration=4ep")[0] == 0
+
+
+def test_plugins_of_one_name_are_overridden_by_the_name_in_the_plan(hocket: Hocket) -> None:
+    stopping = [{"early-stopping": {"monitor": "test/loss", "mode": "min", "patience": each}} for each in (3, 5)]
+    text = changed(callbacks=["lr-monitor", *stopping], eval_data={"test": "mine:loader"})
+    assert "early-stopping-2" in hocket(text, "plan")[1]
+
+    def patience(*changes: str) -> list[int]:
+        printed = yaml.safe_load(hocket(text, "plan", "--print-config", *changes)[1])
+        return [each["early-stopping"]["patience"] for each in printed["callbacks"][1:]]
+
+    code, _, said = hocket(text, "plan", "callbacks.early-stopping.patience=7")
+    assert code == 2 and "callbacks has 'early-stopping' 2 times" in said
+    assert "callbacks.1.early-stopping.… for the first, and callbacks.early-stopping-2.… for the second" in said
+    assert patience("callbacks.early-stopping-2.patience=7") == [3, 7]
+    assert patience("callbacks.2.early-stopping.patience=7") == [3, 7]
+    assert patience("callbacks.1.early-stopping.patience=7") == [7, 5]
+    code, _, said = hocket(text, "plan", "callbacks.early-stopping=early-stopping(monitor=train/loss)")
+    assert code == 2 and "Write callbacks.1=… for the first, and callbacks.early-stopping-2=…" in said
+    code, _, said = hocket(text, "plan", "callbacks.early-stopping-3.patience=7")
+    assert code == 2 and "callbacks has no item 'early-stopping-3'. Did you mean 'early-stopping-2'?" in said
+
+
+def test_a_name_with_dots_or_spaces_is_in_quotes(hocket: Hocket) -> None:
+    text = changed(eval_data={"a b.c=é": "mine:loader", "1": "mine:loader"}, metrics={"max e.%": "mae"})
+
+    def read(*changes: str) -> Any:
+        return yaml.safe_load(hocket(text, "plan", "--print-config", *changes)[1])
+
+    found = read('eval_data."a b.c=é".count=4', 'eval_data."1".count=6', 'metrics."max e.%"=mse', 'run_name="a=b.c"')
+    assert found["eval_data"] == {"a b.c=é": {"mine:loader": {"count": 4}}, "1": {"mine:loader": {"count": 6}}}
+    assert found["metrics"] == {"max e.%": "mse"} and found["run_name"] == "a=b.c"
+    code, _, said = hocket(text, "plan", "eval_data.a b.c=é.count=4")
+    assert code == 2 and "eval_data has no set 'a b'; known: 1, \"a b.c=é\"." in said
+    assert "To add one, write 'eval_data.\"a b\"=…'." in said
+    assert "Did you mean '\"a b.c=é\"'?" in hocket(text, "plan", 'eval_data."a b.c=e".count=4')[2]
+    assert hocket(text, "train", "run_name=a b")[0] == 0
+    weights = "--weights", "runs/a b/weights.safetensors"
+    assert "Write --out 'o u.safetensors';" in hocket(text, "predict", *weights, "--out", "o u.csv")[2]
+    only = changed(eval_data={"a b.c=é": "mine:loader"})
+    said = hocket(only, "predict", *weights, "--set", "a", "--out", "o.safetensors")[2]
+    assert "Write --set 'a b.c=é'." in said
+    assert "write --weights 'runs/a b/weights.safetensors' to" in hocket(text, "evaluate", "--weights", "runs/a b")[2]
+    code, _, said = hocket(text, "sweep", "seed=1,2", "--metric", "1/loss", "--mode", "min", "--name", "a/b")
+    assert code == 2 and "The sweep's name, a/b, is not that of one folder. Write --name" in said
+
+
+def test_unranked_checkpoints_are_evaluated_as_the_message_says(hocket: Hocket) -> None:
+    text = changed(eval_data={"val": "mine:loader"})
+    arguments = "evaluate", "--weights", "best"
+    assert hocket(text, "train", "checkpoints=ck 3 é")[0] == 0
+    code, _, said = hocket(text, *arguments, "checkpoints=ck 3 é")
+    assert code == 2 and "The checkpoints in ck 3 é are not ranked. To rank them, write" in said
+    (override,) = shlex.split(said.split("`")[1])
+    code, best, said = hocket(text, *arguments, override)
+    assert code == 0 and "val/loss" in best, said
+    assert hocket(text, "train", "checkpoints=never", "eval_data=null", "run_name=b")[0] == 0
+    assert "They follow no evaluation" in hocket(text, *arguments, "checkpoints=never")[2]
 
 
 def with_data(data: object, **values: object) -> str:

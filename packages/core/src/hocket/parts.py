@@ -78,7 +78,9 @@ def resolve(
         built = [build(kind, item) for item in given]
         if kind == "loggers":
             _check_twice(built)
-        attachments += _distinct(built)
+        for attachment, name in zip(built, catalog.distinct([each.name for each in built]), strict=True):
+            attachment.name = name
+        attachments += built
     return Parts(attachments, one["strategies"].obj, one["precisions"].obj, one["devices"].obj, reasons)
 
 
@@ -113,18 +115,6 @@ def _arguments(attachment: Attachment) -> dict[str, Any] | None:
         return {name: each.default for name, each in parameters.items()} | dict(attachment.config)
     known = all(hasattr(attachment.obj, name) for name in parameters)
     return {name: getattr(attachment.obj, name) for name in parameters} if known else None
-
-
-def _distinct(attachments: list[Attachment]) -> list[Attachment]:
-    """Make names unique: the second plug-in of a name becomes ``name-2``."""
-    names: set[str] = set()
-    for attachment in attachments:
-        name, number = attachment.name, 1
-        while attachment.name in names:
-            number += 1
-            attachment.name = f"{name}-{number}"
-        names.add(attachment.name)
-    return attachments
 
 
 def _auto_strategy(devices: int) -> tuple[str, str]:

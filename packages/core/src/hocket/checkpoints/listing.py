@@ -7,6 +7,7 @@ from hocket.checkpoints.retention import Retention
 from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.store import Store
 from hocket.result import Best
+from hocket.training.watching import mode_of
 
 
 class Listing:
@@ -36,9 +37,13 @@ class Listing:
         """Return the path or URL of the ``"best"`` or ``"latest"`` checkpoint. Raises CheckpointError if it does not exist."""
         metric = self._retention.metric
         if which == "best" and metric is None:
+            abouts = [each for each in self._owned.own().values() if each.get("evaluated")]
+            ranks_by = abouts[-1]["evaluated"][0] if abouts else "test/loss"
+            rule = (ranks_by, mode_of(ranks_by) or "max", 1)
+            how = "To rank them, write" if abouts else "They follow no evaluation. For a run that ranks its own, write"
             raise CheckpointError(
-                f"The checkpoints in {self.store} are not ranked. To keep the best, pass best=('test/accuracy', 'max', 1) to "
-                "hocket.Checkpoints; or give 'latest', or the path of a checkpoint."
+                f"The checkpoints in {self.store} are not ranked. {how} checkpoints=hocket.Checkpoints("
+                f"{str(self.store.folder)!r}, best={rule}); or give 'latest', or the path of a checkpoint."
             )
         found = self.best() if which == "best" else None
         if found is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -96,7 +97,7 @@ def _run(argv: list[str]) -> int:
                 f"There is no option '{name}'. The options are --no-plugins, --print-completion, --version and --help."
             )
         if name not in catalog.names("commands") and Path(name).suffix in (".yaml", ".yml", ".py"):
-            write = f"python {name}" if name.endswith(".py") else f"hocket train {' '.join(argv)}"
+            write = f"python {shlex.quote(name)}" if name.endswith(".py") else f"hocket train {shlex.join(argv)}"
             raise PluginError(
                 f"'{name}' is a file and not a command. Write {write}; `hocket --help` lists the commands."
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,15 @@ class _Dumper(yaml.emitter.Emitter, yaml.serializer.Serializer, yaml.representer
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def analyze_scalar(self, scalar: str) -> Any:
+        """Decide in which styles a text reads as it was: not every line break does without an escape, nor ``${`` unquoted."""
+        found = super().analyze_scalar(scalar)
+        if not set("\x85\u2028\u2029").isdisjoint(scalar):
+            found.allow_flow_plain = found.allow_block_plain = found.allow_single_quoted = found.allow_block = False
+        elif "${" in scalar:
+            found.allow_flow_plain = found.allow_block_plain = False
+        return found
+
 
 def dump(value: Any) -> str:
     """Return a plain value as YAML that `read` reads as the same value."""
@@ -125,9 +135,10 @@ def text_of(name: str) -> str:
     """Return the text of a configuration file. Raises ConfigError."""
     file = Path(name)
     if file.suffix == ".py":
+        quoted = shlex.quote(name)
         raise ConfigError(
             name,
-            f"It is a Python program and not a configuration. Write `python {name}`, or `hocket launch {name}` for several "
+            f"It is a Python program and not a configuration. Write `python {quoted}`, or `hocket launch {quoted}` for several "
             "processes; `hocket train --print-config > config.yaml` writes a configuration.",
         )
     try:

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from hocket.cli.keys import KINDS, LISTS, keys
 from hocket.cli.recorded import VARIABLE, Source
 from hocket.help import names
 from hocket.plugins import PluginConfigError, catalog
+
+#: A part of the key of an override, perhaps in quotes.
+_PART = r'(?:"[^"]*"|[^".=]*)'
 
 
 def configuration(args: argparse.Namespace) -> Node:
@@ -146,9 +150,10 @@ def override(document: Node, change: str, where: str = "") -> None:
     """Set one value, as typed as in the file. Raises ConfigError if the key cannot be reached.
 
     Keys are separated by dots: ``optimizer.adamw.lr=0.1``, ``algorithms.ema.half_life=30ba``. Import paths are omitted:
-    ``model.width=8`` sets an argument of the model's class. Items of lists are numbered from 0.
+    ``model.width=8`` sets an argument of the model's class. Items of lists are numbered from 0. A part with dots is in
+    quotes: ``eval_data."v1.2".count=8``.
     """
-    key, equals, text = change.partition("=")
+    key, equals, text = split(change)
     where = where or f"'{change}'"
     if not equals or not key:
         what = "An override is key=value, such as duration=2ep or optimizer.adamw.lr=0.1."
@@ -161,15 +166,32 @@ def override(document: Node, change: str, where: str = "") -> None:
         elif keys_near := suggestion(key, keys(), "", 0.7):
             what += f" {keys_near}"
         raise ConfigError(where, what)
-    *path, last = key.split(".")
+    path = _parts(key)
+    last = path.pop()
     node = document
     for depth, name in enumerate(path):
-        node = _child(node, name, ".".join(path[:depth]), where)
-    new, inside = parse_value(text, where), _inside(node, last, ".".join(path), where)
+        node = _child(node, name, _joined(path[:depth]), where)
+    new, inside = parse_value(text, where), _inside(node, last, _joined(path), where)
     if isinstance(inside.value, list):
-        inside.value[_index(inside, last, ".".join(path), where)] = new
+        inside.value[_index(inside, last, _joined(path), where)] = new
     else:
         inside.value[last] = new
+
+
+def split(change: str) -> tuple[str, str, str]:
+    """Return the key of an override, ``=`` and its value, as `str.partition`; a part of the key in quotes may have any text."""
+    found = re.match(rf"({_PART}(?:\.{_PART})*)(=)(.*)", change, re.DOTALL)
+    return (found[1], found[2], found[3]) if found else change.partition("=")
+
+
+def _parts(key: str) -> list[str]:
+    found = re.findall(rf"(?:^|\.)({_PART}(?=\.|$)|[^.]*)", key)
+    return [each[1:-1] if re.fullmatch('".*"', each) else each for each in found]
+
+
+def _joined(path: Iterable[object]) -> str:
+    """Return the parts of a key as an override has them."""
+    return ".".join(f'"{each}"' if re.search(r"[.=\s]|^$", str(each)) else str(each) for each in path)
 
 
 def _child(node: Node, name: str, at: str, where: str) -> Node:
@@ -181,11 +203,12 @@ def _child(node: Node, name: str, at: str, where: str) -> Node:
         and node.value
         and name not in inside.value
     ):
-        known, what = ", ".join(map(str, inside.value)), "set" if at == "eval_data" else "metric"
+        known, what = [_joined([each]) for each in inside.value], "set" if at == "eval_data" else "metric"
+        write = _joined([at, name]) + "=…"
         raise ConfigError(
             where,
-            f"{at} has no {what} '{name}'; known: {known}. {suggestion(name, map(str, inside.value), '')} To add one, write "
-            f"{at}.{name}=….",
+            f"{at} has no {what} '{name}'; known: {', '.join(known)}. {suggestion(name, known, '')} To add one, write "
+            + (f"'{write}'." if '"' in write else f"{write}."),
         )
     if isinstance(inside.value, list):
         child: Node = inside.value[_index(inside, name, at, where)]
@@ -194,7 +217,7 @@ def _child(node: Node, name: str, at: str, where: str) -> Node:
     if isinstance(inside.value, list) and not name.isdecimal():  # a plug-in by name: its arguments are next
         if isinstance(child.value, str):
             child.value = dict([forms.from_text(child.value, child, at)])
-        return child.value[name]  # type: ignore[no-any-return]
+        return next(iter(child.value.values()))  # type: ignore[no-any-return]
     return child
 
 
@@ -202,7 +225,8 @@ def _inside(node: Node, name: str, at: str, where: str) -> Node:
     """Return the node in which a name is looked up: a mapping or list, that of the arguments for an object."""
     if node.value is None:
         node.value = {}
-    found = reference(node, dotted=True) if at else None
+    there = isinstance(node.value, dict) and name in node.value  # a name with dots looks like an import path
+    found = reference(node, dotted=True) if at and not there else None
     if found and name in ("class_path", "init_args") and "class_path" not in node.plain():
         write = where.strip("'").replace(f"{at}.init_args", at, 1) if name == "init_args" else f"{at}=module:Class"
         raise ConfigError(where, f"{at} is {found.path}, which is written without {name}. Write {write}.")
@@ -229,12 +253,22 @@ def _inside(node: Node, name: str, at: str, where: str) -> Node:
 
 
 def _index(node: Node, name: str, at: str, where: str) -> int:
-    """Return the index of an item: its number, or the first plug-in of this name."""
+    """Return the index of an item: its number, or the plug-in of this name; the second of a name is name-2, as in the plan."""
     if name.isdecimal() and int(name) < len(node.value):
         return int(name)
     given = [_name(item) for item in node.value]
-    if name in given:
-        return given.index(name)
+    called = catalog.distinct(given)
+    if given.count(name) > 1:
+        first = given.index(name)
+        second = called[given.index(name, first + 1)]
+        inside, rest = (f".{name}", ".…") if f"{at}.{name}." in where else ("", "=…")
+        raise ConfigError(
+            where,
+            f"{at} has '{name}' {given.count(name)} times. Write {at}.{first}{inside}{rest} for the first, and "
+            f"{at}.{second}{rest} for the second, as the plan calls it.",
+        )
+    if name in called:
+        return called.index(name)
     whole = (
         ""
         if at.partition(".")[0] in KINDS
@@ -242,7 +276,7 @@ def _index(node: Node, name: str, at: str, where: str) -> int:
     )
     raise ConfigError(
         where,
-        f"{at} has no item '{name}'. {suggestion(name, filter(None, given))} Items are also numbered from 0, to "
+        f"{at} has no item '{name}'. {suggestion(name, filter(None, called))} Items are also numbered from 0, to "
         f"{len(given) - 1}.{whole}",
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the model's outputs for an evaluation set, one row per sample."""
     if Path(args.out).suffix != ".safetensors":
+        better = shlex.quote(str(Path(args.out).with_suffix(".safetensors")))
         raise PluginError(
             f"--out {args.out} does not end in .safetensors, the one format that this command writes. Write --out "
-            f"{Path(args.out).with_suffix('.safetensors')}; safetensors.torch.load_file reads it. For other formats, use "
+            f"{better}; safetensors.torch.load_file reads it. For other formats, use "
             "Trainer.predict."
         )
     import torch
@@ -71,7 +73,8 @@ def _data(trainer: Trainer, label: str | None) -> Any:
     label = next(iter(sets)) if label is None and len(sets) == 1 else label
     if label not in sets:
         given = "There is no --set" if label is None else f"There is no evaluation set '{label}'"
-        write = f"Write --set {next(iter(sets))}." if sets else "Write `eval_data: {test: module:loader}` in it."
+        first = shlex.quote(next(iter(sets), ""))
+        write = f"Write --set {first}." if sets else "Write `eval_data: {test: module:loader}` in it."
         raise PluginError(f"{given}; the configuration has {', '.join(sets) or 'none'}. {write}")
     return sets[label].data
 

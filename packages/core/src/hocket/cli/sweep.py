@@ -150,7 +150,8 @@ def _described(args: argparse.Namespace) -> Sweep:
     _refuse_twice([*space, *map(_key, fixed)], f"parameters and overrides of {args.config}")
     _refuse_twice(map(_key, args.changes), "the command line")
     for change in args.changes:
-        key, _, text = change.partition("=")
+        key = _key(change)
+        text = change[len(key) + 1 :]
         values = of_text(key, text)
         if key in space:
             print(f"hocket: {key}={text} takes the place of its values in {args.config}.", file=sys.stderr)
@@ -181,7 +182,9 @@ def _described(args: argparse.Namespace) -> Sweep:
 
 
 def _key(change: str) -> str:
-    return change.partition("=")[0]
+    from hocket.cli.overrides import split
+
+    return split(change)[0]
 
 
 def _refuse_twice(keys: Iterable[str], where: str) -> None:
@@ -268,13 +271,19 @@ def _check_sweep(sweep: Sweep) -> None:
             raise PluginError(f"--{name} {value} is less than 1.")
     from hocket.run_folder import check_name
 
-    check_name(sweep.name)
+    try:
+        check_name(sweep.name)
+    except (TypeError, ValueError):
+        raise PluginError(
+            f"The sweep's name, {shlex.quote(str(sweep.name)[:40])}, is not that of one folder. Write --name with printable "
+            "characters without / and \\, such as --name lr; the folder above it is folder=…."
+        ) from None
     _check_prefix(sweep.prefix)
     if _with_optuna(sweep):
         from hocket.sweeps.optuna import check_installed
 
         check_installed(sweep.sampler)
-    for key in [*sweep.space, *(each.partition("=")[0] for each in sweep.fixed)]:
+    for key in [*sweep.space, *map(_key, sweep.fixed)]:
         if key in ("run_name", "resume") or (key in sweep.space and key.partition(".")[0] in _OWN):
             raise PluginError(f"'{key}' is set by the sweep for each trial, which has its own folder. Remove it.")
 

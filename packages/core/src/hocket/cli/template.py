@@ -42,6 +42,6 @@ def template(given: dict[str, Any]) -> str:
 
 
 def _line(key: str, value: object) -> str:
-    text = dump(value).removesuffix("...\n").rstrip()
+    text = dump(value).removesuffix("...\n").removesuffix("\n")
     block = isinstance(value, dict | list) and text[0] not in "{["
     return f"{key}:\n{textwrap.indent(text, '  ')}\n" if block else f"{key}: {text}\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,7 +48,7 @@ def _in_folder(where: str) -> str:
     if not os.path.exists(path):
         return where
     what = f"a folder of checkpoints, of which {found} is the newest" if names else f"the folder of a run with {found}"
-    print(f"hocket: {where} is {what}. It is read; write --weights {path} to name it.", file=sys.stderr)
+    print(f"hocket: {where} is {what}. It is read; write --weights {shlex.quote(path)} to name it.", file=sys.stderr)
     return path
 
 

@@ -172,6 +172,18 @@ def entries(kind: str | None = None) -> list[Entry]:
     )
 
 
+def distinct(names: Iterable[str]) -> list[str]:
+    """Return the names of plug-ins in one run, which are unique: the second of a name is ``name-2``."""
+    found: list[str] = []
+    for given in names:
+        name, number = given, 1
+        while name in found:
+            number += 1
+            name = f"{given}-{number}"
+        found.append(name)
+    return found
+
+
 def names(kind: str) -> list[str]:
     """Return the short names of the usable plug-ins of a kind, sorted.
 

@@ -113,6 +113,9 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({os.fspath(self.folder)!r})"
 
+    def __str__(self) -> str:
+        return os.fspath(self.folder)
+
     def save(
         self,
         name: str,
