@@ -7,7 +7,7 @@ from hocket.checkpoints.retention import Retention
 from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.store import Store
 from hocket.result import Best
-from hocket.training.watching import mode_of
+from hocket.training.direction import mode_of
 
 
 class Listing:
