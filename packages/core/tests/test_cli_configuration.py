@@ -580,6 +580,10 @@ def test_every_typo_is_found_by_its_line(hocket: Hocket) -> None:
         ("model: {mine:Sized: {sizes: {widht: 3}}}", ["c.yaml:1: Sizes has no argument 'widht'. Did you mean 'width'?"]),
         ("model: mine:Net\n\tloss: x", ["c.yaml:2:", "not YAML", "not tabs"]),
         ("model: mine:Net\nloss: 'x", ["c.yaml:2:", "not YAML"]),
+        (
+            "model: {mine:Net: {scale: {1: a,\n true: b}}}",
+            ["c.yaml:2: true and 1 are one key in Python, first in c.yaml:1. Put one of them into quotes."],
+        ),
         ("model: mine:Net\nmodel: mine:Net", ["c.yaml:2: 'model' is given twice, first in c.yaml:1"]),
         ("model: &a [*a]", ["c.yaml:1:", "contains itself"]),
         ("model: !!python/name:os.system", ["c.yaml:1:", "The tag"]),
