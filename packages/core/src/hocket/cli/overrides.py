@@ -256,7 +256,8 @@ def _index(node: Node, name: str, at: str, where: str) -> int:
     """Return the index of an item: its number, or the plug-in of this name; the second of a name is name-2, as in the plan."""
     if name.isdecimal() and int(name) < len(node.value):
         return int(name)
-    given = [_name(item) for item in node.value]
+    given = [_name(item).rpartition("/")[2] for item in node.value]  # without the distribution
+    name = name.rpartition("/")[2]
     called = catalog.distinct(given)
     if given.count(name) > 1:
         first = given.index(name)
