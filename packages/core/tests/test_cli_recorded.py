@@ -226,7 +226,7 @@ def test_a_recorded_configuration_is_used_from_any_folder(
     ):
         fresh(elsewhere)
         code, _, said = run(*arguments)
-        assert code == 0, said
+        assert code == 0 and "perhaps not bit for bit" not in said, said
     (project / module).rename(tmp_path / "kept")
     fresh(elsewhere)
     code, _, said = run("plan", "runs/a-2/config.yaml")

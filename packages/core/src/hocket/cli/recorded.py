@@ -300,8 +300,8 @@ def differences(made: Mapping[str, Any], now: Mapping[str, Any], seed: int | Non
         if name in made and made[name] != now.get(name):
             found.append(f"{name} was {made[name]}, is {now.get(name)}")
     file = made.get("file")
-    if isinstance(file, str) and made.get("sha256") != _digest(file):
-        found.append(f"{file} has changed or moved since, and the recorded configuration is used")
+    if isinstance(file, str) and _digest(file) not in (None, made.get("sha256")):  # None from another working folder
+        found.append(f"{file} has changed since, and the recorded configuration is used")
     if changed := made.get("changed"):
         found.append(
             f"{', '.join(map(str, changed))} changed when the run was resumed, and the last values are used throughout"
