@@ -273,11 +273,13 @@ def test_plugins_of_one_name_are_overridden_by_the_name_in_the_plan(hocket: Hock
     assert patience("callbacks.2.early-stopping.patience=7") == [3, 7]
     assert patience("callbacks.1.early-stopping.patience=7") == [7, 5]
     named = text.replace("- early-stopping:", "- hocket/early-stopping:", 1)
-    assert "callbacks has 'early-stopping' 2" in hocket(named, "plan", "callbacks.hocket/early-stopping.patience=7")[2]
+    said = hocket(named, "plan", "callbacks.hocket/early-stopping.patience=7")[2]
+    assert "callbacks has 'early-stopping' 2" in said and "callbacks.early-stopping-2.…" in said
     named = changed(callbacks=[{"hocket/early-stopping": stopping[0]["early-stopping"]}], eval_data=None)
     assert hocket(named, "plan", "callbacks.hocket/early-stopping.patience=7")[0] == 0
     code, _, said = hocket(text, "plan", "callbacks.early-stopping=early-stopping(monitor=train/loss)")
     assert code == 2 and "Write callbacks.1=… for the first, and callbacks.early-stopping-2=…" in said
+    assert "-2" not in hocket(SMALL, "plan", "inputs=[0, 1]", "inputs.x=2")[2]
     code, _, said = hocket(text, "plan", "callbacks.early-stopping-3.patience=7")
     assert code == 2 and "callbacks has no item 'early-stopping-3'. Did you mean 'early-stopping-2'?" in said
 
