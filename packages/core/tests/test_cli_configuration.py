@@ -272,8 +272,14 @@ def test_plugins_of_one_name_are_overridden_by_the_name_in_the_plan(hocket: Hock
     assert patience("callbacks.early-stopping-2.patience=7") == [3, 7]
     assert patience("callbacks.2.early-stopping.patience=7") == [3, 7]
     assert patience("callbacks.1.early-stopping.patience=7") == [7, 5]
+    named = text.replace("- early-stopping:", "- hocket/early-stopping:", 1)
+    said = hocket(named, "plan", "callbacks.hocket/early-stopping.patience=7")[2]
+    assert "callbacks has 'early-stopping' 2" in said and "callbacks.early-stopping-2.…" in said
+    named = changed(callbacks=[{"hocket/early-stopping": stopping[0]["early-stopping"]}], eval_data=None)
+    assert hocket(named, "plan", "callbacks.hocket/early-stopping.patience=7")[0] == 0
     code, _, said = hocket(text, "plan", "callbacks.early-stopping=early-stopping(monitor=train/loss)")
     assert code == 2 and "Write callbacks.1=… for the first, and callbacks.early-stopping-2=…" in said
+    assert "-2" not in hocket(SMALL, "plan", "inputs=[0, 1]", "inputs.x=2")[2]
     code, _, said = hocket(text, "plan", "callbacks.early-stopping-3.patience=7")
     assert code == 2 and "callbacks has no item 'early-stopping-3'. Did you mean 'early-stopping-2'?" in said
 
@@ -580,6 +586,10 @@ def test_every_typo_is_found_by_its_line(hocket: Hocket) -> None:
         ("model: {mine:Sized: {sizes: {widht: 3}}}", ["c.yaml:1: Sizes has no argument 'widht'. Did you mean 'width'?"]),
         ("model: mine:Net\n\tloss: x", ["c.yaml:2:", "not YAML", "not tabs"]),
         ("model: mine:Net\nloss: 'x", ["c.yaml:2:", "not YAML"]),
+        (
+            "model: {mine:Net: {scale: {1: a,\n true: b}}}",
+            ["c.yaml:2: true and 1 are one key in Python, first in c.yaml:1. Put one of them into quotes."],
+        ),
         ("model: mine:Net\nmodel: mine:Net", ["c.yaml:2: 'model' is given twice, first in c.yaml:1"]),
         ("model: &a [*a]", ["c.yaml:1:", "contains itself"]),
         ("model: !!python/name:os.system", ["c.yaml:1:", "The tag"]),

@@ -44,6 +44,8 @@ class Ends(Net):
     def forward(self, inputs):
         if self.how == "raise":
             raise ValueError("the end of this model")
+        if self.how == "silent":
+            os._exit(7)
         print("left with words", flush=True)
         os._exit(3) if self.how == "leave" else os.kill(os.getpid(), signal.SIGKILL)
 
@@ -326,6 +328,7 @@ def test_a_failed_trial_does_not_end_the_sweep_and_finished_ones_are_not_repeate
         ("raise", "ValueError: the end of this model"),
         ("kill", "signal SIGKILL"),
         ("leave", "exit code 3: left with words"),
+        ("silent", "exit code 7"),
     ],
 )
 def test_the_error_of_a_failed_trial_is_its_exception_and_not_the_last_line_of_its_output(

@@ -281,7 +281,11 @@ class _Tree:
                 raise ConfigError(where, f"A key is a list or a mapping; it should be text. {write}")
             key = self._loader.construct_object(name)
             if key in own:
-                raise ConfigError(where, f"'{key}' is given twice, first in {own[key].key}. Remove one of them.")
+                said, write = f"'{name.value}' is given twice", "Remove one of them."
+                first = next(each for each in own if each == key)
+                if type(first) is not type(key):  # as 1 and true
+                    said, write = f"{flow(key)} and {flow(first)} are one key in Python", "Put one of them into quotes."
+                raise ConfigError(where, f"{said}, first in {own[key].key}. {write}")
             own[key] = self.node(child, where)
         return merged | own
 

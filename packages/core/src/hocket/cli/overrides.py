@@ -256,12 +256,13 @@ def _index(node: Node, name: str, at: str, where: str) -> int:
     """Return the index of an item: its number, or the plug-in of this name; the second of a name is name-2, as in the plan."""
     if name.isdecimal() and int(name) < len(node.value):
         return int(name)
-    given = [_name(item) for item in node.value]
+    given = [_name(item).rpartition("/")[2] for item in node.value]  # without the distribution
+    name = name.rpartition("/")[2]
     called = catalog.distinct(given)
     if given.count(name) > 1:
         first = given.index(name)
         second = called[given.index(name, first + 1)]
-        inside, rest = (f".{name}", ".…") if f"{at}.{name}." in where else ("", "=…")
+        inside, rest = (f".{name}", ".…") if f"{name}." in where.partition("=")[0] else ("", "=…")
         raise ConfigError(
             where,
             f"{at} has '{name}' {given.count(name)} times. Write {at}.{first}{inside}{rest} for the first, and "
@@ -269,6 +270,7 @@ def _index(node: Node, name: str, at: str, where: str) -> int:
         )
     if name in called:
         return called.index(name)
+    known = [each for each, its in zip(called, given, strict=True) if its]
     whole = (
         ""
         if at.partition(".")[0] in KINDS
@@ -276,7 +278,7 @@ def _index(node: Node, name: str, at: str, where: str) -> int:
     )
     raise ConfigError(
         where,
-        f"{at} has no item '{name}'. {suggestion(name, filter(None, called))} Items are also numbered from 0, to "
+        f"{at} has no item '{name}'. {suggestion(name, known)} Items are also numbered from 0, to "
         f"{len(given) - 1}.{whole}",
     )
 

@@ -51,9 +51,13 @@ class Source:
 
     def folders(self) -> list[str]:
         """Return the folders whose modules can be imported: the working folder, that of the file, and the recorded ones."""
-        files = [each for each in (self.file, self.made.get("file")) if isinstance(each, str)]
-        files += [each for places in self.made.get("sources", {}).values() for each in places if os.path.exists(each)]
-        return list(dict.fromkeys([str(Path.cwd()), *(str(Path(each).resolve().parent) for each in files)]))
+
+        def beside(file: Any) -> list[str]:
+            return [str(Path(file).resolve().parent)] if isinstance(file, str) else []
+
+        places = [each for places in self.made.get("sources", {}).values() for each in places if os.path.exists(each)]
+        there = [*map(os.path.dirname, places), *beside(self.made.get("file"))]
+        return list(dict.fromkeys([str(Path.cwd()), *beside(self.file), *there]))
 
 
 def about(source: Source, state: State, distributions: Mapping[str, str]) -> dict[str, Any]:
@@ -105,7 +109,8 @@ def sources(source: Source, base: Path) -> dict[str, list[str]]:
     for name in sorted({re.split("[.:]", path)[0] for path in _paths(source.document)}):
         module = sys.modules.get(name)
         file = next(iter(getattr(module, "__path__", ())), getattr(module, "__file__", None))
-        if file and os.path.dirname(file := os.path.realpath(file)) in folders:
+        if file and (folder := os.path.realpath(os.path.dirname(file))) in folders:
+            file = os.path.join(folder, os.path.basename(file))
             found[name] = [os.path.relpath(file, os.path.realpath(base)), file]
     return found
 
@@ -187,12 +192,13 @@ def made_of(root: Node, base: Path | None) -> dict[str, Any]:
     made = root.value.pop(KEY, Node(None, "", "")).plain()
     if not isinstance(made, dict):
         return {}
-    if "sources" not in made:  # of an older version, in which a module with a checksum may have been a file of the user
+    if not isinstance(made.get("sources"), dict):  # of an older version; a checksum may be that of a user's file
         checked = [name for name, version in (made.get("modules") or {}).items() if len(str(version)) == 64]
         return {**made, "sources": {name: [] for name in checked}}
     found: dict[str, list[str]] = {}
     for name, places in made["sources"].items():
-        found[name] = [os.path.realpath((base or Path()) / each) for each in places if base or os.path.isabs(each)]
+        inside = os.path.realpath(base or "")
+        found[name] = [os.path.normpath(os.path.join(inside, each)) for each in places if base or os.path.isabs(each)]
     return {**made, "sources": found}
 
 
@@ -294,8 +300,8 @@ def differences(made: Mapping[str, Any], now: Mapping[str, Any], seed: int | Non
         if name in made and made[name] != now.get(name):
             found.append(f"{name} was {made[name]}, is {now.get(name)}")
     file = made.get("file")
-    if isinstance(file, str) and made.get("sha256") != _digest(file):
-        found.append(f"{file} has changed or moved since, and the recorded configuration is used")
+    if isinstance(file, str) and _digest(file) not in (None, made.get("sha256")):  # None from another working folder
+        found.append(f"{file} has changed since, and the recorded configuration is used")
     if changed := made.get("changed"):
         found.append(
             f"{', '.join(map(str, changed))} changed when the run was resumed, and the last values are used throughout"

@@ -50,11 +50,14 @@ def _train(args: argparse.Namespace) -> int:
 
     from hocket.cli.config import trainer_from
     from hocket.plugins.spec import Attachment
-    from hocket.sweeps.trial import Trial
+    from hocket.sweeps.trial import Trial, note_plan
 
     with trainer_from(args, needs=("train_data", "duration")) as trainer:
         if trainer.state.strategy.rank == 0:
-            print(trainer.plan(), flush=True)
+            plan = trainer.plan()
+            print(plan, flush=True)
+            if args.trial is not None:
+                note_plan(args.trial, str(plan))
         folder = trainer.state.folder
         folder.check()  # fail before training if the weights cannot be written there
         _record(trainer, args)

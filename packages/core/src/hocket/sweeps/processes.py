@@ -40,14 +40,14 @@ class Running:
         self.entry, self._metric = entry, record.definition["metric"]
         self._result, self._output = private / f"{entry.name}.result.json", private / f"{entry.name}.txt"
         self._result.unlink(missing_ok=True)
-        about = private / f"{entry.name}.json"
+        self._about = private / f"{entry.name}.json"
         result = str(self._result.resolve())
-        write(about, {"metric": self._metric, "result": result, "prune": prune, "sweep": os.getpid()})
+        write(self._about, {"metric": self._metric, "result": result, "prune": prune, "sweep": os.getpid()})
         self._file: IO[bytes] = self._output.open("ab")
         self._began = time.monotonic()
         #: Why no trial can have the metric, if this one says so.
         self.no_metric = ""
-        command = [*prefix, sys.executable, "-m", "hocket", "train", *arguments, "--trial", str(about)]
+        command = [*prefix, sys.executable, "-m", "hocket", "train", *arguments, "--trial", str(self._about)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=self._file, stderr=subprocess.STDOUT, env=os.environ.copy()
         )
@@ -72,13 +72,15 @@ class Running:
         else:
             said = {} if result is None else result
             self.no_metric = said.get("no_metric", "")
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}: {self._last_line()}"
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}{self._last_line()}"
             entry.status, entry.error = "failed", said.get("error") or self.no_metric or how
         return True
 
     def _last_line(self) -> str:
-        lines = self._output.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
-        return lines[-1][:400]
+        """Return the last line of the output after a colon, or nothing if it is that of the plan."""
+        output = self._output.read_text(encoding="utf-8", errors="replace").strip()
+        plan = read(self._about).get("plan")
+        return "" if plan and output.endswith(plan.strip()) else f": {(output or 'no output').splitlines()[-1][:400]}"
 
     def stop(self, number: int) -> None:
         """Send a signal."""

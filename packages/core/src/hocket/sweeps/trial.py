@@ -59,6 +59,11 @@ class Trial(Callback):
             write(Path(self._about["result"]), {"pruned": self.pruned, "metrics": metrics})
 
 
+def note_plan(file: str, plan: str) -> None:
+    """Write the plan into the file of the trial: its last line is not why the trial ended."""
+    write(Path(file), {**read(Path(file)), "plan": plan})
+
+
 def note_error(file: str, error: Exception) -> None:
     """Write the exception that ends this trial as its result, in one line; the first rank that fails does."""
     from hocket.cli.errors import explains
