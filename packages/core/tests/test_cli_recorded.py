@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -244,11 +245,48 @@ def test_a_recorded_configuration_is_used_from_any_folder(
     assert recorded == {"recorded_mine": ["../../recorded_mine.py", str(elsewhere / "recorded_mine.py")]}
 
 
-def test_modules_of_the_working_folder_precede_those_beside_the_file(run: Run) -> None:
-    Path("sub").mkdir()
-    Path("sub/recorded_mine.py").write_text("")
-    Path("c.yaml").rename("sub/c.yaml")
-    assert run("plan", "sub/c.yaml")[0] == 0
+def test_another_project_with_modules_of_the_same_names_is_not_mixed_in(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its module, nor one that a module imports, in the working folder or beside a copy of the run."""
+
+    def typed(*arguments: str) -> tuple[float | None, str]:
+        monkeypatch.setattr(sys, "path", [each for each in sys.path if not each.startswith(str(tmp_path))])
+        for name in ("recorded_mine", "recorded_scale"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        code, out, said = run(*arguments)
+        assert code == 0, said
+        losses = [float(line.split()[-1]) for line in out.splitlines() if line.startswith("test/loss")]
+        return (losses[-1] if losses else None), said
+
+    project, other = tmp_path / "project", tmp_path / "other"
+    for folder, scale in ((project, "1.0"), (other, "100.0")):
+        folder.mkdir()
+        (folder / "recorded_mine.py").write_text(f"from recorded_scale import SCALE\n{MINE}")
+        (folder / "recorded_scale.py").write_text(f"SCALE = {scale}\n")
+        text = (folder / "recorded_mine.py").read_text().replace("inputs.sum(1,", "SCALE * inputs.sum(1,")
+        (folder / "recorded_mine.py").write_text(text + f"# {scale}\n")
+    Path("c.yaml").rename(project / "c.yaml")
+    monkeypatch.chdir(project)
+    right, _ = typed("train", "c.yaml", "checkpoints=null")
+    weights = f"{project}/runs/a/weights.safetensors"
+    monkeypatch.chdir(other)
+    assert typed("evaluate", f"{project}/c.yaml", "--weights", weights)[0] == right
+    assert typed("evaluate", f"{project}/runs/a/config.yaml", "--weights", weights)[0] == right
+    shutil.copytree(project / "runs/a", other / "runs/a")
+    assert typed("evaluate", "runs/a/config.yaml", "--weights", weights) == (right, "")
+    assert typed("train", "--from", f"{project}/runs/a")[0] == right
+    (project / "recorded_mine.py").rename(project / "other_mine.py")
+    found, said = typed("evaluate", f"{project}/runs/a/config.yaml", "--weights", weights)
+    assert found != right and f"was recorded with other contents of recorded_mine ({other}/recorded_mine.py)" in said
+
+
+def test_a_checkpoint_that_is_gone_hinders_no_evaluation(run: Run) -> None:
+    assert run("train", "c.yaml", "duration=1ep")[0] == 0
+    given = ("evaluate", "c.yaml", "--weights", "runs/a/weights.safetensors")
+    whole = run(*given)
+    for resume in ("gone/ep1-ba8", "latest", "runs/a/weights.safetensors"):
+        assert run(*given, f"resume={resume}") == whole
 
 
 def test_the_printed_configuration_is_the_same_run(run: Run) -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -78,6 +78,9 @@ def trainer_from(
         if read.repeats is not None and trainer.state.strategy.rank == 0:
             differ = recorded.differences(read.made, made, trainer.settings.seed)
             print(f"hocket: {read.repeats} is repeated as {trainer.state.run_name}{differ}.", file=sys.stderr)
+        elif (changed := recorded.changed_modules(read.made, made)) and trainer.state.strategy.rank == 0:
+            there = ", ".join(f"{each} ({sys.modules[each].__file__})" for each in changed)
+            print(f"hocket: {args.config} was recorded with other contents of {there}.", file=sys.stderr)
         try:
             yield trainer
         except ArithmeticError as error:  # a fit that diverged, which is not about one key
@@ -94,7 +97,7 @@ def trainer_from(
 
 
 def importable(read: Source) -> None:
-    """Let modules in the working folder, beside the file and where the file recorded them be imported, in this order.
+    """Let modules beside the file, in the working folder and where the file recorded them be imported.
 
     This includes ``python -P``, with which ranks are started.
     """
@@ -156,18 +159,20 @@ class Configuration:
 
     # --- checks
 
-    def check(self, needs: Sequence[str] | None = ()) -> dict[str, Any]:
+    def check(self, needs: Sequence[str] | None = (), instead: Collection[str] = ()) -> dict[str, Any]:
         """Check all keys, names, arguments and types, and return the settings. No object is made. Raises ConfigError.
 
-        ``needs``: keys that have to be given besides ``model``; None if that has not, either.
+        ``needs``: keys that have to be given besides ``model``; None if that has not, either. ``instead``: keys whose values
+        are replaced, and not checked.
         """
         given, where = self._given, self._document.where
         if "data" in given and (other := next((key for key in ("train_data", "eval_data") if key in given), None)):
             raise ConfigError(given[other].key, f"{other} and data are both given. data stands for both; remove one.")
         settings = {key: self._plain(key) for key in given if key not in _OBJECTS}
         for key in settings:
-            self._check_setting(key, settings[key])
-        if needs is not None:
+            if key not in instead:
+                self._check_setting(key, settings[key])
+        if needs is not None and "resume" not in instead:
             self._check_resume(settings)
         for key in () if needs is None else ("model", *needs):
             there = {key, "data"} if key == "train_data" else {key, "fast_dev_run"} if key == "duration" else {key}
@@ -316,7 +321,7 @@ class Configuration:
     def trainer(self, needs: Sequence[str], instead: Mapping[str, Any]) -> Trainer:
         """Build the values, and the Trainer from them, after all have been checked. Raises ConfigError."""
         given, where = self._given, self._document.where
-        settings = self.check(needs)
+        settings = self.check(needs, instead)
         if isinstance(seed := settings.get("seed"), int):
             torch.manual_seed(seed)  # for the initial weights of the model
         values = settings | self._objects()

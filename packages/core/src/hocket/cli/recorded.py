@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 NAME, KEY = "config.yaml", "x-hocket"
 #: The variable with overrides, separated as in a shell: ``HOCKET_OVERRIDES="duration=1ep optimizer.adamw.lr=0.1"``.
 VARIABLE = "HOCKET_OVERRIDES"
+#: The length of a checksum, which no version has.
+_CHECKSUM = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +52,20 @@ class Source:
             print(f"hocket: {VARIABLE} overrides {', '.join(self.environment)}.", file=sys.stderr, flush=True)
 
     def folders(self) -> list[str]:
-        """Return the folders whose modules can be imported: the working folder, that of the file, and the recorded ones."""
+        """Return the folders whose modules can be imported, in this order.
 
-        def beside(file: Any) -> list[str]:
-            return [str(Path(file).resolve().parent)] if isinstance(file, str) else []
-
-        places = [each for places in self.made.get("sources", {}).values() for each in places if os.path.exists(each)]
-        there = [*map(os.path.dirname, places), *beside(self.made.get("file"))]
-        return list(dict.fromkeys([str(Path.cwd()), *beside(self.file), *there]))
+        That of the file, and the working folder; last the recorded ones. A folder whose module is still the recorded one comes
+        before all of them.
+        """
+        beside = [each for each in (self.file, self.made.get("file")) if isinstance(each, str)]
+        own = [*(str(Path(each).resolve().parent) for each in beside), str(Path.cwd())]
+        same, others = [], []
+        for name, places in self.made.get("sources", {}).items():
+            there = [each for folder in own for each in (f"{folder}/{name}.py", f"{folder}/{name}")] + places
+            there = [each for each in there if os.path.exists(each)]
+            same += [os.path.dirname(each) for each in there if _is_recorded(self.made, name, each)][:1]
+            others += map(os.path.dirname, there)
+        return list(dict.fromkeys([*same, *own, *others]))
 
 
 def about(source: Source, state: State, distributions: Mapping[str, str]) -> dict[str, Any]:
@@ -101,6 +109,18 @@ def modules(document: Node) -> dict[str, str]:
         elif file and (digest := _digest(file)):
             found[name] = digest
     return {name: found[name] for name in sorted(found)}
+
+
+def _is_recorded(made: Mapping[str, Any], name: str, place: str) -> bool:
+    """Whether the files of a module, or of a package, are those of which a recorded configuration has checksums."""
+    then = {
+        module: digest
+        for module, digest in (made.get("modules") or {}).items()
+        if module.partition(".")[0] == name and len(str(digest)) == _CHECKSUM
+    }
+    files = [Path(place, *module.split(".")[1:]) for module in then]
+    files = [each / "__init__.py" if each.is_dir() else each.with_suffix(".py") for each in files]
+    return bool(then) and [_digest(str(each)) for each in files] == list(then.values())
 
 
 def sources(source: Source, base: Path) -> dict[str, list[str]]:
@@ -193,7 +213,7 @@ def made_of(root: Node, base: Path | None) -> dict[str, Any]:
     if not isinstance(made, dict):
         return {}
     if not isinstance(made.get("sources"), dict):  # of an older version; a checksum may be that of a user's file
-        checked = [name for name, version in (made.get("modules") or {}).items() if len(str(version)) == 64]
+        checked = [name for name, version in (made.get("modules") or {}).items() if len(str(version)) == _CHECKSUM]
         return {**made, "sources": {name: [] for name in checked}}
     found: dict[str, list[str]] = {}
     for name, places in made["sources"].items():
@@ -286,6 +306,12 @@ def own_checkpoints(document: Node, where: str) -> None:
         document.value["checkpoints"] = target
 
 
+def changed_modules(made: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the modules that are no longer as a configuration recorded them."""
+    then, here = (made.get("modules") or {}), now["modules"]
+    return [name for name, was in then.items() if len(str(was)) == _CHECKSUM and here.get(name, was) != was]
+
+
 def differences(made: Mapping[str, Any], now: Mapping[str, Any], seed: int | None) -> str:
     """Return, as the end of a sentence, what may keep a repeated run from being bitwise identical; or empty."""
     found = []
@@ -294,7 +320,7 @@ def differences(made: Mapping[str, Any], now: Mapping[str, Any], seed: int | Non
         for name in then:
             was, is_now = then[name], here.get(name, "not used")
             if was != is_now:
-                is_text = len(str(was)) == 64
+                is_text = len(str(was)) == _CHECKSUM
                 found.append(f"{name} has changed" if is_text else f"{name} was {was}, is {is_now}")
     for name in ("device", "ranks", "threads"):
         if name in made and made[name] != now.get(name):
