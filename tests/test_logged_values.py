@@ -8,6 +8,7 @@ import pickle
 import threading
 import warnings
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import pytest
@@ -628,6 +629,54 @@ class Held:
         self.parts[0] = self.parts[0] + sum(each.parts[0] for each in others)
 
 
+class Counted(nn.Module):
+    """A metric whose sums are buffers, which the weights of a Task hold, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("samples", torch.zeros((), dtype=torch.float64))
+
+    def reset(self) -> None:
+        self.total.zero_()
+        self.samples.zero_()
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.total += outputs.detach().double().sum()
+        self.samples += len(targets)
+
+    def compute(self) -> Tensor:
+        return self.total / self.samples
+
+    def merge_state(self, others: list[Counted]) -> None:
+        for each in others:
+            self.total += each.total
+            self.samples += each.samples
+
+
+class Slotted:
+    """A metric without ``__dict__``."""
+
+    __slots__ = ("samples", "total")
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.total = self.samples = 0.0
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.total += outputs.detach().double().sum().item()
+        self.samples += len(targets)
+
+    def compute(self) -> float:
+        return self.total / self.samples
+
+    def merge_state(self, others: list[Slotted]) -> None:
+        self.total += sum(each.total for each in others)
+        self.samples += sum(each.samples for each in others)
+
+
 class Hooked(hocket.Callback):
     """A hook on every module, which cannot be copied."""
 
@@ -637,13 +686,13 @@ class Hooked(hocket.Callback):
             module.register_forward_hook(lambda *_, lock=lock: None)
 
 
-def held() -> Net:
+def logging(metric: Any) -> Net:
     task = Net(log_float32)
-    task.accuracy = Held()
+    task.accuracy = metric()
     return task
 
 
-@pytest.mark.parametrize("make", [measuring, held])
+@pytest.mark.parametrize("make", [measuring, *(partial(logging, each) for each in (Held, Counted, Slotted))])
 def test_a_resumed_epoch_continues_beside_hooks_and_with_metrics_that_hold_graphs(make: Any) -> None:
     def beside() -> list[Any]:
         return [Hooked(), "activation-monitor(every=1)"]
@@ -654,20 +703,23 @@ def test_a_resumed_epoch_continues_beside_hooks_and_with_metrics_that_hold_graph
     for name in ("train/interval", "train/positive", "train/accuracy"):
         assert whole.history[name][-1] == resumed.history[name][-1]
     assert {name for name in whole.history if name.startswith("activation/mean")} == {"activation/mean/layer"}
-    sums = [task.accuracy.total, *task.accuracy.parts] if make is held else []
-    assert not any(each.requires_grad for each in sums)
+    if isinstance(task.accuracy, Held):
+        assert not any(each.requires_grad for each in (task.accuracy.total, *task.accuracy.parts))
 
 
 # --- several ranks
 
 
 @pytest.mark.filterwarnings("ignore:Every rank reads all of the list")
-def test_metrics_that_hold_graphs_are_combined_over_ranks() -> None:
+@pytest.mark.parametrize("metric", [Held, Counted, Slotted])
+def test_metrics_of_ones_own_are_combined_over_ranks(metric: Any) -> None:
     def train(rank: int) -> Any:
-        task = held()
-        trainer = task_trainer(task, train_data=batches([4, 4]), strategy="ddp", duration="1ep", optimizer="sgd(lr=0)")
-        outputs = torch.cat([task(batch) for batch in batches([4, 4])]).double()
-        return trainer.fit().metrics["train/accuracy"], (outputs.sum() + outputs[:, 0].sum()).item()
+        task, whole = logging(metric), metric()
+        data = batches([4, 4, 3, 5])
+        for batch in data:
+            whole.update(task(batch), batch[1])
+        trainer = task_trainer(task, train_data=data, strategy="ddp", duration="1ep", optimizer="sgd(lr=0)")
+        return trainer.fit().metrics["train/accuracy"], float(whole.compute())
 
     for found, wanted in ranks(2, train):
         assert found == pytest.approx(wanted, rel=1e-5)

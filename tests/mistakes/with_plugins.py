@@ -116,7 +116,7 @@ MISTAKES = [
     Mistake("a torch scheduler", lambda: trainer(schedule=torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model().parameters(), 0.1), 10)), "StepLR", "a function of the optimizer", "schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer"),
     Mistake("monitor='val_loss'", lambda: fit(eval_data=loader(), callbacks=[{"early-stopping": {"monitor": "val_loss"}}]), "'val_loss'", "'label/name'", "Write 'eval/loss'"),
     Mistake("best='accuracy'", lambda: fit(eval_data={"a": loader(), "b": loader()}, metrics="accuracy", checkpoints=hocket.Checkpoints("runs/best", best=("accuracy", "max", 1))), "'accuracy'", "'label/name'", "Write 'a/accuracy' or 'b/accuracy'"),
-    Mistake("monitor='eval/acc'", lambda: trainer(callbacks=["early-stopping(monitor='eval/acc')"]), "'eval/acc'", "of a metric", "'eval/accuracy' for metrics='accuracy'"),
+    Mistake("monitor='eval/acc'", lambda: fit(callbacks=["early-stopping(monitor='eval/acc')"], eval_data=loader()), "'eval/acc'", "measures only 'eval/loss'", "metrics='accuracy'"),
     Mistake("warmup=100", lambda: fit(schedule="cosine(warmup=100)"), "warmup=100", "100 has no unit", "warmup='100ba'"),
     Mistake("warmup=0.1", lambda: fit(schedule="cosine(warmup=0.1)"), "warmup=0.1", "0.1 has no unit", "write warmup='0.1dur'"),
     Mistake("warmup='0.5ba'", lambda: fit(schedule="cosine(warmup=0.5ba)"), "0.5ba is not", "a whole number of batches", "'0.1dur'"),

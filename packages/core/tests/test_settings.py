@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -72,6 +73,8 @@ def test_a_switch_is_true_or_false() -> None:
         for given, meant in (("yes", True), ("off", False)):
             with pytest.raises(TypeError, match=f"{name}='{given}' is a switch, .* Write {name}={meant}"):
                 hocket.Trainer(model=nn.Linear(1, 1), strategy=Untouched, device="cpu", **{name: given})
+        for given in (np.True_, np.False_, None):
+            hocket.Trainer(model=nn.Linear(1, 1), device="cpu", **{name: given})
 
 
 def settings(**options: Any) -> Settings:

@@ -59,7 +59,8 @@ class Source:
         """
         beside = [each for each in (self.file, self.made.get("file")) if isinstance(each, str)]
         own = [*(str(Path(each).resolve().parent) for each in beside), str(Path.cwd())]
-        same, others = [], []
+        same: list[str] = []
+        others: list[str] = []
         for name, places in self.made.get("sources", {}).items():
             there = [each for folder in own for each in (f"{folder}/{name}.py", f"{folder}/{name}")] + places
             there = [each for each in there if os.path.exists(each)]

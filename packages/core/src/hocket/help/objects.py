@@ -283,8 +283,10 @@ def profile(given: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def flag(given: Any, arguments: Mapping[str, Any]) -> Any:
-    """Refuse a switch that is neither True nor False."""
-    if not isinstance(given, bool | int):
+    """Refuse a switch that is neither True nor False; None stands for False."""
+    if type(given).__name__ in ("bool", "bool_") and hasattr(given, "item"):
+        given = given.item()  # of NumPy
+    if given is not None and not isinstance(given, bool | int):
         argument = next((name for name, value in arguments.items() if value is given), "argument")
         meant = str(given).strip().lower() in ("true", "yes", "on", "1")
         raise TypeError(f"{argument}={given!r} is a switch, which is True or False. Write {argument}={meant}.")

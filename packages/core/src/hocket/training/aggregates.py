@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from hocket.help import logged as help_logged
 from hocket.training import scalars
 from hocket.training.accumulators import ACCUMULATORS, REDUCTIONS, Accumulator, Held, OfMetric, Reduce
-from hocket.training.metric_adapters import adapted
+from hocket.training.metric_adapters import adapted, is_metric
 from hocket.training.step import count
 
 if TYPE_CHECKING:
@@ -350,10 +350,18 @@ class Aggregates:
         parts = {}
         for scope in (self._interval, self._epoch):
             parts[scope.over] = {n: {"reduce": each.reduce, **each.state()} for n, each in scope.touched.items()}
-        return {"data_rank": self._state.strategy.data_rank, "agreed": self.agreed, **parts}
+        metrics = [id(each.metric) for _, each in self._metrics() if each.touched]  # type: ignore[attr-defined]
+        modules = [path for path, each in self._state.task.named_modules() if id(each) in metrics and each.state_dict()]
+        return {"data_rank": self._state.strategy.data_rank, "agreed": self.agreed, "modules": modules, **parts}
 
     def load_state_dicts(self, trees: Sequence[Mapping[str, Any]]) -> None:
-        """Continue from the states of several ranks, which are added up."""
+        """Continue from the states of several ranks, which are added up.
+
+        What the weights of the Task have of the same metrics is forgotten, so that it counts once.
+        """
+        for path in {path for tree in trees for path in tree.get("modules", ())}:
+            if is_metric(metric := dict(self._state.task.named_modules()).get(path)):
+                metric.reset()  # type: ignore[union-attr]
         self._interval, self._epoch = _Scope("interval"), _Scope("epoch")
         self._known = {}
         for tree in trees:
@@ -365,11 +373,6 @@ class Aggregates:
                     made.touched = True
                     if scope.accumulators.setdefault(name, made) is not made:
                         scope.accumulators[name].merge(made)
-
-
-def is_metric(value: Any) -> bool:
-    """Whether it is an object with ``update``, ``compute`` and ``reset``."""
-    return all(callable(getattr(value, name, None)) for name in ("update", "compute", "reset"))
 
 
 def read(tensors: Sequence[Tensor]) -> list[float]:

@@ -8,6 +8,7 @@ since ``merge_state`` refuses some metrics, adds in another order than that of t
 from __future__ import annotations
 
 import copy
+import copyreg
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -27,14 +28,14 @@ def adapted(metric: Any) -> MetricAdapter:
 
 
 def is_metric(obj: Any) -> bool:
-    """Whether an object is a metric, whatever its library."""
-    return all(hasattr(obj, name) for name in ("update", "compute", "reset"))
+    """Whether it is an object with ``update``, ``compute`` and ``reset``."""
+    return all(callable(getattr(obj, name, None)) for name in ("update", "compute", "reset"))
 
 
 def copy_of(metric: Any) -> Any:
     """Return a copy of a metric, without the hooks that others have on its passes, and without graphs."""
     modules = metric.modules() if isinstance(metric, torch.nn.Module) else ()
-    attributes = [getattr(metric, "__dict__", {}), *map(vars, modules)]
+    attributes = [_attributes(metric), *map(vars, modules)]
     known: dict[int, Any] = {
         id(value): {}
         for each in attributes
@@ -79,23 +80,23 @@ class MetricAdapter:
 
     def detach(self) -> None:
         """Free the graphs that its attributes hold."""
-        for name, value in getattr(self.metric, "__dict__", {}).items():
+        for name, value in _attributes(self.metric).items():
             if any(map(_has_graph, tree_leaves(value))):
-                vars(self.metric)[name] = map_tensors(torch.Tensor.detach, value)
+                setattr(self.metric, name, map_tensors(torch.Tensor.detach, value))
 
     def state(self) -> Any:
         """Return its sums: ``state_dict()``, or else its attributes."""
-        return self.metric.state_dict() if has_state(self.metric) else dict(vars(self.metric))
+        return self.metric.state_dict() if has_state(self.metric) else _attributes(self.metric)
 
     def restore(self, state: Any) -> None:
         """Undo :meth:`state`."""
         if has_state(self.metric):
             self.metric.load_state_dict(state)
             return
-        attributes = vars(self.metric)
+        attributes = _attributes(self.metric)
         for name, value in state.items():
             before = attributes.get(name)
-            attributes[name] = move(value, before.device) if isinstance(before, torch.Tensor) else value
+            setattr(self.metric, name, move(value, before.device) if isinstance(before, torch.Tensor) else value)
 
     def merge(self, others: Sequence[Any]) -> None:
         """Add the sums of other metrics of its kind, which saw later batches."""
@@ -252,6 +253,12 @@ def _classes(name: str) -> tuple[type, ...]:
     """Return torchmetrics' class of a name, if it was imported; else there can be no metric of it."""
     found = getattr(sys.modules.get("torchmetrics"), name, None)
     return () if found is None else (found,)
+
+
+def _attributes(obj: Any) -> dict[str, Any]:
+    """Return the attributes of an object, those in ``__slots__`` too."""
+    slots = copyreg._slotnames(type(obj))  # type: ignore[attr-defined]
+    return {name: getattr(obj, name) for name in slots if hasattr(obj, name)} | getattr(obj, "__dict__", {})
 
 
 def _has_graph(value: Any) -> bool:
