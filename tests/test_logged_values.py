@@ -711,7 +711,18 @@ def test_a_resumed_epoch_continues_beside_hooks_and_with_metrics_that_hold_graph
 
 
 @pytest.mark.filterwarnings("ignore:Every rank reads all of the list")
-@pytest.mark.parametrize("metric", [Held, Counted, Slotted])
+@pytest.mark.filterwarnings("ignore:Every rank reads all of the list")
+def test_a_metric_whose_sums_are_buffers_is_named_on_several_ranks() -> None:
+    def train(rank: int) -> None:
+        trainer = task_trainer(logging(Counted), train_data=batches([4, 4]), strategy="ddp", duration="1ep")
+        with pytest.warns(UserWarning, match=r"Counted logged as 'accuracy' is a module .* \(total, samples\)"):
+            trainer.fit()
+
+    ranks(2, train)
+
+
+@pytest.mark.filterwarnings("ignore:Every rank reads all of the list")
+@pytest.mark.parametrize("metric", [Held, Slotted])
 def test_metrics_of_ones_own_are_combined_over_ranks(metric: Any) -> None:
     def train(rank: int) -> Any:
         task, whole = logging(metric), metric()

@@ -273,12 +273,55 @@ def test_another_project_with_modules_of_the_same_names_is_not_mixed_in(
     monkeypatch.chdir(other)
     assert typed("evaluate", f"{project}/c.yaml", "--weights", weights)[0] == right
     assert typed("evaluate", f"{project}/runs/a/config.yaml", "--weights", weights)[0] == right
-    shutil.copytree(project / "runs/a", other / "runs/a")
-    assert typed("evaluate", "runs/a/config.yaml", "--weights", weights) == (right, "")
-    assert typed("train", "--from", f"{project}/runs/a")[0] == right
-    (project / "recorded_mine.py").rename(project / "other_mine.py")
     found, said = typed("evaluate", f"{project}/runs/a/config.yaml", "--weights", weights)
+    assert (
+        found == right and f"recorded_mine ({project}/recorded_mine.py) is imported from where it was recorded" in said
+    )
+    assert typed("train", "--from", f"{project}/runs/a")[0] == right
+    shutil.copytree(project / "runs/a", other / "runs/copy")  # as if the project had moved, and its module had changed
+    found, said = typed("evaluate", f"{other}/runs/copy/config.yaml", "--weights", weights)
     assert found != right and f"was recorded with other contents of recorded_mine ({other}/recorded_mine.py)" in said
+
+
+def test_an_edit_in_a_copy_of_a_project_counts_whatever_the_module_is_called(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    names = ("recorded_a", "recorded_mine", "recorded_z")
+    for name in names:
+        Path(f"{name}.py").write_text(f"{MINE}\nWHERE = 'first'\n")
+        Path(f"{name}.py").rename(project / f"{name}.py")
+    text = CONFIG.replace("model: recorded_mine", "model: recorded_a").replace("{recorded_mine:", "{recorded_z:")
+    (project / "c.yaml").write_text(text)
+
+    def fresh() -> None:
+        monkeypatch.setattr(sys, "path", [each for each in sys.path if not each.startswith(str(tmp_path))])
+        for name in names:
+            monkeypatch.delitem(sys.modules, name, raising=False)
+
+    monkeypatch.chdir(project)
+    fresh()
+    assert run("train", "c.yaml", "checkpoints=null")[0] == 0
+    for edited in names:
+        copy = Path(shutil.copytree(project, tmp_path / f"copy-{edited}"))
+        (copy / f"{edited}.py").write_text(f"{MINE}\nWHERE = 'edited'\n")
+        monkeypatch.chdir(copy)
+        for arguments in (("plan", "runs/a/config.yaml"), ("train", "--from", "runs/a")):
+            fresh()
+            code, _, said = run(*arguments)
+            assert code == 0 and edited in said
+            assert {sys.modules[name].__file__ for name in names} == {f"{copy}/{name}.py" for name in names}
+
+
+@pytest.mark.parametrize(
+    "made",
+    ["3", "{modules: [a]}", "{sources: {recorded_mine: null}}", "{sources: {recorded_mine: [1]}, modules: text}",
+     "{sources: [a]}", "{modules: {1: 2}, sources: {recorded_mine: text}}"],
+)  # fmt: skip
+def test_what_a_run_did_not_record_is_ignored(made: str, run: Run) -> None:
+    Path("c.yaml").write_text(f"{CONFIG}x-hocket: {made}\n")
+    assert run("plan", "c.yaml")[0] == 0
 
 
 def test_a_checkpoint_that_is_gone_hinders_no_evaluation(run: Run) -> None:

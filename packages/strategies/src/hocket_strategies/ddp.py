@@ -28,8 +28,7 @@ class DDP(RankStrategy):
     that learning rate and number of steps do not depend on the world size.
 
     After every batch the buffers of rank 0 (running statistics of batch norm) are copied to all ranks, so that all ranks
-    evaluate, average and save the same model; not those of metrics (modules with ``update``, ``compute`` and ``reset``),
-    which count each rank's own samples.
+    evaluate, average and save the same model.
 
     Args:
         static_graph: promise torch that every batch uses the same parameters in the same order. The first batch must not be

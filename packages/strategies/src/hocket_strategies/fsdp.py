@@ -148,9 +148,8 @@ class FSDP(RankStrategy):
             module.to(self._device)
         if on_meta:
             module.to_empty(device="cpu" if self._cpu_offload else self._device)
-            for owner in module.modules():
-                for name, buffer in owner._buffers.items():
-                    owner._buffers[name] = None if buffer is None else buffer.to(self._device)
+            for owner, name in self._buffers[module]:
+                owner[name] = None if (buffer := owner[name]) is None else buffer.to(self._device)
         self._broadcast_initial(before, module)
         after = dict(module.named_parameters(remove_duplicate=False))
         for name, parameter in by_name.items():

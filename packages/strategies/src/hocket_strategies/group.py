@@ -24,7 +24,6 @@ from hocket import Device, Strategy, hookimpl, launching
 from hocket.data.adapters import adapt
 from hocket.data.batches import Padding
 from hocket.launching import Environment
-from hocket.training.metric_adapters import is_metric
 from hocket_strategies import ending
 from hocket_strategies.explained import CollectiveError, Explained
 from hocket_strategies.packing import packed, unpack
@@ -260,10 +259,7 @@ class RankStrategy(Strategy):
     # --- broadcast rank 0's values
 
     def _watch_buffers(self, module: nn.Module) -> None:
-        metrics = [each for each in module.modules() if is_metric(each)]  # each rank counts its own samples
-        apart = {inside for each in metrics for inside in each.modules()}
-        owners = [each for each in module.modules() if each not in apart]
-        self._buffers[module] = [(owner._buffers, name) for owner in owners for name in owner._buffers]
+        self._buffers[module] = [(owner._buffers, name) for owner in module.modules() for name in owner._buffers]
 
     @contextmanager
     def _with_synced_buffers(self, module: nn.Module) -> Iterator[None]:

@@ -52,21 +52,38 @@ class Source:
             print(f"hocket: {VARIABLE} overrides {', '.join(self.environment)}.", file=sys.stderr, flush=True)
 
     def folders(self) -> list[str]:
-        """Return the folders whose modules can be imported, in this order.
+        """Return the folders whose modules can be imported, in this order: that of the file, and the working folder.
 
-        That of the file, and the working folder; last the recorded ones. A folder whose module is still the recorded one comes
-        before all of them.
+        The recorded ones come last; or first, if modules there are still as recorded and none in the others is, or if the
+        others have none of them.
         """
+        own, recorded = self._own(), self._recorded()
+        here = [each for name in recorded for each in self._here(name)]
+        there = [each for each in recorded.values() if each]
+        same = [any(_is_recorded(self.made, Path(each).stem, each) for each in places) for places in (here, there)]
+        first = not same[0] and (same[1] or not here)
+        folders = [os.path.dirname(each) for each in there]
+        return list(dict.fromkeys([*folders, *own] if first else [*own, *folders]))
+
+    def elsewhere(self) -> dict[str, str]:
+        """Return the recorded modules, with their paths, that are imported instead of others in the folders of one's own."""
+        first = self.folders()[0]
+        found = {name: each for name, each in self._recorded().items() if os.path.dirname(each) == first}
+        return {name: each for name, each in found.items() if self._here(name) and each not in self._here(name)}
+
+    def _own(self) -> list[str]:
         beside = [each for each in (self.file, self.made.get("file")) if isinstance(each, str)]
-        own = [*(str(Path(each).resolve().parent) for each in beside), str(Path.cwd())]
-        same: list[str] = []
-        others: list[str] = []
-        for name, places in self.made.get("sources", {}).items():
-            there = [each for folder in own for each in (f"{folder}/{name}.py", f"{folder}/{name}")] + places
-            there = [each for each in there if os.path.exists(each)]
-            same += [os.path.dirname(each) for each in there if _is_recorded(self.made, name, each)][:1]
-            others += map(os.path.dirname, there)
-        return list(dict.fromkeys([*same, *own, *others]))
+        return [*(str(Path(each).resolve().parent) for each in beside), str(Path.cwd())]
+
+    def _here(self, name: str) -> list[str]:
+        """Return the paths of a module in the file's folder and the working folder."""
+        places = [f"{folder}/{name}{ending}" for folder in self._own() for ending in (".py", "")]
+        return [each for each in places if os.path.exists(each)]
+
+    def _recorded(self) -> dict[str, str]:
+        """Return where each recorded module is now: by its path from the file, else where it was; empty if at neither."""
+        found = self.made.get("sources", {}).items()
+        return {name: next(filter(os.path.exists, places), "") for name, places in found}
 
 
 def about(source: Source, state: State, distributions: Mapping[str, str]) -> dict[str, Any]:
@@ -213,14 +230,17 @@ def made_of(root: Node, base: Path | None) -> dict[str, Any]:
     made = root.value.pop(KEY, Node(None, "", "")).plain()
     if not isinstance(made, dict):
         return {}
-    if not isinstance(made.get("sources"), dict):  # of an older version; a checksum may be that of a user's file
-        checked = [name for name, version in (made.get("modules") or {}).items() if len(str(version)) == _CHECKSUM]
-        return {**made, "sources": {name: [] for name in checked}}
-    found: dict[str, list[str]] = {}
-    for name, places in made["sources"].items():
-        inside = os.path.realpath(base or "")
-        found[name] = [os.path.normpath(os.path.join(inside, each)) for each in places if base or os.path.isabs(each)]
-    return {**made, "sources": found}
+    known, given = made.get("modules"), made.get("sources")
+    known = {str(name): version for name, version in known.items()} if isinstance(known, dict) else {}
+    if not isinstance(given, dict):  # of an older version; a checksum may be that of a user's file
+        given = {name: [] for name, version in known.items() if len(str(version)) == _CHECKSUM}
+    inside, found = os.path.realpath(base or ""), {}
+    for name, places in given.items():
+        paths = [each for each in places if isinstance(each, str)] if isinstance(places, list) else []
+        found[str(name)] = [
+            os.path.normpath(os.path.join(inside, each)) for each in paths if base or os.path.isabs(each)
+        ]
+    return {**made, "modules": known, "sources": found}
 
 
 def _of_file(file: Path, place: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, strided
@@ -140,6 +140,15 @@ def not_combined(name: str, value: Any, world: int) -> TypeError:
     return TypeError(
         f"The metric {type(value).__name__} logged as {name!r} cannot be combined over {world} ranks. Log a torchmetrics "
         "metric, or give it merge_state(others), which adds what other metrics of its class have seen."
+    )
+
+
+def in_buffers(name: str, value: Any, buffers: Iterable[str]) -> str:
+    """Return the warning about a metric whose sums other ranks overwrite."""
+    return (
+        f"The metric {type(value).__name__} logged as {name!r} is a module of the Task with buffers ({', '.join(buffers)}). "
+        "Those of rank 0 are copied to all ranks after every batch, so that what other ranks counted is lost. Keep sums in "
+        "attributes instead, such as self.total = torch.zeros(()) in reset(), or log a metric of torchmetrics."
     )
 
 

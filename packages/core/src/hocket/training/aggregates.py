@@ -141,6 +141,9 @@ class Aggregates:
                 raise help_logged.not_a_metric(name, value)
             if self._state.strategy.world_size > 1 and not adapted(value).combines:
                 raise help_logged.not_combined(name, value, self._state.strategy.world_size)
+            buffers = adapted(value).buffers() if self._state.strategy.world_size > 1 else []
+            if buffers and any(each is value for each in self._state.task.modules()):
+                warnings.warn(help_logged.in_buffers(name, value, buffers), stacklevel=5)
         if reduce == "metric" and len(scopes) > 1 and self._set is None:
             raise help_logged.metric_over_both(name)
         if self._set is not None:
@@ -354,12 +357,12 @@ class Aggregates:
         modules = [path for path, each in self._state.task.named_modules() if id(each) in metrics and each.state_dict()]
         return {"data_rank": self._state.strategy.data_rank, "agreed": self.agreed, "modules": modules, **parts}
 
-    def load_state_dicts(self, trees: Sequence[Mapping[str, Any]]) -> None:
+    def load_state_dicts(self, trees: Sequence[Mapping[str, Any]], modules: Iterable[str] = ()) -> None:
         """Continue from the states of several ranks, which are added up.
 
-        What the weights of the Task have of the same metrics is forgotten, so that it counts once.
+        What the weights of the Task have of the same metrics, its ``modules``, is forgotten, so that it counts once.
         """
-        for path in {path for tree in trees for path in tree.get("modules", ())}:
+        for path in set(modules):
             if is_metric(metric := dict(self._state.task.named_modules()).get(path)):
                 metric.reset()  # type: ignore[union-attr]
         self._interval, self._epoch = _Scope("interval"), _Scope("epoch")

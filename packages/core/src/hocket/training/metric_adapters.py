@@ -70,6 +70,10 @@ class MetricAdapter:
         """Whether it can `merge`."""
         return hasattr(self.metric, "merge_state")
 
+    def buffers(self) -> list[str]:
+        """Return the names of a module's buffers that may hold its sums."""
+        return [name for name, _ in self.metric.named_buffers()] if isinstance(self.metric, torch.nn.Module) else []
+
     def to(self, device: torch.device) -> None:
         """Move it to a device, if it has ``to``."""
         if hasattr(self.metric, "to"):
@@ -117,6 +121,10 @@ class Torchmetrics(MetricAdapter):
     def serves(cls, metric: Any) -> bool:
         """See :meth:`MetricAdapter.serves`."""
         return isinstance(metric, _classes("Metric"))
+
+    def buffers(self) -> list[str]:
+        """See :meth:`MetricAdapter.buffers`. Its states are attributes."""
+        return []
 
     def detach(self) -> None:
         """See :meth:`MetricAdapter.detach`. Its ``update`` keeps none."""

@@ -33,4 +33,5 @@ class LoggedValues(Component):
                 by_data.setdefault(each["data_rank"], each)
         parts, strategy = [by_data[rank] for rank in sorted(by_data)], self._state.strategy
         self._state.aggregates.agreed = any(each["agreed"] or each["interval"] or each["epoch"] for each in parts)
-        self._state.aggregates.load_state_dicts(parts[strategy.data_rank :: strategy.data_ranks])
+        modules = [path for each in parts for path in each.get("modules", ())]
+        self._state.aggregates.load_state_dicts(parts[strategy.data_rank :: strategy.data_ranks], modules)
