@@ -712,10 +712,10 @@ def test_a_resumed_epoch_continues_beside_hooks_and_with_metrics_that_hold_graph
 
 @pytest.mark.filterwarnings("ignore:Every rank reads all of the list")
 @pytest.mark.filterwarnings("ignore:Every rank reads all of the list")
-def test_a_metric_whose_sums_are_buffers_is_named_on_several_ranks() -> None:
+def test_a_metric_whose_sums_are_buffers_is_refused_on_several_ranks() -> None:
     def train(rank: int) -> None:
         trainer = task_trainer(logging(Counted), train_data=batches([4, 4]), strategy="ddp", duration="1ep")
-        with pytest.warns(UserWarning, match=r"Counted logged as 'accuracy' is a module .* \(total, samples\)"):
+        with pytest.raises(ValueError, match=r"Counted logged as 'accuracy' is a module .* \(total, samples\)"):
             trainer.fit()
 
     ranks(2, train)

@@ -143,12 +143,12 @@ def not_combined(name: str, value: Any, world: int) -> TypeError:
     )
 
 
-def in_buffers(name: str, value: Any, buffers: Iterable[str]) -> str:
-    """Return the warning about a metric whose sums other ranks overwrite."""
-    return (
-        f"The metric {type(value).__name__} logged as {name!r} is a module of the Task with buffers ({', '.join(buffers)}). "
-        "Those of rank 0 are copied to all ranks after every batch, so that what other ranks counted is lost. Keep sums in "
-        "attributes instead, such as self.total = torch.zeros(()) in reset(), or log a metric of torchmetrics."
+def in_buffers(name: str, value: Any, buffers: Iterable[str]) -> ValueError:
+    """Return the error for a metric whose sums other ranks overwrite."""
+    return ValueError(
+        f"The metric {type(value).__name__} logged as {name!r} is a module of the Task with sums in buffers "
+        f"({', '.join(buffers)}). Those of rank 0 are copied to all ranks after every batch, so what other ranks counted would "
+        "be lost. Keep sums in attributes, such as self.total = torch.zeros(()) in reset(), or log a metric of torchmetrics."
     )
 
 

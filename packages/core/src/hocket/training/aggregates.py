@@ -143,7 +143,7 @@ class Aggregates:
                 raise help_logged.not_combined(name, value, self._state.strategy.world_size)
             buffers = adapted(value).buffers() if self._state.strategy.world_size > 1 else []
             if buffers and any(each is value for each in self._state.task.modules()):
-                warnings.warn(help_logged.in_buffers(name, value, buffers), stacklevel=5)
+                raise help_logged.in_buffers(name, value, buffers)
         if reduce == "metric" and len(scopes) > 1 and self._set is None:
             raise help_logged.metric_over_both(name)
         if self._set is not None:

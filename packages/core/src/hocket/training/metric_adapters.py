@@ -71,8 +71,12 @@ class MetricAdapter:
         return hasattr(self.metric, "merge_state")
 
     def buffers(self) -> list[str]:
-        """Return the names of a module's buffers that may hold its sums."""
-        return [name for name, _ in self.metric.named_buffers()] if isinstance(self.metric, torch.nn.Module) else []
+        """Return the names of a module's buffers that hold its sums: those that `reset` would change."""
+        if not isinstance(self.metric, torch.nn.Module):
+            return []
+        (empty := copy_of(self.metric)).reset()
+        reset = dict(empty.named_buffers())
+        return [name for name, each in self.metric.named_buffers() if not torch.equal(each, reset[name])]
 
     def to(self, device: torch.device) -> None:
         """Move it to a device, if it has ``to``."""
