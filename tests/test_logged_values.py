@@ -609,7 +609,7 @@ def test_a_resumed_epoch_continues_bitwise() -> None:
 
 
 class Held:
-    """A metric of one's own, whose sum holds the graph of all outputs unless somebody detaches it."""
+    """A user's metric whose sum keeps the autograd graph of all outputs until hocket detaches it."""
 
     def __init__(self) -> None:
         self.reset()
@@ -630,7 +630,7 @@ class Held:
 
 
 class Counted(nn.Module):
-    """A metric whose sums are buffers, which the weights of a Task hold, too."""
+    """A metric that accumulates in buffers, which the state dict of its Task contains."""
 
     def __init__(self) -> None:
         super().__init__()

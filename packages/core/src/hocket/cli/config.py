@@ -104,9 +104,6 @@ def importable(read: Source) -> None:
     folders = read.folders()
     sys.path[:] = [*folders, *(each for each in sys.path if each not in folders)]
     imports.RECORDED.update(read.made.get("sources", {}))
-    if (elsewhere := read.elsewhere()) and os.environ.get("RANK", "0") == "0":
-        there = ", ".join(f"{name} ({place})" for name, place in elsewhere.items())
-        print(f"hocket: {there} is imported from where it was recorded, not from this folder.", file=sys.stderr)
 
 
 @contextmanager

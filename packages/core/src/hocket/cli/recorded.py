@@ -47,9 +47,14 @@ class Source:
     made: Mapping[str, Any]
 
     def announce(self) -> None:
-        """Say in one line, on one rank, what the environment overrides."""
-        if self.environment and os.environ.get("RANK", "0") == "0":
+        """Say on one rank, in a line each, what the environment overrides and which modules come from where a run had them."""
+        if os.environ.get("RANK", "0") != "0":
+            return
+        if self.environment:
             print(f"hocket: {VARIABLE} overrides {', '.join(self.environment)}.", file=sys.stderr, flush=True)
+        if elsewhere := self._elsewhere():
+            there = ", ".join(f"{name} ({place})" for name, place in elsewhere.items())
+            print(f"hocket: {there} is imported from where it was recorded, not from this folder.", file=sys.stderr)
 
     def folders(self) -> list[str]:
         """Return the folders whose modules can be imported, in this order: that of the file, and the working folder.
@@ -65,8 +70,8 @@ class Source:
         folders = [os.path.dirname(each) for each in there]
         return list(dict.fromkeys([*folders, *own] if first else [*own, *folders]))
 
-    def elsewhere(self) -> dict[str, str]:
-        """Return the recorded modules, with their paths, that are imported instead of others in the folders of one's own."""
+    def _elsewhere(self) -> dict[str, str]:
+        """Return the modules that Python imports from their recorded paths although the file's or working folder has others."""
         first = self.folders()[0]
         found = {name: each for name, each in self._recorded().items() if os.path.dirname(each) == first}
         return {name: each for name, each in found.items() if self._here(name) and each not in self._here(name)}

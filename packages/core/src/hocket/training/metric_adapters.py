@@ -71,12 +71,16 @@ class MetricAdapter:
         return hasattr(self.metric, "merge_state")
 
     def buffers(self) -> list[str]:
-        """Return the names of a module's buffers that hold its sums: those that `reset` would change."""
+        """Return the buffers in which the metric accumulates, by name: `reset` would change their values."""
         if not isinstance(self.metric, torch.nn.Module):
             return []
         (empty := copy_of(self.metric)).reset()
         reset = dict(empty.named_buffers())
-        return [name for name, each in self.metric.named_buffers() if not torch.equal(each, reset[name])]
+        return [
+            name
+            for name, each in self.metric.named_buffers()
+            if name not in reset or not torch.equal(each, reset[name])
+        ]
 
     def to(self, device: torch.device) -> None:
         """Move it to a device, if it has ``to``."""
@@ -127,7 +131,7 @@ class Torchmetrics(MetricAdapter):
         return isinstance(metric, _classes("Metric"))
 
     def buffers(self) -> list[str]:
-        """See :meth:`MetricAdapter.buffers`. Its states are attributes."""
+        """See :meth:`MetricAdapter.buffers`. torchmetrics keeps states in attributes."""
         return []
 
     def detach(self) -> None:
