@@ -58,21 +58,22 @@ class Weights(hocket.Task):
 class Timed(hocket.Checkpoints):
     """Measures how long training is held up: by the call, and by the wait for copies before the optimizer's next step."""
 
-    seconds = 0.0
+    held_up = 0.0
 
     def batch_checkpoint(self, state: hocket.State) -> None:
         """As always."""
         begin = time.perf_counter()
         super().batch_checkpoint(state)
-        self.seconds += time.perf_counter() - begin
+        self.held_up += time.perf_counter() - begin
 
     @hocket.hookimpl(wrapper=True)
-    def _after_the_copy(self) -> Generator[None, bool, bool]:
+    def _then_wait_for_the_copy(self) -> Generator[None, bool, bool]:
         """As always."""
+        computed = yield
         begin = time.perf_counter()
-        self._background.settle()
-        self.seconds += time.perf_counter() - begin
-        return (yield)
+        self._writer.settle()
+        self.held_up += time.perf_counter() - begin
+        return computed
 
 
 def run(repeats: int, layers: int, steps: int) -> dict[str, Any]:
@@ -164,12 +165,12 @@ def _files(folder: Path, repeats: int, layers: int) -> tuple[int, dict[tuple[str
         for asynchronous, trainer in trainers.items():
             shutil.rmtree(folder / str(asynchronous), ignore_errors=True)
             os.sync()
-            trainer._checkpoints.seconds = 0.0
+            trainer._checkpoints.held_up = 0.0
             trainer.fit(
                 "2ba"
             )  # a checkpoint after the first; before the optimizer's step in the second its copy is over
             name, what = ("hocket, asynchronous", "block") if asynchronous else ("hocket", "save")
-            values.setdefault((name, what), Series()).values.append(trainer._checkpoints.seconds)
+            values.setdefault((name, what), Series()).values.append(trainer._checkpoints.held_up)
         load("hocket", ours)
         (folder / "torch.pt").unlink(missing_ok=True)
         timed("torch.save", "save", lambda: _torch_save(state, folder / "torch.pt"))

@@ -52,7 +52,7 @@ class TimeMonitor(Periodic):
         self._checkpoints = self._written()
 
     def _written(self) -> float:
-        return sum(each.seconds for each in self._writers)
+        return sum(each.blocked_seconds for each in self._writers)
 
     def before_dataloader(self, state: State) -> None:
         """Start timing the data loader."""

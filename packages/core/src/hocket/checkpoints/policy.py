@@ -118,7 +118,7 @@ class Checkpoints(Callback):
         self._logged_at: tuple[int, int] | None = None
         self._warned = False
         #: Seconds for which training has waited for checkpoints so far.
-        self.seconds = 0.0
+        self.blocked_seconds = 0.0
         self._writer, self._hidden, self._signals = self._new_writer(), HiddenTensors(), Signals(requeue)
         self._requeue = requeue
         if asynchronous:  # otherwise save the microsecond that a wrapper takes in every step
@@ -204,7 +204,7 @@ class Checkpoints(Callback):
         try:
             yield
         finally:
-            self.seconds += time.perf_counter() - began
+            self.blocked_seconds += time.perf_counter() - began
 
     # Before workers are forked, and before work that is slower while writes are watched.
     epoch_start = epoch_end = eval_before_all = fit_end = exception = _settle
