@@ -201,7 +201,7 @@ class Actions:
         self._hooks.module(
             "optimizer_step",
             trainer.current_epoch,
-            trainer.batch_idx,
+            trainer.batch_idx + trainer.batches_loaded,  # the last batch of a window, in which Lightning steps
             trainer.strategy._lightning_optimizers[0],
             closure,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib
 import inspect
 from collections import defaultdict
 from collections.abc import Mapping
@@ -100,6 +101,12 @@ def unknown(name: str, known: Mapping[str, Any]) -> str:
     )
 
 
+def of_environment(framework: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments that variables such as ``PL_TRAINER_MAX_EPOCHS`` give, as Lightning reads them."""
+    parse = importlib.import_module(f"{framework.__name__}.utilities.argparse")._parse_env_variables
+    return {name: value for name, value in vars(parse(framework.Trainer)).items() if name in known}
+
+
 def checked_hocket(given: Any) -> dict[str, Any]:
     """Return the arguments in ``Trainer(hocket={…})``. Raises TypeError if `hocket.Trainer` does not take one, or not here."""
     if not isinstance(given, Mapping | None):
@@ -189,6 +196,11 @@ def _check_numbers(given: Mapping[str, Any]) -> None:
         raise ValueError(
             f"Trainer(val_check_interval={interval!r}) is neither a number of batches nor a share of an epoch. Write "
             "val_check_interval=100, or val_check_interval=0.5; for no validation, limit_val_batches=0."
+        )
+    if epochs is None and isinstance(interval, float):
+        raise ValueError(
+            f"Trainer(val_check_interval={interval!r}, check_val_every_n_epoch=None): a share of an epoch counts within one. "
+            "Write a number of batches, such as val_check_interval=100, or omit check_val_every_n_epoch."
         )
     if epochs is not None and not (isinstance(epochs, int) and epochs >= 1):
         raise ValueError(

@@ -6,13 +6,12 @@ import os
 import warnings
 import zipfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hocket.checkpoints import CheckpointError
-from hocket_migration.lightning import callbacks
+from hocket_migration.lightning import callbacks, files
 from hocket_migration.lightning.arguments import REFUSED_PATHS
 from hocket_migration.lightning.framework import overrides
 
@@ -21,15 +20,12 @@ if TYPE_CHECKING:
 
 
 def save(trainer: TrainerView, path: Any, weights_only: bool) -> None:
-    """Write a ``.ckpt`` file. All ranks call it; rank 0 writes. Raises CheckpointError under strategies that shard weights."""
+    """Write a ``.ckpt`` file, by path or URL. All ranks call it; rank 0 writes. Raises CheckpointError under strategies that shard weights."""
     saved = content(trainer, weights_only)
     if trainer.is_global_zero:
-        target = Path(os.fspath(path))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        written = target.with_name(f".{target.name}.part")
-        torch.save(saved, written)
-        written.replace(target)
-    trainer.strategy.barrier("save_checkpoint")
+        files.write(saved, path)
+    if not trainer.interrupted:  # after an exception other ranks may not come
+        trainer.strategy.barrier("save_checkpoint")
 
 
 def sharded(trainer: TrainerView) -> CheckpointError:
@@ -153,7 +149,7 @@ def named(trainer: TrainerView, path: Any, weights_only: bool | None) -> dict[st
         writer = trainer.checkpoint_callback
         found = getattr(writer, f"{path}_model_path", "")
         if not found and path == "last" and writer is not None:
-            found = max(writer._find_last_checkpoints(trainer), key=os.path.getmtime, default="")
+            found = max(writer._find_last_checkpoints(trainer), key=files.modified, default="")
         if not found and path == "last":
             warnings.warn("ckpt_path='last': there is no checkpoint yet, so none is loaded.", stacklevel=4)
             return None
@@ -175,9 +171,12 @@ def read(path: Any, weights_only: bool | None) -> dict[str, Any]:
     Raises:
         CheckpointError: there is no such file, it was not written by Lightning, or it holds other objects.
     """
-    file = Path(os.fspath(path))
-    if not file.is_file():
-        raise CheckpointError(f"There is no checkpoint file {str(path)!r}. Give ckpt_path= the path of a .ckpt file.")
+    try:
+        file = files.opened(path)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"There is no checkpoint file {str(path)!r}. Give ckpt_path= the path of a .ckpt file."
+        ) from error
     try:
         saved = torch.load(file, map_location="cpu", weights_only=weights_only is not False)
     except Exception as error:

@@ -96,9 +96,14 @@ class LightningTask(TrainedModule):
         self.model = module
         _check_methods(module, self._base)
         self._actions = Actions(self)
-        self._takes_index = {name: len(inspect.signature(getattr(module, name)).parameters) > 1 for name in _STEPS}
+        self._takes_index = {name: takes_index(getattr(module, name)) for name in _STEPS}
         #: Whether the module's optimizers are made.
         self.optimizes = True
+
+    @property
+    def shares_parameters(self) -> bool:
+        """Whether optimizers may hold the same parameters, as with manual optimization, which steps each by hand."""
+        return not self.model.automatic_optimization
 
     # --- what hocket calls for a batch
 
@@ -285,6 +290,16 @@ class LightningTask(TrainedModule):
                 parameter.grad = None if gradient is None else gradient.to(parameter.device)
 
 
+def takes_index(step: Any) -> bool:
+    """Whether a step takes the number of the batch, by Lightning's rule: by name, by ``*args`` or as the second argument."""
+    if step is None:
+        return False
+    parameters = inspect.signature(step).parameters.values()
+    positional = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    varargs = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    return varargs or len(positional) >= 2 or "batch_idx" in positional
+
+
 def _check_methods(module: Any, base: type) -> None:
     """Raise TypeError for methods that are not called, and for steps that fetch batches themselves."""
     kind = type(module).__name__
@@ -292,6 +307,8 @@ def _check_methods(module: Any, base: type) -> None:
         if overrides(module, name, base):
             raise TypeError(f"{kind} defines {name}, which is not called. Define {write}.")
     for name in _STEPS:
+        if getattr(module, name) is None:
+            continue
         if "optimizer_idx" in inspect.signature(getattr(module, name)).parameters:
             raise TypeError(
                 f"{name}(optimizer_idx) of {kind} is of an earlier Lightning. Set self.automatic_optimization = False "

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import hocket
-from hocket_migration.lightning import arguments, callbacks, checkpoint, data, loggers
+from hocket_migration.lightning import arguments, callbacks, checkpoint, data, files, loggers
 from hocket_migration.lightning.evaluating import PredictLoop
 from hocket_migration.lightning.framework import framework_of_any, overrides, require, unwrapped
 from hocket_migration.lightning.loading import LoadingTrainer
@@ -102,7 +102,7 @@ class Trainer(LoadingTrainer):
         for name in given:
             if name not in known:
                 raise TypeError(arguments.unknown(name, known))
-        self._given = known | given
+        self._given = known | arguments.of_environment(framework, known) | given
         super().__init__()
         self._extra = arguments.checked_hocket(hocket)
         self._translated = arguments.translated(self._given)
@@ -141,6 +141,7 @@ class Trainer(LoadingTrainer):
         self.min_epochs, self.min_steps = given["min_epochs"], given["min_steps"]
         if self.fast_dev_run:
             self.num_sanity_val_steps, self.log_every_n_steps = 0, 1
+            self.val_check_interval, self.check_val_every_n_epoch = 1.0, 1
 
     def change(self, name: str, value: Any) -> None:
         """Change an argument from the next call on. Raises AttributeError during a fit, or if it cannot be changed."""
@@ -199,6 +200,7 @@ class Trainer(LoadingTrainer):
             checkpoint.check_writers(self, self._given)
         if saved is not None:
             checkpoint.restore_callbacks(self, saved)
+            task.begin_fit(run)  # whose hooks may add the groups of parameters that the checkpoint's optimizers have
             checkpoint.restore_training(self, saved)
         elif self._fitted:  # a Trainer counts on from one fit to the next, as Lightning's does
             run.timestamp.epoch, run.timestamp.batch = self.current_epoch, self.batches_that_stepped
@@ -438,7 +440,8 @@ class Trainer(LoadingTrainer):
         if not self.lightning_module.automatic_optimization and not self.min_epochs:
             settings.pop("min_duration", None)
         self.ends_by_steps &= "duration" not in self._extra
-        settings["folder"] = str(Path(self.default_root_dir) / "runs")
+        if not files.is_url(self.default_root_dir):
+            settings["folder"] = str(Path(self.default_root_dir) / "runs")
         if self._given["enable_progress_bar"] is not False and fits:
             settings["loggers"] = ["progress"]
         if self.fast_dev_run or "overfit" in self._extra:
