@@ -60,10 +60,6 @@ _REFUSED: dict[str, tuple[Any, str]] = {
         (False,),
         "Switch off what it would: logger=False, enable_checkpointing=False, enable_progress_bar=False",
     ),
-    "reload_dataloaders_every_n_epochs": (
-        (0,),
-        "Give a loader whose data set reads anew in each epoch, such as an IterableDataset",
-    ),
     "model_registry": ((None,), "Upload the checkpoint by a logger of hocket, such as hocket={'loggers': ['wandb']}"),
     "sync_batchnorm": (
         (False,),
@@ -190,6 +186,10 @@ def _check_numbers(given: Mapping[str, Any]) -> None:
     for name, least in (("accumulate_grad_batches", 1), ("max_epochs", -1), ("max_steps", -1)):
         if (number := given[name]) is not None and not (isinstance(number, int) and number >= least):
             raise ValueError(f"Trainer({name}={number!r}) has to be an int of {least} or more. Write {name}=1, say.")
+    if not isinstance(reload := given["reload_dataloaders_every_n_epochs"] or 0, int) or reload < 0:
+        raise ValueError(
+            f"Trainer(reload_dataloaders_every_n_epochs={reload!r}) is not a number of epochs. Write an int of 0 or more."
+        )
     interval, epochs = given["val_check_interval"], given["check_val_every_n_epoch"]
     share = isinstance(interval, float) and 0 <= interval <= 1
     if isinstance(interval, int | float) and not share and not (isinstance(interval, int) and interval >= 1):

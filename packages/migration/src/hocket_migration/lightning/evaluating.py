@@ -128,7 +128,9 @@ class EvaluatedModule(hocket.Task):
         if sanity:
             self.begin_sanity_check()
             self._sanity_begun = False
-        elif self._fits and not self._within:
+        if self._fits:
+            trainer.prepare_validation()
+        if self._fits and not sanity and not self._within:
             hooks.module("on_validation_model_zero_grad")
         hooks.module(f"on_{kind}_model_eval")
         hooks.both(f"on_{kind}_start")

@@ -207,14 +207,13 @@ class Trainer(LoadingTrainer):
             run.previous.become(run.timestamp)
         task.begin_fit(run)
         self._log_hyperparameters()
-        evaluated = self._fit_loaders(task, val_dataloaders)
+        evaluated = self._fit_loaders(task)
         task.omits_training = not self._trains()
         every = Check(self, lambda: task.skips)
         task.check = None if self.fast_dev_run else every
-        labels = data.labelled(evaluated, "val_dataloader")
-        loaders = self._not_empty(labels, self.num_val_batches, self.limit_val_batches)
+        loaders = self._validation_sets(evaluated)
         sets = {label: hocket.EvalSet(each, every=every) for label, each in loaders.items()} or None
-        task.set_labels = list(labels)
+        task.set_labels = list(data.labelled(evaluated, "val_dataloader"))
         try:
             if task.omits_training:  # only the sanity check, and the hooks of a fit
                 self.hocket.fit([None], sets, duration="1ep")
@@ -442,6 +441,8 @@ class Trainer(LoadingTrainer):
         self.ends_by_steps &= "duration" not in self._extra
         if not files.is_url(self.default_root_dir):
             settings["folder"] = str(Path(self.default_root_dir) / "runs")
+        if self._reloads:
+            settings.pop("limit_train", None)  # each of the loaders is limited by itself
         if self._given["enable_progress_bar"] is not False and fits:
             settings["loggers"] = ["progress"]
         if self.fast_dev_run or "overfit" in self._extra:

@@ -116,6 +116,7 @@ class TrainedModule(EvaluatedModule):
         trainer = self.trainer
         trainer.current_epoch, trainer.batch_idx = state.timestamp.epoch, -1
         self._skipping, self._in_epoch, self._epoch_stepped = False, True, False
+        trainer.reload_training()
         trainer.epoch_begun = True
         trainer.hooks.both("on_train_epoch_start")
         self._stop(state)

@@ -413,6 +413,12 @@ class TrainerView(Changes):
     #: as in Lightning.
     validated = evaluation_draws = False
 
+    def reload_training(self) -> None:
+        """Ask for the training loaders again, if they are due; the drop-in Trainer does."""
+
+    def prepare_validation(self) -> None:
+        """Ask for the validation loaders again, if they are due, and set the epoch of their samplers."""
+
     # --- callbacks
 
     def monitors(self, callback: Any) -> bool:

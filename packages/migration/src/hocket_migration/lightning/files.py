@@ -1,0 +1,70 @@
+"""Files by path or URL, which fsspec reaches as it does in Lightning."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+
+def is_url(path: Any) -> bool:
+    """Whether a path names a file system, as ``s3://bucket/a`` does."""
+    return "://" in os.fspath(path)
+
+
+def _file_system(url: Any) -> tuple[Any, str]:
+    from fsspec.core import url_to_fs
+
+    file_system, path = url_to_fs(os.fspath(url))
+    return file_system, path
+
+
+def write(saved: Any, path: Any) -> None:
+    """Write an object with torch.save, atomically."""
+    import torch
+
+    if is_url(path):
+        file_system, name = _file_system(path)
+        content = io.BytesIO()
+        torch.save(saved, content)
+        file_system.makedirs(file_system._parent(name), exist_ok=True)
+        with file_system.transaction, file_system.open(name, "wb") as file:
+            file.write(content.getvalue())
+        return
+    target = Path(os.fspath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    written = target.with_name(f".{target.name}.part")
+    torch.save(saved, written)
+    written.replace(target)
+
+
+def opened(path: Any) -> Any:
+    """Return a file that can be read: its content, if it is remote. Raises FileNotFoundError if there is none."""
+    if not is_url(path):
+        file = Path(os.fspath(path))
+        if not file.is_file():
+            raise FileNotFoundError(file)
+        return file
+    file_system, name = _file_system(path)
+    return io.BytesIO(file_system.cat_file(name))
+
+
+def remove(path: Any) -> None:
+    """Delete a file or folder, if it exists."""
+    if is_url(path):
+        file_system, name = _file_system(path)
+        if file_system.exists(name):
+            file_system.rm(name, recursive=True)
+        return
+    target = Path(path)
+    shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+
+
+def modified(path: Any) -> float:
+    """Return the time of the last change, in seconds."""
+    if is_url(path):
+        file_system, name = _file_system(path)
+        return float(file_system.modified(name).timestamp())
+    return os.path.getmtime(path)
