@@ -84,12 +84,13 @@ class Reloads(m.LitAutoEncoder):
 
     def __init__(self, several: bool = False) -> None:
         super().__init__()
-        self.made: list[tuple[str, int]] = []
+        self.made: list[tuple[str, float]] = []
         self.several = several
 
     def _made(self, name: str, samples: int, seed: int) -> Any:
-        self.made.append((name, self.trainer.current_epoch))
-        made = DataLoader(m.pairs(samples + 4 * len(self.made), 8, seed), batch_size=4, shuffle=name == "train")
+        epoch = self.trainer.current_epoch
+        data = m.pairs(samples + 8 * (epoch % 3), 8, seed + epoch)
+        made = DataLoader(data, batch_size=4, shuffle=name == "train")
         return [made, DataLoader(m.pairs(7, 8, 5), batch_size=4)] if self.several else made
 
     def train_dataloader(self) -> Any:
@@ -112,7 +113,7 @@ class Reloads(m.LitAutoEncoder):
     [
         {"reload_dataloaders_every_n_epochs": 1},
         {"reload_dataloaders_every_n_epochs": 2, "limit_train_batches": 0.5},
-        {"reload_dataloaders_every_n_epochs": 1, "accumulate_grad_batches": 3, "limit_val_batches": 1},
+        {"reload_dataloaders_every_n_epochs": 1, "accumulate_grad_batches": 2, "limit_val_batches": 1},
         {"reload_dataloaders_every_n_epochs": 1, "check_val_every_n_epoch": 2, "num_sanity_val_steps": 0},
     ],
 )
@@ -139,7 +140,7 @@ class Epochs(DistributedSampler[Any]):
         super().set_epoch(epoch)
 
 
-@pytest.mark.parametrize("form", [lambda each: each, lambda each: [each], lambda each: CombinedLoader([each], "max_size")])
+@pytest.mark.parametrize("form", [lambda each: each, lambda each: [each], lambda each: CombinedLoader(each, "max_size")])
 @pytest.mark.parametrize("how", [{}, {"val_check_interval": 0.5}, {"num_sanity_val_steps": 0}])
 def test_samplers_of_validation_loaders_know_the_epoch(how: dict[str, Any], form: Any) -> None:
     noted = []

@@ -381,8 +381,7 @@ class Trainer:
     def predict(self, dataloader: Any, subset_num_batches: int = -1, *, return_outputs: bool = True) -> list[Any]:
         """Return the outputs of each batch, on the CPU; an empty list unless ``return_outputs``."""
         spec = ensure_data_spec(dataloader)
-        outputs = self.hocket.predict(Parts(spec, _limit(subset_num_batches), None))
-        return outputs if return_outputs else []
+        return self.hocket.predict(Parts(spec, _limit(subset_num_batches), None), keep=return_outputs)
 
     @translated()
     def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}-rank{rank}", *, weights_only: bool = False) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from types import ModuleType
 from typing import Any
 
-from torch.utils._pytree import tree_unflatten
+import torch
+from torch.utils._pytree import tree_leaves, tree_unflatten
+from torch.utils.data import DataLoader, IterableDataset
 
 from hocket.data import Several
 from hocket.data.source import known_length, set_epoch
@@ -36,14 +38,14 @@ def training(given: Any, framework: ModuleType, ordered: bool = False) -> tuple[
             "'min_size'; for one loader after the other, hocket.data.Several(loaders, 'in turn')."
         )
     if spec.is_leaf():
-        return loaders[0], None
+        return bounded(loaders[0]), None
     if mode not in _MODES:
         return Combined(combined), None
 
     def unpack(batch: Any) -> Any:
         return tree_unflatten(list(batch.values()), spec)
 
-    named = {str(number): each for number, each in enumerate(loaders)}
+    named = {str(number): bounded(each) for number, each in enumerate(loaders)}
     return Several(named, _MODES[mode]), unpack  # type: ignore[arg-type]
 
 
@@ -101,6 +103,7 @@ class Combined:
 
     def __init__(self, combined: Any) -> None:
         self._combined = combined
+        self.flattened = list(combined.flattened)
 
     def __len__(self) -> int:
         lengths = list(map(len, self._combined.flattened))
@@ -139,9 +142,17 @@ def side_by_side(given: Any, framework: ModuleType, ordered: bool = False) -> An
     return data if unpack is None else Combined(_combined(given, "max_size_cycle", framework, ordered))
 
 
+def draw_as_iterated(loaders: Any) -> None:
+    """Draw the random numbers that loaders draw when they are iterated, which Lightning does once more when it reloads."""
+    for each in getattr(loaders, "flattened", None) or tree_leaves(loaders):
+        if isinstance(each, DataLoader):
+            torch.empty((), dtype=torch.int64).random_(generator=each.generator)
+
+
 def set_sampler_epoch(loader: Any, epoch: int) -> None:
     """Set the epoch of a loader's samplers, as Lightning does before a validation."""
-    samplers = [getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)]
+    owners = [owner for each in getattr(loader, "flattened", [loader]) for owner in (each, getattr(each, "batch_sampler", None))]
+    samplers = [getattr(each, "sampler", None) for each in owners]
     for sampler in {id(each): each for each in samplers}.values():
         if callable(getattr(sampler, "set_epoch", None)):
             sampler.set_epoch(epoch)
@@ -174,6 +185,25 @@ class Limited:
 
     def __iter__(self) -> Any:
         return islice(iter(self._loader), len(self))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the loader."""
+        set_epoch(self._loader, epoch)
+
+
+def bounded(loader: Any) -> Any:
+    """Return a loader that ends after as many batches as its length says, as Lightning ends it.
+
+    A DataLoader over items, a collection and a loader with a state of its own are returned as they are.
+    """
+    if isinstance(loader, Sequence | Iterated | Combined | Limited | Several) or known_length(loader) is None:
+        return loader
+    data_set = getattr(loader, "dataset", None)
+    if hasattr(loader, "state_dict") or hasattr(data_set, "state_dict"):
+        return loader
+    if isinstance(loader, DataLoader) and not isinstance(data_set, IterableDataset):
+        return loader
+    return Limited(loader, 1.0, 1)
 
 
 def limited(loader: Any, limit: int | float) -> int | float:

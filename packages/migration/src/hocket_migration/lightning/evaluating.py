@@ -260,8 +260,8 @@ class PredictLoop:
     current_batch_indices = None
     epoch_batch_indices = None
 
-    def __init__(self, loaders: Sequence[Any] = ()) -> None:
-        self.num_dataloaders = len(loaders)
+    def __init__(self, loaders: Sequence[Any] = (), keeps: bool = True) -> None:
+        self.num_dataloaders, self._keeps = len(loaders), keeps
         self._predictions: list[list[Any]] = [[] for _ in loaders]
 
     @property
@@ -270,5 +270,7 @@ class PredictLoop:
         return self._predictions[0] if self.num_dataloaders == 1 else self._predictions
 
     def add(self, number: int, prediction: Any) -> None:
-        """Add the prediction of a batch of a loader."""
+        """Add the prediction of a batch of a loader, if somebody reads it at the end."""
+        if not self._keeps:
+            return
         self._predictions[number].append(map_tensors(lambda tensor: tensor.cpu(), prediction))

@@ -101,7 +101,7 @@ class LoadingTrainer(TrainerView):
         """Return the loaders that have batches, limited to as many for each rank."""
         whole = limit == 1.0 and isinstance(limit, float)
         return {
-            label: each if whole else data.Limited(each, limit, self.world_size)
+            label: data.bounded(each) if whole else data.Limited(each, limit, self.world_size)
             for (label, each), count in zip(loaders.items(), counts, strict=True)
             if count
         }
@@ -142,6 +142,7 @@ class LoadingTrainer(TrainerView):
         if self._reloads and self.current_epoch - self._train_epoch >= self._reloads:
             assert self._reloaded_train is not None
             self._reloaded_train.loader = self._new_train_data()
+            data.draw_as_iterated(self.train_dataloader)
 
     def prepare_validation(self) -> None:
         """Ask for the validation loaders again, in an epoch in which they are due; and set the epoch of their samplers."""

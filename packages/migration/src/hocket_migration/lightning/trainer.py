@@ -273,17 +273,22 @@ class Trainer(LoadingTrainer):
         self.keep(predict_dataloaders=self._loaders("predict_dataloader", dataloaders))
         loaders = data.prediction(self.predict_dataloaders, self.framework)
         self.num_predict_batches = [data.limited(each, self.limit_predict_batches) for each in loaders]
+        if not any(self.num_predict_batches):
+            self._end()
+            return None
         found, before = [], task.set_labels
         task.set_labels = list(data.labelled(loaders, "predict_dataloader"))
-        self.predict_loop = task.predict_loop = PredictLoop(loaders)
+        keep = return_predictions is not False
+        writers = self._of_kind("BasePredictionWriter")
+        self.predict_loop = task.predict_loop = PredictLoop(loaders, keep or any(each.interval.on_epoch for each in writers))
         with self._weights():
             for number, loader in enumerate(loaders):
                 task._set = number
-                found.append(self.hocket.predict(loader))
+                found.append(self.hocket.predict(data.bounded(loader), keep=keep))
                 task.continue_random_numbers()
         task.set_labels, task.predict_loop = before, None
         self._end()
-        if return_predictions is False:
+        if not keep:
             return None
         return found[0] if len(found) == 1 else found
 
