@@ -140,7 +140,9 @@ class Epochs(DistributedSampler[Any]):
         super().set_epoch(epoch)
 
 
-@pytest.mark.parametrize("form", [lambda each: each, lambda each: [each], lambda each: CombinedLoader(each, "max_size")])
+@pytest.mark.parametrize(
+    "form", [lambda each: each, lambda each: [each], lambda each: CombinedLoader(each, "max_size")]
+)
 @pytest.mark.parametrize("how", [{}, {"val_check_interval": 0.5}, {"num_sanity_val_steps": 0}])
 def test_samplers_of_validation_loaders_know_the_epoch(how: dict[str, Any], form: Any) -> None:
     noted = []

@@ -386,7 +386,6 @@ def test_arguments_without_a_counterpart_are_refused_by_name(given: dict[str, An
 @pytest.mark.parametrize(
     ("callback", "message"),
     [
-        (lambda: theirs.StochasticWeightAveraging(0.1), r"\['swa'\]"),
         (lambda: theirs.GradientAccumulationScheduler({0: 2}), "accumulate_grad_batches"),
         (lambda: theirs.DeviceStatsMonitor(), "memory-monitor"),
         (lambda: theirs.EarlyStopping, r"Give an instance: EarlyStopping\("),

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def save(trainer: TrainerView, path: Any, weights_only: bool) -> None:
-    """Write a ``.ckpt`` file, by path or URL. All ranks call it; rank 0 writes. Raises CheckpointError under strategies that shard weights."""
+    """Write a ``.ckpt`` file, by path or URL. All ranks call it; rank 0 writes.
+
+    Raises CheckpointError under strategies that shard weights.
+    """
     saved = content(trainer, weights_only)
     if trainer.is_global_zero:
         files.write(saved, path)
@@ -115,7 +118,8 @@ def _loops(trainer: TrainerView) -> dict[str, Any]:
     batch, epoch = trainer.batch_idx + 1, trainer.current_epoch
     steps, earlier = trainer.global_step, trainer.total_batch_idx - trainer.batch_idx
     nothing = _counter(0, 0, 0)
-    counted = bool(getattr(getattr(trainer.run_state, "task", None), "_counted", False))
+    task = getattr(trainer.run_state, "task", None)
+    counted, processed = bool(getattr(task, "_counted", False)), batch - bool(getattr(task, "_begun", False))
     # Lightning counts a batch after the validation that follows it.
     stepped = trainer.batches_that_stepped - int(trainer.validating and counted)
     optimizer = {"total": {"ready": steps, "completed": steps}, "current": {"ready": batch, "completed": batch}}
@@ -125,7 +129,7 @@ def _loops(trainer: TrainerView) -> dict[str, Any]:
         "epoch_progress": _counter(epoch + trainer.epoch_begun, epoch + trainer.epoch_processed, epoch),
         "epoch_loop.state_dict": {"_batches_that_stepped": stepped},
         "epoch_loop.batch_progress": {
-            **_counter(batch, batch, batch - trainer.batch_ending, earlier),
+            **_counter(batch, processed, processed - trainer.batch_ending, earlier),
             "is_last_batch": trainer.is_known_last_batch,
         },
         "epoch_loop.scheduler_progress": {"total": optimizer["total"], "current": optimizer["current"]},
@@ -232,6 +236,8 @@ def restore_training(trainer: TrainerView, saved: Mapping[str, Any]) -> None:
         ("optimizers", trainer.optimizers, saved["optimizer_states"]),
         ("schedulers", [each.scheduler for each in trainer.lr_scheduler_configs], saved["lr_schedulers"]),
     ):
+        if what == "schedulers" and not objects and trainer._of_kind("StochasticWeightAveraging"):
+            continue  # the callback replaces them, and has the state of its own
         if len(objects) != len(states):
             raise CheckpointError(
                 f"The checkpoint has {len(states)} {what}, and configure_optimizers() of "
@@ -252,7 +258,8 @@ def restore_training(trainer: TrainerView, saved: Mapping[str, Any]) -> None:
             trainer.batches_that_stepped = max(trainer.batches_that_stepped, saved["global_step"])
         elif batches["current"]["completed"] < batches["current"]["processed"]:
             trainer.batches_that_stepped += 1
-        ended = batches.get("is_last_batch") or epochs["processed"] > epochs["completed"]
+        in_last = batches.get("is_last_batch") and batch == batches["current"]["ready"]
+        ended = in_last or epochs["processed"] > epochs["completed"]
         if epochs["ready"] > epochs["completed"] and ended:
             epoch, batch = epoch + 1, 0
         elif epochs["ready"] == epochs["completed"]:

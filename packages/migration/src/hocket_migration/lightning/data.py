@@ -151,8 +151,9 @@ def draw_as_iterated(loaders: Any) -> None:
 
 def set_sampler_epoch(loader: Any, epoch: int) -> None:
     """Set the epoch of a loader's samplers, as Lightning does before a validation."""
-    owners = [owner for each in getattr(loader, "flattened", [loader]) for owner in (each, getattr(each, "batch_sampler", None))]
-    samplers = [getattr(each, "sampler", None) for each in owners]
+    loaders = getattr(loader, "flattened", [loader])
+    owners = [owner for each in loaders for owner in (each, getattr(each, "batch_sampler", None))]
+    samplers: list[Any] = [getattr(each, "sampler", None) for each in owners]
     for sampler in {id(each): each for each in samplers}.values():
         if callable(getattr(sampler, "set_epoch", None)):
             sampler.set_epoch(epoch)

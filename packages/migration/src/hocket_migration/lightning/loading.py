@@ -56,7 +56,9 @@ class LoadingTrainer(TrainerView):
     def _trains(self) -> bool:
         """Whether a fit has anything to do: batches, and epochs and steps that are left."""
         epochs, steps, time = self.max_epochs, self.max_steps, self._given["max_time"]
-        over = (epochs not in (-1, None) and self.current_epoch >= epochs) or (steps != -1 and self.global_step >= steps)
+        over = (epochs not in (-1, None) and self.current_epoch >= epochs) or (
+            steps != -1 and self.global_step >= steps
+        )
         over |= time is not None and not arguments.seconds_of(time)
         if self.stops or self.limit_train_batches == 0 or (over and "duration" not in self._extra):
             return False

@@ -212,7 +212,7 @@ class Results:
                 self._sort(each, each.of_epoch(self._reduce if final else None), False, found)
         return found
 
-    def _sort(self, each: Value, value: Any, step: bool, found: Mapping[str, dict[str, Any]]) -> None:
+    def _sort(self, each: Value, value: Any, step: bool, found: dict[str, dict[str, Any]]) -> None:
         if value is None:
             return
         if each.logger:

@@ -244,10 +244,16 @@ class LightningTask(TrainedModule):
     def extra_state(self) -> dict[str, Any]:
         """Return counters, and the state of schedulers, callbacks, and what ``on_save_checkpoint`` adds."""
         trainer = self.trainer
-        added: dict[str, Any] = {"epoch": trainer.current_epoch, "global_step": trainer.global_step, "state_dict": {}}
+        weights = self._weights_for_callbacks()
+        added: dict[str, Any] = {
+            "epoch": trainer.current_epoch,
+            "global_step": trainer.global_step,
+            "state_dict": weights,
+        }
         callbacks = {each.state_key: state for each in trainer.callbacks if (state := each.state_dict())}
         trainer.hooks.callbacks("on_save_checkpoint", added)
         trainer.hooks.module("on_save_checkpoint", added)
+        replaced = added["state_dict"] is not weights
         return {
             "counters": {name: getattr(trainer, name) for name in _COUNTERS},
             "in_epoch": self._in_epoch,
@@ -258,9 +264,20 @@ class LightningTask(TrainedModule):
             "metric_states": metric_states(self.model),
             "schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
             "callbacks": callbacks,
-            "added": {name: value for name, value in added.items() if name not in _STANDARD},
+            "added": {
+                name: value
+                for name, value in added.items()
+                if value is not weights and (name not in _STANDARD or (name == "state_dict" and replaced))
+            },
+            "weights_at": [name for name, value in added.items() if value is weights],
             "gradients": self._waiting_gradients(),
         }
+
+    def _weights_for_callbacks(self) -> dict[str, Any]:
+        """Return the weights for callbacks that move them to other names of a checkpoint, as those of averages do."""
+        base = self.trainer.framework.Callback
+        wanted = any(overrides(each, "on_save_checkpoint", base) for each in self.trainer.callbacks)
+        return dict(self.model.state_dict()) if wanted and not self._shards else {}
 
     def _waiting_gradients(self) -> list[Any] | None:
         """Return the gradients between two batches of manual optimization, which may add to them."""
@@ -281,7 +298,10 @@ class LightningTask(TrainedModule):
             load_metric_states(self.model, state["metric_states"])
         for config, saved in zip(trainer.lr_scheduler_configs, state["schedulers"], strict=True):
             config.scheduler.load_state_dict(saved)
-        trainer.hooks.module("on_load_checkpoint", dict(state["added"]))
+        weights = self._weights_for_callbacks()
+        added = dict.fromkeys(state.get("weights_at", ()), weights) | state["added"]
+        trainer.hooks.module("on_load_checkpoint", {**state["added"]})
+        trainer.hooks.callbacks("on_load_checkpoint", added)
         for callback in trainer.callbacks:
             if callback.state_key in state["callbacks"]:
                 callback.load_state_dict(state["callbacks"][callback.state_key])

@@ -144,7 +144,23 @@ class Trainer(LoadingTrainer):
             self.val_check_interval, self.check_val_every_n_epoch = 1.0, 1
 
     def change(self, name: str, value: Any) -> None:
-        """Change an argument from the next call on. Raises AttributeError during a fit, or if it cannot be changed."""
+        """Change an argument from the next call on, and the number of epochs at once.
+
+        Raises AttributeError for others during a fit, or if it cannot be changed.
+        """
+        if name == "_skip_backward":
+            self.skips_backward = bool(value)
+            return
+        if name == "max_batches" and self._fits:
+            self.max_batches = value
+            return
+        if self._fits and name == "accumulate_grad_batches" and (self.skips_backward or value == self._given[name]):
+            return
+        if self._fits and name == "max_epochs" and "duration" not in self._extra:
+            self._given, self.epochs_changed = self._given | {name: value}, True
+            if self._task is not None:
+                self._task.plan_epochs()
+            return
         if name not in self._given:
             raise AttributeError(f"{name} of Lightning's loops cannot be set under hocket. Omit it.")
         if self._fits:
@@ -194,8 +210,11 @@ class Trainer(LoadingTrainer):
         self._validates = self.enable_validation
         task = self._build(fits=True)
         self._fits = True
+        self.skips_backward, self.max_batches, self.epochs_changed = False, None, False
         run = self.run_state
         assert run is not None
+        resumes = any(self._extra.get(each) is not None for each in ("checkpoints", "resume"))
+        callbacks.check_averaging(self.callbacks, shards=task.shards, resumes=resumes)
         if task.shards:
             checkpoint.check_writers(self, self._given)
         if saved is not None:
@@ -280,7 +299,9 @@ class Trainer(LoadingTrainer):
         task.set_labels = list(data.labelled(loaders, "predict_dataloader"))
         keep = return_predictions is not False
         writers = self._of_kind("BasePredictionWriter")
-        self.predict_loop = task.predict_loop = PredictLoop(loaders, keep or any(each.interval.on_epoch for each in writers))
+        self.predict_loop = task.predict_loop = PredictLoop(
+            loaders, keep or any(each.interval.on_epoch for each in writers)
+        )
         with self._weights():
             for number, loader in enumerate(loaders):
                 task._set = number
