@@ -57,7 +57,9 @@ def test_metrics_of_batches_are_those_of_transformers(verb, given, preprocess, t
             output = trainer.predict(rows(18))
             metrics, shape = output.metrics, (output.predictions.shape, output.label_ids.shape)
         prefix = {"evaluate": "eval", "predict": "test"}[verb]
-        found.append((metrics[f"{prefix}_rows"], round(metrics[f"{prefix}_loss"], 5), shape, trainer.compute_metrics.calls))
+        found.append(
+            (metrics[f"{prefix}_rows"], round(metrics[f"{prefix}_loss"], 5), shape, trainer.compute_metrics.calls)
+        )
     assert found[0] == found[1]
     assert found[0][0] == 18
 

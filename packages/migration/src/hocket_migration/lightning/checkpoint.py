@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.checkpoints import CheckpointError
-from hocket_migration.lightning import callbacks, files
+from hocket_migration import files
+from hocket_migration.lightning import callbacks
 from hocket_migration.lightning.arguments import REFUSED_PATHS
 from hocket_migration.lightning.framework import overrides
 

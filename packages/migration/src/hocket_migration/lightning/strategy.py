@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hocket.algorithm import Need
 from hocket.data.nesting import map_tensors
-from hocket_migration.lightning import files
+from hocket_migration import files
 
 if TYPE_CHECKING:
     from hocket.plugins.bus import Bus

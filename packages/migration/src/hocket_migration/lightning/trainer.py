@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import hocket
-from hocket_migration.lightning import arguments, callbacks, checkpoint, data, files, loggers
+from hocket_migration import files
+from hocket_migration.lightning import arguments, callbacks, checkpoint, data, loggers
 from hocket_migration.lightning.evaluating import PredictLoop
 from hocket_migration.lightning.framework import framework_of_any, overrides, require, unwrapped
 from hocket_migration.lightning.loading import LoadingTrainer

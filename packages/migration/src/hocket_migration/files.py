@@ -1,4 +1,4 @@
-"""Files by path or URL, which fsspec reaches as it does in Lightning."""
+"""Files by path, or by any URL that fsspec reaches."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ def is_url(path: Any) -> bool:
 
 
 def _file_system(url: Any) -> tuple[Any, str]:
-    from fsspec.core import url_to_fs
+    try:
+        from fsspec.core import url_to_fs
 
-    file_system, path = url_to_fs(os.fspath(url))
+        file_system, path = url_to_fs(os.fspath(url))
+    except ImportError as error:
+        raise ImportError(
+            f"{os.fspath(url)} cannot be reached: {error}. Install fsspec, and its package for such addresses."
+        ) from error
     return file_system, path
 
 
