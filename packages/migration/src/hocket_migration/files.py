@@ -67,6 +67,12 @@ def remove(path: Any) -> None:
     shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
 
 
+def named_by(file_system: Any, path: str) -> str:
+    """Return the path of a file system's file, as a URL unless it is on this machine."""
+    local = "file" in (file_system.protocol if isinstance(file_system.protocol, tuple) else (file_system.protocol,))
+    return path if local else str(file_system.unstrip_protocol(path))
+
+
 def modified(path: Any) -> float:
     """Return the time of the last change, in seconds."""
     if is_url(path):

@@ -12,7 +12,6 @@ from torch import Tensor
 from hocket import hookimpl
 from hocket.algorithm import Need
 from hocket.data.windows import Window
-from hocket.optim.closures import needs_closure
 from hocket.plugins.errors import PlanError
 from hocket.plugins.spec import Attachment
 from hocket_migration.lightning.framework import overrides
@@ -331,11 +330,10 @@ class Actions:
         assert state is not None and self._optimizer_step is not None
         _check_keywords(keywords)
         bus, step = state.bus, state.step
-        result = None
-        asks = needs_closure(optimizer)
-        if not asks:
-            with torch.enable_grad():
-                result = closure()
+        with torch.enable_grad():
+            result = closure()
+        if isinstance(result, Tensor):  # what an optimizer that calls the closure itself gets first
+            state.loss = result.detach()
         step.optimizers = [optimizer]
         try:
             bus.begin_step(str(self._trainer.optimizers.index(optimizer)))

@@ -154,7 +154,8 @@ def named(trainer: TrainerView, path: Any, weights_only: bool | None) -> dict[st
         writer = trainer.checkpoint_callback
         found = getattr(writer, f"{path}_model_path", "")
         if not found and path == "last" and writer is not None:
-            found = max(writer._find_last_checkpoints(trainer), key=files.modified, default="")
+            last = [files.named_by(writer._fs, each) for each in writer._find_last_checkpoints(trainer)]
+            found = max(last, key=files.modified, default="")
         if not found and path == "last":
             warnings.warn("ckpt_path='last': there is no checkpoint yet, so none is loaded.", stacklevel=4)
             return None

@@ -269,6 +269,10 @@ class PredictLoop:
         """The predictions of each batch, in a list for each loader if there are several."""
         return self._predictions[0] if self.num_dataloaders == 1 else self._predictions
 
+    def forget(self) -> None:
+        """Drop the predictions, which nobody reads any more."""
+        self._predictions = [[] for _ in self._predictions]
+
     def add(self, number: int, prediction: Any) -> None:
         """Add the prediction of a batch of a loader, if somebody reads it at the end."""
         if not self._keeps:

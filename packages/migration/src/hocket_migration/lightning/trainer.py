@@ -311,6 +311,7 @@ class Trainer(LoadingTrainer):
         task.set_labels, task.predict_loop = before, None
         self._end()
         if not keep:
+            self.predict_loop.forget()
             return None
         return found[0] if len(found) == 1 else found
 
