@@ -15,6 +15,7 @@ from torch.optim.swa_utils import get_ema_avg_fn
 from torch.utils.data import DataLoader
 
 import hocket
+from hocket.testkit import run_ranks
 from hocket_migration.lightning import Trainer
 from hocket_migration.lightning.callbacks import check_averaging
 
@@ -85,7 +86,10 @@ AVERAGING = {
 
 
 @pytest.mark.parametrize("how", [{}, {"accumulate_grad_batches": 2, "val_check_interval": 2}])
-@pytest.mark.parametrize("module", [Ordered, Normalized, StepsItself])
+@pytest.mark.parametrize(
+    "module",
+    [Normalized, pytest.param(Ordered, marks=pytest.mark.long), pytest.param(StepsItself, marks=pytest.mark.long)],
+)
 @pytest.mark.parametrize("kind", AVERAGING)
 def test_averages_are_those_of_lightning(kind: str, module: Any, how: dict[str, Any]) -> None:
     found = []
@@ -106,8 +110,8 @@ def test_averages_are_those_of_lightning(kind: str, module: Any, how: dict[str, 
 
 
 @pytest.mark.parametrize("kind", ["ema", "mean", "swa", "swa linear"])
-@pytest.mark.parametrize("module", [Ordered, Normalized])
-@pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.parametrize("module", [Normalized, pytest.param(Ordered, marks=pytest.mark.long)])
+@pytest.mark.parametrize("after", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_averages_continue_from_a_ckpt_file(kind: str, module: Any, after: int, tmp_path: Path) -> None:
     found = []
     for trainer_class, folder in ((Trainer, tmp_path / "ours"), (pl.Trainer, tmp_path / "theirs")):
@@ -202,3 +206,29 @@ def test_the_checkpoint_of_exceptions_is_removed_where_there_was_none(tmp_path: 
     for kind in (theirs.OnExceptionCheckpoint, pl.callbacks.OnExceptionCheckpoint):
         m.trained(Trainer, BoringModel, callbacks=[kind(tmp_path)], enable_checkpointing=True, max_epochs=1)
         assert not list(tmp_path.iterdir())
+
+
+class OfRanks(Ordered):
+    """Layer norm, whose ranks have nothing of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = torch.nn.Sequential(torch.nn.LayerNorm(3), torch.nn.Linear(3, 8))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["swa", "ema"])
+def test_ranks_have_the_averages_of_one_process(kind: str, tmp_path: Path) -> None:
+    def train(rank: int, strategy: str, size: int) -> Any:
+        torch.manual_seed(1)
+        module = OfRanks()
+        how = {"reload_dataloaders_every_n_epochs": 2, "hocket": {"strategy": strategy}}
+        trainer = Trainer(**m.arguments(max_epochs=4, callbacks=[AVERAGING[kind]()], **how))
+        loaders = DataLoader(m.pairs(16, 8, 1), size), DataLoader(m.pairs(5, 8, 2), 2)
+        trainer.fit(module, *loaders)
+        weights = {name: value.clone() for name, value in module.state_dict().items()}
+        return weights, trainer.global_step, trainer.callback_metrics["val_loss"].item()
+
+    first, second = run_ranks(train, 2, "ddp", 2)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    torch.testing.assert_close(first, train(0, "single", 4), rtol=0, atol=1e-5)
