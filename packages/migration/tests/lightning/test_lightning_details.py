@@ -460,3 +460,30 @@ def test_the_checkpoint_of_an_exception_may_be_remote(memory: Any) -> None:
         )
     ).fit(BoringModel())
     assert memory.find("/words") == []
+
+
+# --- profilers
+
+
+class Measured(BoringModel):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        with self.trainer.profiler.profile("own block"):
+            return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("kind", [pl.profilers.SimpleProfiler, pl.profilers.AdvancedProfiler])
+def test_profilers_measure_the_blocks_that_modules_name(kind: Any, tmp_path: Path) -> None:
+    profiler = kind(dirpath=tmp_path / "profiles", filename="blocks")
+    trainer = Trainer(**m.arguments(max_epochs=1, limit_train_batches=4, profiler=profiler))
+    trainer.fit(Measured())
+    assert trainer.profiler is profiler and trainer._translated["profile"] is True
+    (file,) = (tmp_path / "profiles").iterdir()
+    assert file.name.startswith("fit-blocks")
+    assert "own block" in file.read_text()
+
+
+@pytest.mark.parametrize(("kind", "profiles"), [("PyTorchProfiler", True), ("PassThroughProfiler", False)])
+def test_other_profilers_are_hockets_or_none(kind: str, profiles: bool) -> None:
+    trainer = Trainer(**m.arguments(max_epochs=1, limit_train_batches=2, profiler=getattr(pl.profilers, kind)()))
+    trainer.fit(Measured())
+    assert trainer._translated.get("profile") == (profiles or None)

@@ -12,6 +12,8 @@ from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any
 
+from hocket_migration.lightning.framework import package_of
+
 DEVICES = {"auto": "auto", "cpu": "cpu", "gpu": "auto", "cuda": "cuda", "mps": "mps", "tpu": "xla"}
 STRATEGIES: dict[str, Any] = {
     "auto": "auto",
@@ -68,7 +70,7 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "num_nodes": ((1,), "Start the script by torchrun --nnodes=…, whose processes hocket uses, and omit num_nodes="),
 }
 #: Arguments that take a name, and no object of Lightning's.
-BY_NAME = ("strategy", "plugins", "profiler")
+BY_NAME = ("strategy", "plugins")
 #: Values of ``ckpt_path=`` that are refused.
 REFUSED_PATHS = ("hpc", "registry")
 #: The parameter of a step that fetches its batches itself, which is refused.
@@ -278,9 +280,16 @@ def _deterministic(given: Any) -> bool:
     return bool(given)
 
 
+def is_profiler(given: Any, name: str = "Profiler") -> bool:
+    """Whether an object is a profiler of Lightning's, of the class of this name."""
+    return any(base.__name__ == name and package_of(base) is not None for base in type(given).__mro__)
+
+
 def _profile(given: Any) -> Any:
     if given is None:
         return None
+    if is_profiler(given):
+        return None if is_profiler(given, "PassThroughProfiler") else True
     if given in ("simple", "advanced", "pytorch"):
         return True
     what = repr(given) if isinstance(given, str) else f"{type(given).__name__}(…)"

@@ -174,9 +174,20 @@ class Trainer(LoadingTrainer):
     def _connect(self, framework: Any) -> None:
         """Make callbacks and loggers of a package of Lightning."""
         self.adopt(framework)
+        if self._own_profiler:
+            self.profiler = self._given["profiler"]
         given, writes = self._given, "checkpoints" in self._extra
         self.callbacks = callbacks.made(given, framework, others_write=writes)
         self.loggers = loggers.made(given["logger"], framework, given["fast_dev_run"], self.default_root_dir)
+
+    @property
+    def _own_profiler(self) -> bool:
+        """Whether a profiler of Lightning's was given, which measures the blocks that modules name.
+
+        hocket's profiles the steps, and stands for Lightning's own of torch: there is one at a time.
+        """
+        given = self._given["profiler"]
+        return arguments.is_profiler(given) and not arguments.is_profiler(given, "PyTorchProfiler")
 
     # --- what Lightning's Trainer does
 
@@ -385,6 +396,8 @@ class Trainer(LoadingTrainer):
             self._connect(framework)
         self.forget_values()
         self.enter(function, "TRAINING" if function == "FITTING" else function)
+        if self._own_profiler:
+            self.profiler.setup(stage=self.state.fn, local_rank=self.local_rank, log_dir=self.log_dir)
         of_module = self.hooks.module("configure_callbacks")
         self.callbacks = callbacks.merged(self.callbacks, of_module, framework)
         for each in self.callbacks:
@@ -485,6 +498,9 @@ class Trainer(LoadingTrainer):
             self.datamodule.teardown(stage=stage)
         self.hooks.callbacks("teardown", stage=stage)
         self.hooks.module("teardown", stage=stage)
+        if self._own_profiler:
+            self.profiler.describe()
+            self.profiler.teardown(stage=stage)
         for logger in self.loggers:
             logger.finalize("success")
         self.state.status = self._states.TrainerStatus.FINISHED
