@@ -131,7 +131,13 @@ def test_a_mask_is_mixed_in_its_format_and_volumes_in_theirs():
 def test_changed_models_keep_the_format_of_weights_and_images(name, format):
     def model():
         torch.manual_seed(0)
-        layers = [nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU(), nn.MaxPool2d(2), ResidualBlock(16, 16), ResidualBlock(16, 32, 2)]
+        layers = [
+            nn.Conv2d(8, 16, 3, 2, 1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            ResidualBlock(16, 16),
+            ResidualBlock(16, 32, 2),
+        ]
         return nn.Sequential(*layers).to(memory_format=format)
 
     plain, changed = model(), model()

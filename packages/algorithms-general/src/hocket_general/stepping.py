@@ -27,7 +27,9 @@ def steps_of(optimizer: Optimizer, weights: list[Tensor]) -> list[float]:
     """
     for each in weights:
         if "step" not in optimizer.state[each]:
-            optimizer.state[each]["step"] = torch.tensor(0.0)  # on the CPU, so that reading it does not wait for a device
+            optimizer.state[each]["step"] = torch.tensor(
+                0.0
+            )  # on the CPU, so that reading it does not wait for a device
     counts = [optimizer.state[each]["step"] for each in weights]
     torch._foreach_add_(counts, 1)
     return [count.item() for count in counts]
