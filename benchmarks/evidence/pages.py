@@ -271,6 +271,8 @@ def _evidence(found: Mapping[str, Any]) -> str:
     lines = [
         f"Measured on {_about(found)}; commit {commits}. {seeds}.{again}",
         "",
+        "## How much this can show",
+        "",
         _strength(found),
         "",
         "## Baselines",
