@@ -28,6 +28,14 @@ BORROW = (Event.EVAL_BEFORE_ALL, Event.PREDICT_START)
 RETURN = (Event.EVAL_AFTER_ALL, Event.PREDICT_END, Event.EXCEPTION, Event.CLOSE)
 
 
+class _OfUpdates(Span):
+    """A span of updates, which follow batches: the last one comes when no batch is left."""
+
+    def batches(self, state: State) -> range | None:
+        """Return None, so that `Averages` itself explains an average without updates."""
+        return None
+
+
 class Averages(Algorithm):
     """The base of algorithms that evaluate and predict with averages of the weights. See `hocket_general.EMA`.
 
@@ -49,7 +57,7 @@ class Averages(Algorithm):
 
     def __init__(self, start: str | Time, update_interval: str | Time) -> None:
         self.update_interval = positive(self, "update_interval", update_interval)
-        self._span = Span(start)
+        self._span = _OfUpdates(start)
         self._interval = Interval(self.update_interval)
         self._averages: dict[str, Tensor] = {}
         self._updated: int | None = None  # time of the last update in the interval's unit; None before the start
@@ -106,10 +114,10 @@ class Averages(Algorithm):
         name, every = type(self).__name__, self.update_interval
         if self._updated is None and self._span.includes(state):  # a fit itself warns of a late start
             warnings.warn(f"{self._none_yet()} The model itself is evaluated.", NoEffectWarning, stacklevel=3)
-        elif self._number == 1:
+        elif self._number == 1 and self._span.opens(state) is not False:
             warnings.warn(
-                f"{name} averages nothing: training ended before a second update, so that it evaluates a copy of the weights at "
-                f"'{self._updated}{every.unit}'. It starts with the first update after start='{self._span.start}', every "
+                f"{name} averages nothing: training ended before a second update, so that it evaluates a copy of the weights "
+                f"at '{self._updated}{every.unit}'. It starts with the first update after start='{self._span.start}', every "
                 f"'{every}'. Train longer, or lower start or update_interval, to '10ba' for instance.",
                 NoEffectWarning,
                 stacklevel=3,
