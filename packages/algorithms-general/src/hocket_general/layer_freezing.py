@@ -165,7 +165,7 @@ class LayerFreezing(Algorithm):
             return ""
         return (
             f"from start='{self.start}' on, the {state.timestamp.batch} batches are over before the first layer freezes. Give "
-            "an earlier start=, such as '0.2dur', or train longer."
+            "an earlier start=, such as '0.2dur', train longer, or remove it if the model has few layers."
         )
 
     def _thaw(self, model: nn.Module) -> None:

@@ -65,19 +65,16 @@ def warn_of_spans(state: State, known: Collection[Span] | None = None) -> list[S
         return []
     found = []
     for attachment in state.bus.attachments:
-        reasons = []
-        for span in getattr(attachment.obj, "__dict__", {}).values():
-            if (
-                isinstance(span, Span)
-                and span not in (known or ())
-                and (reason := _never(span, state, known is not None))
-            ):
-                found.append(span)
-                reasons.append(reason)
+        spans = [each for each in getattr(attachment.obj, "__dict__", {}).values() if isinstance(each, Span)]
+        if known and any(span in known for span in spans):
+            continue
+        never = {span: reason for span in spans if (reason := _never(span, state, known is not None))}
+        reasons = list(never.values())
         if known is not None and not reasons and isinstance(attachment.obj, Algorithm):
-            reasons += filter(None, [attachment.obj.no_effect(state)])
+            reasons = list(filter(None, [attachment.obj.no_effect(state)]))
         for reason in reasons:
             warnings.warn(f"{attachment.name} has no effect: {reason}", NoEffectWarning, stacklevel=4)
+        found += never
     return found
 
 
