@@ -258,6 +258,22 @@ def test_rows_that_are_measured_again_replace_theirs_and_are_named(evidence: Any
     assert evidence.publish.merged({}, new, known) == new
 
 
+def test_times_beside_other_programs_are_neither_claimed_nor_shown(evidence: Any) -> None:
+    before = results_of(
+        evidence, {"a": {"digits": judged_cell(evidence, SAME, 0.9)}, "b": {"digits": judged_cell(evidence, SAME)}}
+    )
+    new = results_of(evidence, {"a": {"digits": judged_cell(evidence, SURE, 0.9)}})
+    known = {name: evidence.rows.Row(name, ("digits",)) for name in "ab"}
+    entry = evidence.publish.merged(before, new, known, untimed=True)["rows"]["a"]
+    assert (entry["verdict"], entry["why"]) == ("🚧", "better on digits; the cost was not measured on digits")
+    assert (
+        "time" not in entry["cells"]["digits"]["adjusted"]
+        and evidence.pages._times(entry["cells"]["digits"])[0] == "not timed"
+    )
+    entry = evidence.publish.merged(before, new, known)["rows"]["a"]
+    assert (entry["verdict"], entry["why"]) == ("✅", "better on digits; faster on digits")
+
+
 def test_published_verdicts_and_pages_are_those_of_the_measurements(evidence: Any, tmp_path: Path) -> None:
     """Neither a verdict nor a page, nor the head of a card, is older than docs/evidence/results.json."""
     docs = FOLDER.parent / "docs"
@@ -423,7 +439,11 @@ def test_a_toy_run_is_measured_resumed_checked_and_published(evidence: Any, monk
     card = (tmp_path / "algorithms" / "label-smoothing.md").read_text()
     assert card.index("Text.") < card.index("<!-- evidence -->") < card.index("## Sources") and "A paper." in card
     index = (tmp_path / "algorithms" / "index.md").read_text()
-    assert "[label-smoothing](label-smoothing.md)" in index and "Not measured: [colout](colout.md)." in index
+    assert "[label-smoothing](label-smoothing.md)" in index and "- [colout](colout.md): it was added after" in index
+    assert (
+        card.splitlines()[2:5:2] == [evidence.pages.HEAD, evidence.pages.HEAD_END] and "**Measured here:** ❗" in card
+    )
+    assert found["tasks"]["stdlib-chars"]["references"]["bigram"] == pytest.approx(11.4, abs=0.5)
     assert "[digits/half](../benchmarks/speedrun/digits/half.yaml)" in (tmp_path / "evidence.md").read_text()
 
     pages = {file: file.read_text() for file in tmp_path.rglob("*.md")}

@@ -29,6 +29,11 @@ def main(words: list[str] | None = None) -> int:
         "--publish", action="store_true", help="write what is measured into docs/evidence, the index and the cards"
     )
     parser.add_argument(
+        "--untimed",
+        action="store_true",
+        help="other programs run on this machine: publish gains of measured rows, and not their times",
+    )
+    parser.add_argument(
         "--tables", action="store_true", help="measure nothing: write verdicts and tables again from docs/evidence"
     )
     parser.add_argument(
@@ -59,7 +64,7 @@ def main(words: list[str] | None = None) -> int:
     print(f"{time.monotonic() - begin:.0f} s", file=sys.stderr)
     if arguments.publish:
         found = publish.results([row for row in every if not row.skip and not row.missing], seeds)
-        found = publish.merged(publish.published(), found, {row.name: row for row in every})
+        found = publish.merged(publish.published(), found, {row.name: row for row in every}, arguments.untimed)
         publish.write(publish.with_references(found))
     return check(publish.results(chosen, seeds)) if arguments.check else 0
 

@@ -131,13 +131,13 @@ def _measured_again(entries: Mapping[str, Any]) -> str:
     for name, entry in entries.items():
         for task, cell in entry["cells"].items():
             if origin := cell.get("measured"):
-                by_origin.setdefault(f"commit {', '.join(origin['commits'])} on {_about(origin)}", []).append(
-                    name if name.startswith(f"{task}/") else f"{name} on {task}"
-                )
+                how = f"(commit {', '.join(origin['commits'])}; {_about(origin)})"
+                if not pairs.timed(cell):
+                    how += ". Other programs ran on that machine, so their times are not shown until the next whole run"
+                by_origin.setdefault(how, []).append(name if name.startswith(f"{task}/") else f"{name} on {task}")
     return "".join(
-        f"\n\nMeasured apart from the other rows, each beside plain runs of its own in turns: {', '.join(which)} (commit "
-        f"{origin.removeprefix('commit ')}). Other programs ran on that machine, so its times are noisier."
-        for origin, which in by_origin.items()
+        f"\n\nMeasured apart from the other rows, each beside plain runs of its own in turns: {', '.join(which)} {how}."
+        for how, which in by_origin.items()
     )
 
 
@@ -154,10 +154,16 @@ def _lines(entry: Mapping[str, Any], found: Mapping[str, Any]) -> list[list[str]
         if "error" in cell:
             lines.append([label, "", f"fails: {_one_line(cell['error'])}", "", "", "", ""])
             continue
-        reached = "never" if cell["to_target"] is None else f"{cell['to_target']:.2f}"
         values = [f"{cell[kind]['mean']:.2f} ± {cell[kind]['deviation']:.2f}" for kind in ("plain", "row")]
-        lines.append([label, *values, gain(cell), f"{cell['cost']:.2f}", reached, f"{cell['memory']['mean']:.2f}"])
+        lines.append([label, *values, gain(cell), *_times(cell), f"{cell['memory']['mean']:.2f}"])
     return lines
+
+
+def _times(cell: Mapping[str, Any]) -> list[str]:
+    """Cost of a step, and time to the target."""
+    if not pairs.timed(cell):
+        return ["not timed", "never" if cell["to_target"] is None else "not timed"]
+    return [f"{cell['cost']:.2f}", "never" if cell["to_target"] is None else f"{cell['to_target']:.2f}"]
 
 
 def _one_line(text: str) -> str:
@@ -206,7 +212,7 @@ def _index(found: Mapping[str, Any], folder: Path) -> str:
                         symbol,
                         f"[{name}]({card.name if card else '../optimizers.md'})",
                         *(gain(entry["cells"][task]) if task in entry["cells"] else "" for task in tasks),
-                        _range([cell["cost"] for cell in known]),
+                        _range([cell["cost"] for cell in known if pairs.timed(cell)]),
                         _range([cell["memory"]["mean"] for cell in known]),
                         entry["why"],
                     ]
@@ -251,7 +257,7 @@ def _strength(found: Mapping[str, Any]) -> str:
         f"four of five repetitions if it is {pairs.detectable(seeds):.1f} standard deviations of the paired differences, and "
         f"after the correction if it is {pairs.detectable(seeds, level):.1f}. So a method that is worse on no task need not be "
         f"as good: in {wide} of {len(cells)} comparisons half of the interval is wider than the task's margin, so that not "
-        "even a method without any effect would count as as good."
+        "even a method without any effect would be shown to be as good."
     )
 
 
@@ -355,14 +361,14 @@ def _worth(name: str, found: Mapping[str, Any]) -> str:
         return ""
     sign = 1 if task["higher_is_better"] else -1
     mean, (low, high) = fmean(task["values"]), (min(task["values"]), max(task["values"]))
-    told = ", ".join(f"{label} {value:.2f}" for label, value in references.items())
+    told = ", ".join(f"{value:.2f} ({label})" for label, value in references.items())
     beaten = [label for label, value in references.items() if sign * mean > sign * value]
     missed = [label for label in references if label not in beaten]
     text = f"Tables of n-grams, counted in the same training windows, reach {told}. The baseline reaches {mean:.2f}"
     text += f" (seeds {low:.1f} to {high:.1f})"
     text += f", better than the {beaten[-1]}s" if beaten else ""
     text += f" and not as good as the {missed[0]}s" if missed else ""
-    text += ". So it has learned little: a gain over it may be one of the first steps only."
+    text += ". So it has learned little, and a gain over it may be one of the first steps only." if missed else "."
     for label, entry in found["recipes"].items():
         cell = entry["cells"].get(name, {})
         if not label.startswith(f"{name}/control-") or not pairs.compared(cell) or cell["gain"]["low"] <= 0:
@@ -392,7 +398,7 @@ def _headline(found: Mapping[str, Any]) -> str:
     best: dict[str, tuple[float, str]] = {}
     for name, entry in found["recipes"].items():
         for task, cell in entry["cells"].items():
-            if "gain" in cell and reaches(cell):
+            if "gain" in cell and reaches(cell) and pairs.timed(cell):
                 best[task] = min(best.get(task, (math.inf, "")), (cell["time"]["mean"], name))
     halved = sum(time <= 0.5 for time, _ in best.values())
     each = "; ".join(
@@ -415,11 +421,5 @@ def _recipe(name: str, entry: Mapping[str, Any]) -> list[str]:
     if "error" in cell:
         return [link, f"fails: {_one_line(cell['error'])}", "", "", ""]
     time = cell["time"]
-    reached = "never" if cell["to_target"] is None else f"{cell['to_target']:.2f}"
-    return [
-        link,
-        gain(cell),
-        f"{time['mean']:.2f} [{time['low']:.2f}, {time['high']:.2f}]",
-        "yes" if reaches(cell) else "no",
-        reached,
-    ]
+    told = f"{time['mean']:.2f} [{time['low']:.2f}, {time['high']:.2f}]" if pairs.timed(cell) else "not timed"
+    return [link, gain(cell), told, "yes" if reaches(cell) else "no", _times(cell)[1]]

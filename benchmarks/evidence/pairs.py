@@ -184,6 +184,11 @@ def compared(cell: Mapping[str, Any]) -> bool:
     return "gain" in cell and not cell.get("warned")
 
 
+def timed(cell: Mapping[str, Any]) -> bool:
+    """Whether a cell's times count: they were measured on an idle machine."""
+    return not cell.get("untimed")
+
+
 def judge(entries: Mapping[str, dict[str, Any]], margins: Mapping[str, float]) -> None:
     """Write into entries, each with ``cells`` by task, what all their comparisons together allow to say.
 
@@ -199,8 +204,8 @@ def judge(entries: Mapping[str, dict[str, Any]], margins: Mapping[str, float]) -
         cell.pop("adjusted", None)
         if "gain" in cell:
             cell["as_good"] = cell["gain"]["low"] >= -margins[task]
-    tested = [cell for _, cell in cells if compared(cell)]
     for claim, (null, ratio) in _CLAIMS.items():
+        tested = [cell for _, cell in cells if compared(cell) and (claim != "time" or timed(cell))]
         adjusted = benjamini_hochberg([p_value(cell[claim], null, ratio) for cell in tested])
         for cell, value in zip(tested, adjusted, strict=True):
             cell.setdefault("adjusted", {})[claim] = value
@@ -210,7 +215,7 @@ def judge(entries: Mapping[str, dict[str, Any]], margins: Mapping[str, float]) -
 
 def shows(cell: Mapping[str, Any], claim: str) -> bool:
     """Whether a claim about a cell remains after the correction for many comparisons."""
-    return "adjusted" in cell and cell["adjusted"][claim] <= FALSE_DISCOVERIES
+    return bool(cell.get("adjusted", {}).get(claim, 1.0) <= FALSE_DISCOVERIES)
 
 
 def verdict(cells: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
@@ -242,8 +247,10 @@ def verdict(cells: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
         for words, tasks in (("better", better), ("faster", faster), ("worse", worse), ("less memory", smaller))
         if tasks
     ]
-    if dear:
-        reasons.append(f"{max(known[task]['cost'] for task in dear):.2f} times the cost of a step")
+    if costs := [known[task]["cost"] for task in dear if timed(known[task])]:
+        reasons.append(f"{max(costs):.2f} times the cost of a step")
+    if unknown := [task for task in dear if not timed(known[task])]:
+        reasons.append(f"the cost was not measured on {', '.join(unknown)}")
     if (better or faster) and doubtful:
         reasons.append(f"a loss is not excluded on {', '.join(doubtful)}")
     if without:
@@ -255,4 +262,6 @@ def verdict(cells: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
 
 
 def _no_dearer(cell: Mapping[str, Any]) -> bool:
+    if not timed(cell):
+        return False
     return cell["cost"] <= SAME_COST or (cell["to_target"] is not None and cell["to_target"] <= LESS)

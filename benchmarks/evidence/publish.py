@@ -52,7 +52,9 @@ def judged(found: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def merged(before: Mapping[str, Any], new: Mapping[str, Any], known: Mapping[str, Row]) -> dict[str, Any]:
+def merged(
+    before: Mapping[str, Any], new: Mapping[str, Any], known: Mapping[str, Row], untimed: bool = False
+) -> dict[str, Any]:
     """What is published with cells that were measured again in place of theirs, and new ones beside them.
 
     A cell from another run than the tables says so, under ``measured``. If ``new`` has all cells it is the new publication. A
@@ -62,6 +64,7 @@ def merged(before: Mapping[str, Any], new: Mapping[str, Any], known: Mapping[str
         before: what is published.
         new: results of today, of any rows.
         known: rows and recipes of today, by name.
+        untimed: whether other programs ran beside those of ``new``, so that their times say nothing.
     """
     old = {
         (kind, name, task): (entry, cell)
@@ -83,7 +86,8 @@ def merged(before: Mapping[str, Any], new: Mapping[str, Any], known: Mapping[str
     for key, (entry, cell) in {**old, **today}.items():
         kind, name, task = key
         where = found[kind].setdefault(name, {**entry, "cells": {}})
-        where["cells"][task] = {**cell, "measured": origin} if key in today else cell
+        again = {**cell, "measured": origin, **({"untimed": True} if untimed else {})}
+        where["cells"][task] = again if key in today else cell
         if key in today:  # settings of rows that are measured again may have changed
             where.update(settings=entry["settings"], at_edge=entry["at_edge"])
     return judged(found)
