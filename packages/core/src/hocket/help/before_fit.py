@@ -63,7 +63,7 @@ def warn_of_spans(state: State, known: Collection[Span] | None = None) -> list[S
     """
     if known is not None and state.elapsed() < 1:
         return []
-    found = []
+    found: list[Span] = []
     for attachment in state.bus.attachments:
         spans = [each for each in getattr(attachment.obj, "__dict__", {}).values() if isinstance(each, Span)]
         if known and any(span in known for span in spans):
