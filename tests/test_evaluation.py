@@ -312,6 +312,19 @@ def test_predict(data, model) -> None:
         trainer.predict(data(37, 16, shuffle=True))
 
 
+def test_predictions_that_are_not_kept_reach_callbacks(data, model) -> None:
+    seen = []
+
+    class Sees(hocket.Callback):
+        def predict_batch_end(self, state: hocket.State) -> None:
+            seen.append(state.outputs.clone())
+
+    trainer, loader = hocket.Trainer(model=model(), callbacks=[Sees()]), data(37, 16, shuffle=False)
+    assert trainer.predict(loader, keep=False) == []
+    taken = list(seen)
+    torch.testing.assert_close(taken, trainer.predict(loader))
+
+
 class EvaluationMetadata(hocket.Algorithm):
     """Draws, logs and asks for things on evaluation events; writes down what it hears."""
 

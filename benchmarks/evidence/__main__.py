@@ -1,13 +1,12 @@
 """``python -m evidence``, from the folder benchmarks: tune, measure and publish.
 
 It skips what earlier runs have tuned and measured. An interrupted run continues: pairs of runs are appended to
-benchmarks/results/evidence.jsonl.
+benchmarks/results/evidence.jsonl. Publishing some rows keeps the others as they are published.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Mapping
@@ -26,11 +25,24 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument(
         "--workers", type=int, default=2, help="pairs of runs at a time, with a thread each (default 2)"
     )
-    parser.add_argument("--publish", action="store_true", help="write docs/evidence, the index and the cards' tables")
+    parser.add_argument(
+        "--publish", action="store_true", help="write what is measured into docs/evidence, the index and the cards"
+    )
+    parser.add_argument(
+        "--untimed",
+        action="store_true",
+        help="other programs run on this machine: publish gains of measured rows, and not their times",
+    )
+    parser.add_argument(
+        "--tables", action="store_true", help="measure nothing: write verdicts and tables again from docs/evidence"
+    )
     parser.add_argument(
         "--check", metavar="ROW", help="repeat a row with other --seeds, and compare it with what is published"
     )
     arguments = parser.parse_args(words)
+    if arguments.tables:
+        publish.write(publish.judged(publish.published()))
+        return 0
     first, _, last = arguments.seeds.partition("-")
     seeds = range(int(first), int(last or first) + 1)
 
@@ -51,13 +63,15 @@ def main(words: list[str] | None = None) -> int:
     run.measure([(task, row) for task in tasks for row in chosen if task.name in row.tasks], seeds, arguments.workers)
     print(f"{time.monotonic() - begin:.0f} s", file=sys.stderr)
     if arguments.publish:
-        publish.write(publish.results([row for row in every if not row.skip and not row.missing], seeds))
+        found = publish.results([row for row in every if not row.skip and not row.missing], seeds)
+        found = publish.merged(publish.published(), found, {row.name: row for row in every}, arguments.untimed)
+        publish.write(publish.with_references(found))
     return check(publish.results(chosen, seeds)) if arguments.check else 0
 
 
 def check(repeated: Mapping[str, Any]) -> int:
     """Compare a repetition with the published results. Return 0 if all mean gains are in their 95 % prediction intervals."""
-    published = json.loads((publish.DOCS / "evidence" / "results.json").read_text())
+    published = publish.published()
     failed = compared = 0
     for kind in ("rows", "recipes"):
         for label, entry in repeated[kind].items():

@@ -204,7 +204,7 @@ def test_a_model_with_one_layer_says_that_nothing_freezes():
         trainer.fit()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        make_trainer(model=deep(2), algorithms=[LayerFreezing()]).fit()
+        make_trainer(model=deep(3), algorithms=[LayerFreezing()]).fit()
 
 
 def test_lbfgs_is_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import math
 from functools import partial
@@ -85,6 +86,51 @@ def test_lamb_is_algorithm_2_of_its_paper() -> None:
         weight = weight - 0.05 * weight.norm() / u.norm() * u
     got = stepped(lambda each: LAMB(each, lr=0.05, betas=(0.9, 0.99), weight_decay=0.1), START, given)
     torch.testing.assert_close(got, weight)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda each: LAMB(each, lr=0.01, weight_decay=0.0, always_adapt=False),
+        lambda each: DecoupledAdamW(each, lr=0.01, betas=(0.9, 0.999), weight_decay=0.0),
+        lambda each: Muon(each, lr=0.01, betas=(0.9, 0.999), weight_decay=0.0, muon=False),
+    ],
+)
+def test_a_late_gradient_steps_as_under_adamw(make) -> None:
+    """Of a layer that thaws at step 21, and of one without gradients in between: bias corrections are by tensor."""
+
+    def train(make) -> list[Tensor]:
+        random = torch.Generator().manual_seed(0)
+        weights = [torch.ones(3, dtype=torch.double).requires_grad_() for _ in range(3)]
+        optimizer = make(weights)
+        for number in range(25):
+            gradients = torch.randn(3, 3, generator=random, dtype=torch.double)
+            if number == 23:  # saved and loaded
+                later = make(weights)
+                later.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+                optimizer = later
+            for weight, gradient, has in zip(weights, gradients, (True, number >= 20, number % 3 == 0), strict=True):
+                weight.grad = gradient.clone() if has else None
+            optimizer.step()
+        return [weight.detach() for weight in weights]
+
+    expected = train(lambda each: torch.optim.AdamW(each, lr=0.01, weight_decay=0.0, eps=1e-8))
+    for got, wanted in zip(train(make), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)  # LAMB adds another eps
+
+
+def test_lamb_goes_on_from_a_state_with_one_count_for_all() -> None:
+    weight, same = (torch.ones(3).requires_grad_() for _ in range(2))
+    new, old = LAMB([weight], lr=0.01), LAMB([same], lr=0.01)
+    for each, optimizer in ((weight, new), (same, old)):
+        for _ in range(3):
+            each.grad = torch.tensor([1.0, -2.0, 0.5])
+            optimizer.step()
+    state = copy.deepcopy(old.state_dict())
+    state["param_groups"][0]["step"] = int(state["state"][0].pop("step"))  # as it was saved before
+    old.load_state_dict(state)
+    new.step(), old.step()
+    assert torch.equal(weight, same) and "step" not in old.param_groups[0]
 
 
 def test_lamb_does_not_scale_where_a_norm_is_0() -> None:

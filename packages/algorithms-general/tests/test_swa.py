@@ -281,6 +281,32 @@ def test_an_average_without_an_update_before_the_end_is_warned_of(algorithm):
         trainer.fit()
 
 
+@pytest.mark.parametrize("algorithm", [SWA(), EMA(start="1ep", update_interval="2ep", half_life="2ep")])
+def test_an_average_of_one_copy_is_warned_of(algorithm):
+    """The only update is at the end of the run, or no second one comes after it: the average is a copy of the weights."""
+    epochs = 1 if isinstance(algorithm, SWA) else 3
+    trainer = make_trainer(train_data=data(), algorithms=[algorithm], duration=f"{epochs}ep")
+    with pytest.warns(
+        hocket.NoEffectWarning, match=f"{type(algorithm).__name__} averages nothing: .* at '{epochs - (epochs == 3)}ep'"
+    ):
+        trainer.fit()
+    made = make_trainer(train_data=data(), algorithms=[SWA()], duration="5ep")  # copies at 4ep and 5ep
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", hocket.NoEffectWarning)
+        made.fit()
+
+
+def test_a_resumed_average_of_one_copy_is_warned_of():
+    def make():
+        return make_trainer(train_data=data(), algorithms=[SWA("0.5dur", "2ep")], duration="3ep")
+
+    first, second = make(), make()
+    first.fit("2ep")
+    second.load_state_dict(first.state_dict())
+    with pytest.warns(hocket.NoEffectWarning, match="SWA averages nothing"):
+        second.fit()
+
+
 def test_a_batch_norm_in_eval_mode_keeps_its_statistics():
     model = network()
     model[1].eval()

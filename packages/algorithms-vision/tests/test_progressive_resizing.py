@@ -121,3 +121,23 @@ def test_arguments_out_of_range_are_refused():
         resize_batch(torch.rand(2, 1, 4, 4), torch.zeros(2), resize_targets=True)
     with pytest.raises(ValueError, match="scale is 0"):
         resize_batch(torch.rand(2, 1, 4, 4), scale=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"initial_scale": 1.0}, "images are full from the beginning"),
+        ({"finetune_fraction": 1.0, "delay_fraction": 0.0}, "images are full from the beginning"),
+        ({"size_increment": 8}, "size_increment=8 rounds all sizes up"),
+    ],
+)
+def test_images_that_are_never_smaller_are_said(settings, told):
+    images, targets = torch.rand(4, 1, 8, 8), torch.arange(4)
+    with pytest.warns(hocket.NoEffectWarning, match=f"progressive-resizing has no effect: {told}"):
+        run([ProgressiveResizing(**settings)], images, targets, 2, "2ep")
+
+
+@pytest.mark.parametrize("settings", [{}, {"size_increment": 6}, {"delay_fraction": 0.0, "finetune_fraction": 0.5}])
+def test_images_that_are_smaller_once_are_not_warned_of(settings, recwarn):
+    run([ProgressiveResizing(**settings)], torch.rand(4, 1, 8, 8), torch.arange(4), 2, "2ep")
+    assert not [each for each in recwarn if issubclass(each.category, hocket.NoEffectWarning)]

@@ -56,6 +56,7 @@ class Untouched(hocket.Strategy):
         ({"loss_reduction": "max"}, "loss_reduction='max' is neither 'mean' nor 'sum'"),
         ({"nonfinite": "ignore"}, "nonfinite='ignore' is not a policy; use 'raise', 'skip' or 'warn'"),
         ({"run_name": "a/b"}, "run_name='a/b' is a path"),
+        ({"folder": "s3://bucket/runs"}, "folder='s3://bucket/runs' is a URL.*'artifacts'"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )

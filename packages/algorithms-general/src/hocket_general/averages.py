@@ -28,6 +28,14 @@ BORROW = (Event.EVAL_BEFORE_ALL, Event.PREDICT_START)
 RETURN = (Event.EVAL_AFTER_ALL, Event.PREDICT_END, Event.EXCEPTION, Event.CLOSE)
 
 
+class _OfUpdates(Span):
+    """A span of updates, which follow batches: the last one comes when no batch is left."""
+
+    def batches(self, state: State) -> range | None:
+        """Return None, so that `Averages` itself explains an average without updates."""
+        return None
+
+
 class Averages(Algorithm):
     """The base of algorithms that evaluate and predict with averages of the weights. See `hocket_general.EMA`.
 
@@ -41,7 +49,7 @@ class Averages(Algorithm):
         ValueError: ``start`` is in seconds, or ``update_interval`` is not positive.
 
     Warns:
-        NoEffectWarning: training ends after ``start`` and before the first update.
+        NoEffectWarning: training ends after ``start`` and before the second update.
     """
 
     events = {Event.FIT_START, Event.EPOCH_START, Event.BATCH_END, Event.EPOCH_END, Event.FIT_END, *BORROW, *RETURN}
@@ -49,10 +57,11 @@ class Averages(Algorithm):
 
     def __init__(self, start: str | Time, update_interval: str | Time) -> None:
         self.update_interval = positive(self, "update_interval", update_interval)
-        self._span = Span(start)
+        self._span = _OfUpdates(start)
         self._interval = Interval(self.update_interval)
         self._averages: dict[str, Tensor] = {}
         self._updated: int | None = None  # time of the last update in the interval's unit; None before the start
+        self._number = 0  # of updates; with the first one, the averages are copies of the weights
         self._pairs: list[tuple[Tensor, Tensor]] = []  # (average, the model's tensor)
 
     # --- for subclasses
@@ -84,9 +93,8 @@ class Averages(Algorithm):
             if self._updated is not None:
                 self._pair(state.model)  # parameters may have become trainable
         elif event is Event.FIT_END:
-            done = state.elapsed() >= 1 or state.stop_reason
-            if done and self._updated is None and self._span.includes(state):  # a fit itself warns of a late start
-                warnings.warn(f"{self._none_yet()} The model itself is evaluated.", NoEffectWarning, stacklevel=2)
+            if state.elapsed() >= 1 or state.stop_reason:
+                self._warn_of_too_few(state)
         else:
             self._update(state)
 
@@ -99,6 +107,21 @@ class Averages(Algorithm):
         else:
             return
         self._updated = now
+        self._number += 1
+
+    def _warn_of_too_few(self, state: State) -> None:
+        """Warn after training if there is no average, or one of a single copy of the weights."""
+        name, every = type(self).__name__, self.update_interval
+        if self._updated is None and self._span.includes(state):  # a fit itself warns of a late start
+            warnings.warn(f"{self._none_yet()} The model itself is evaluated.", NoEffectWarning, stacklevel=3)
+        elif self._number == 1 and self._span.opens(state) is not False:
+            warnings.warn(
+                f"{name} averages nothing: training ended before a second update, so that it evaluates a copy of the weights "
+                f"at '{self._updated}{every.unit}'. It starts with the first update after start='{self._span.start}', every "
+                f"'{every}'. Train longer, or lower start or update_interval, to '10ba' for instance.",
+                NoEffectWarning,
+                stacklevel=3,
+            )
 
     def _borrow(self, state: State) -> bool:
         """Copy the averages into the model. Return False if there are none, or another plug-in has its own values there."""
@@ -192,6 +215,7 @@ class Averages(Algorithm):
             )
         self._averages = {name: average.detach().clone() for name, average in state_dict["averages"].items()}
         self._updated = state_dict["updated"]
+        self._number = 0 if self._updated is None else 2  # at least; subclasses may know
         self._pairs = []
 
 

@@ -91,6 +91,10 @@ class BatchSizeWarmup(Algorithm):
                 "batch: give a fraction of the duration such as '0.1dur', or epochs, batches, samples or tokens."
             )
 
+    def no_effect(self, state: State) -> str:
+        """Return that it begins with the full batch, if so."""
+        return "it begins with the full batch, initial=1. Give a smaller fraction." if self.initial == 1 else ""
+
     def apply(self, event: Event, state: State) -> None:
         """Request the number of steps that makes batches of the current size."""
         steps = batch_size_steps(state.completed(self.warmup.unit) / self.warmup.value, self.initial)

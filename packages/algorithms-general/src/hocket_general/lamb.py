@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from hocket_general.stepping import check, loss_of, means
+from hocket_general.stepping import check, loss_of, means, steps_of
 
 
 class LAMB(Optimizer):
@@ -55,29 +56,36 @@ class LAMB(Optimizer):
             "eps": eps,
             "weight_decay": weight_decay,
             "always_adapt": always_adapt,
-            "step": 0,
         }
         super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # after pickling, copying and loading
+        super().__setstate__(state)
+        for group in self.param_groups:
+            steps = group.pop("step", None)  # of a state from before steps were counted by parameter
+            for each in group["params"] if steps else ():
+                if each in self.state:
+                    self.state[each].setdefault("step", torch.tensor(float(steps)))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Step on the gradients in ``.grad``; parameters without one are skipped."""
         loss = loss_of(closure)
         for group in self.param_groups:
-            group["step"] += 1
             weights = [each for each in group["params"] if each.grad is not None]
             if not weights:
                 continue
             first, second = (means(self, weights, name) for name in ("exp_avg", "exp_avg_sq"))
             gradients = [each.grad for each in weights]
             beta1, beta2 = group["betas"]
+            taken = steps_of(self, weights)
             torch._foreach_lerp_(first, gradients, 1 - beta1)
             torch._foreach_mul_(second, beta2)
             torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
-            roots = torch._foreach_div(second, 1 - beta2 ** group["step"])
+            roots = torch._foreach_div(second, [1 - beta2**number for number in taken])
             torch._foreach_sqrt_(roots)
             torch._foreach_add_(roots, group["eps"])
-            steps = torch._foreach_div(first, 1 - beta1 ** group["step"])
+            steps = torch._foreach_div(first, [1 - beta1**number for number in taken])
             torch._foreach_div_(steps, roots)
             if group["weight_decay"]:
                 torch._foreach_add_(steps, weights, alpha=group["weight_decay"])

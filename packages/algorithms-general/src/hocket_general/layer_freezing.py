@@ -156,6 +156,18 @@ class LayerFreezing(Algorithm):
             self._thaw(state.model)
             self._trainable = set()
 
+    def no_effect(self, state: State) -> str:
+        """Return that the first layer would have been frozen only after the last batch, if so."""
+        last = max(state.elapsed(), 1.0) * (1 - 1 / max(state.timestamp.batch, 1))
+        layers = max(len(self._layers or ()) - 1, 0)
+        due = self.level * max(last - self.start.value, 0.0) / (1 - self.start.value)
+        if self.level * layers < 1 or int(min(due, 1.0) * layers + 1e-9):  # a fit itself warns of a low level
+            return ""
+        return (
+            f"from start='{self.start}' on, the {state.timestamp.batch} batches are over before the first layer freezes. Give "
+            "an earlier start=, such as '0.2dur', train longer, or remove it if the model has few layers."
+        )
+
     def _thaw(self, model: nn.Module) -> None:
         """Make parameters trainable again that this algorithm may have frozen: a second Trainer would not train them."""
         trainable = {id(parameter) for name, parameter in model.named_parameters() if name in self._trainable}

@@ -202,6 +202,15 @@ class LossSpikeGuard(Algorithm):
                 self._report(state, batch, spikes)
         return False if batch.spikes[key] else None
 
+    def no_effect(self, state: State) -> str:
+        """Return that no batch was compared with ``warmup`` batches before it, if so."""
+        if state.timestamp.batch > self.warmup:
+            return ""
+        return (
+            f"warmup={self.warmup} batches come before the first comparison, and there were {state.timestamp.batch}, so it "
+            "looked for non-finite values only. Give a smaller warmup, or train longer."
+        )
+
     # --- batches
 
     def _batch_start(self, state: State) -> None:

@@ -152,6 +152,13 @@ class SAM(Algorithm):
                     "gradients itself, so SAM would have no effect. Remove SAM, or choose an optimizer such as SGD or AdamW."
                 )
 
+    def no_effect(self, state: State) -> str:
+        """Return that no batch of the span is an ``interval``-th one, if so."""
+        batches = self._span.batches(state)
+        if batches is None or batches.start + -(batches.start + 1) % self.interval < batches.stop:
+            return ""
+        return f"none of its {len(batches)} batches is an interval={self.interval}-th one. Give a smaller interval."
+
     @hookimpl(wrapper=True)
     def optimizer_step(self, state: State, closure: Callable[[], Tensor]) -> Generator[None, bool, bool]:
         """Replace the gradients by those at the perturbed weights, then step."""

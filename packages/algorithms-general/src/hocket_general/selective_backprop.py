@@ -173,6 +173,15 @@ class SelectiveBackprop(Algorithm):
         """Whether to select samples in the current batch."""
         return self._span.includes(state) and _selects(state.timestamp.batch_in_epoch, self.interrupt)
 
+    def no_effect(self, state: State) -> str:
+        """Return that ``interrupt`` leaves out every batch, or ``keep`` none of its samples, if so."""
+        if self.keep == 1:
+            return "keep=1 selects all samples. Give a smaller fraction, such as 0.5."
+        batches, length = self._span.batches(state), state.epoch_length or state.timestamp.batch
+        if batches is None or any(_selects(batch % length, self.interrupt) for batch in batches[:3]):
+            return ""
+        return f"interrupt={self.interrupt} skips all {len(batches)} batches from start to stop. Give a longer span."
+
     def apply(self, event: Event, state: State) -> None:
         """Replace the batch by its selected samples."""
         samples = count(state, state.batch).samples

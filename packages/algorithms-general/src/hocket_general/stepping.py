@@ -19,6 +19,22 @@ def means(optimizer: Optimizer, weights: list[Tensor], name: str) -> list[Tensor
     return [optimizer.state[each][name] for each in weights]
 
 
+def steps_of(optimizer: Optimizer, weights: list[Tensor]) -> list[float]:
+    """Count a step of each weight in its state, and return how many it has taken.
+
+    By weight, as torch's AdamW counts: the first gradient of a layer that was frozen, or of an expert that no sample had
+    reached, may come late, and its bias corrections are those of a first step.
+    """
+    for each in weights:
+        if "step" not in optimizer.state[each]:
+            optimizer.state[each]["step"] = torch.tensor(
+                0.0
+            )  # on the CPU, so that reading it does not wait for a device
+    counts = [optimizer.state[each]["step"] for each in weights]
+    torch._foreach_add_(counts, 1)
+    return [count.item() for count in counts]
+
+
 def loss_of(closure: Callable[[], float] | None) -> float | None:
     """Return the loss of an optimizer's closure, called with gradients."""
     if closure is None:

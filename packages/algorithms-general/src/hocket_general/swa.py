@@ -85,7 +85,7 @@ class SWA(Averages):
             or data that cannot be iterated a second time; or loaded averages do not fit the model.
 
     Warns:
-        NoEffectWarning: training ends before the first update.
+        NoEffectWarning: training ends before the second update: a run of one epoch needs a shorter ``update_interval``.
 
     Example:
         >>> import hocket, hocket_general, torch
@@ -129,7 +129,6 @@ class SWA(Averages):
             )
         self.anneal_strategy = anneal_strategy
         self.statistics_batches = statistics_batches
-        self._number = 0  # of updates in the averages
         #: When the learning rate began to move, in the unit of `anneal`, and the learning rates then, by optimizer and group.
         self._annealed_from: float | None = None
         self._rates: list[list[Any]] = []
@@ -169,7 +168,6 @@ class SWA(Averages):
         before = self._updated
         super()._update(state)
         if self._updated != before:
-            self._number += 1
             self._norms = [name for name, _ in _batch_norms(state.model, training=True)]
             self._statistics = None
 
@@ -308,9 +306,10 @@ class SWA(Averages):
         own = dict(state_dict)
         if own.keys() != self.state_dict().keys():
             raise ValueError(f"SWA's state has the keys {sorted(self.state_dict())}, but was given {sorted(own)}")
-        self._number, self._annealed_from, self._rates = own.pop("number"), own.pop("annealed_from"), own.pop("rates")
+        number, self._annealed_from, self._rates = own.pop("number"), own.pop("annealed_from"), own.pop("rates")
         self._norms, self._statistics = own.pop("norms"), own.pop("statistics")
         super().load_state_dict(own)
+        self._number = number
 
 
 def _batch_norms(model: nn.Module, training: bool = False) -> list[tuple[str, _BatchNorm]]:

@@ -16,6 +16,7 @@ from hocket.data.batch_part import BatchPart
 from hocket.hookspecs import Event
 from hocket.time import Time
 from hocket_vision.colout import is_picture_of
+from hocket_vision.layout import in_format_of
 from hocket_vision.operations import AUGMENTATION_SETS, OPERATIONS
 from hocket_vision.per_sample import SampleOrBatchAlgorithm
 
@@ -43,8 +44,7 @@ class Augmentation:
         if batch.numel():
             wide = batch.dtype if batch.dtype in (torch.uint8, torch.float64) else torch.float32
             out = self.function(batch.to(wide).contiguous(), **self.settings, generator=generator).to(batch.dtype)
-            if batch.is_contiguous(memory_format=torch.channels_last) and not batch.is_contiguous():
-                out = out.contiguous(memory_format=torch.channels_last)
+            out = in_format_of(out, batch)
         else:
             out = batch.clone()
         if not isinstance(images, Tensor):

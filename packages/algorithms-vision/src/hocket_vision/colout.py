@@ -16,6 +16,7 @@ from torch import Tensor
 from hocket.data.batch_part import BatchPart
 from hocket.data.items import set_item
 from hocket.time import Time
+from hocket_vision.layout import in_format_of
 from hocket_vision.per_sample import (
     SampleOrBatchAlgorithm,
     Transform,
@@ -48,9 +49,7 @@ def take(image: ImageT, rows: Tensor, columns: Tensor) -> ImageT:
     """Return ``image``, a ``(..., H, W)`` tensor or PIL image, reduced to these rows and columns."""
     if isinstance(image, Tensor):
         rows, columns = (each.to(image.device, non_blocking=True) for each in (rows, columns))
-        taken = image[..., rows[:, None], columns]  # faster than index_select twice
-        if image.dim() == 4 and image.is_contiguous(memory_format=torch.channels_last) and not image.is_contiguous():
-            taken = taken.contiguous(memory_format=torch.channels_last)
+        taken = in_format_of(image[..., rows[:, None], columns], image)  # faster than index_select twice
         if type(image) is not Tensor:  # a tv_tensor says whether it is an image or a mask; indexing forgets that
             from torchvision import tv_tensors
 

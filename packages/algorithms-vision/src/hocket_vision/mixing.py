@@ -22,6 +22,7 @@ from hocket.task import SupervisedTask
 from hocket.time import Time
 from hocket.training import weights
 from hocket.training.means import on_device
+from hocket_vision.layout import take_first
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -47,10 +48,7 @@ def take_partners(part: Any, partners: Tensor) -> Any:
     """Return copies of the samples with these indices: of a tensor, in its memory format, or of anything that holds samples."""
     if not isinstance(part, Tensor):
         return take_samples(part, partners.tolist(), count(part).samples)
-    partners = partners.to(part.device, non_blocking=True)
-    if part.dim() == 4 and part.is_contiguous(memory_format=torch.channels_last):
-        return part.permute(0, 2, 3, 1).index_select(0, partners).permute(0, 3, 1, 2)
-    return part.index_select(0, partners)
+    return take_first(part, partners.to(part.device, non_blocking=True))
 
 
 def check_alpha(alpha: float) -> None:

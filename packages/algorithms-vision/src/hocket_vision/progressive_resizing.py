@@ -215,8 +215,23 @@ class ProgressiveResizing(Algorithm):
         self.delay_fraction = delay_fraction
         self.size_increment = size_increment
         self.resize_targets = resize_targets
+        #: Whether the smallest images are as large as full ones.
+        self._too_coarse = False
         self._images = BatchPart("progressive-resizing", "input", input_key)
         self._targets = BatchPart("progressive-resizing", "target", target_key)
+
+    def no_effect(self, state: State) -> str:
+        """Return that all images are full ones by its schedule, if so."""
+        if self._too_coarse:
+            return (
+                f"size_increment={self.size_increment} rounds all sizes up to the full one. Give a smaller increment."
+            )
+        if scale_at(0.0, self.initial_scale, self.finetune_fraction, self.delay_fraction) < 1:
+            return ""
+        return (
+            f"images are full from the beginning, with initial_scale={self.initial_scale} and "
+            f"finetune_fraction={self.finetune_fraction}. Lower them, to 0.5 and 0.2 for instance."
+        )
 
     def apply(self, event: Event, state: State) -> None:
         """Resize the batch."""
@@ -238,6 +253,9 @@ class ProgressiveResizing(Algorithm):
             state.batch = self._images.put(state, small)
             if targets is not None:
                 state.batch = self._targets.put(state, targets)
+        if scale < 1:
+            smallest = [resized(size, self.initial_scale, self.size_increment) for size in images.shape[-2:]]
+            self._too_coarse = smallest == list(images.shape[-2:])
         height, width = small.shape[-2:]
         name = "progressive-resizing"
         state.log({f"{name}/height": height, f"{name}/width": width, f"{name}/scale": scale})

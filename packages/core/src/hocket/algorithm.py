@@ -100,6 +100,15 @@ class Algorithm:
         """Return a readable line for each module that surgery on ``model`` would replace. Changes nothing."""
         return ()
 
+    def no_effect(self, state: State) -> str:
+        """Return why this algorithm did nothing by its schedule, when training is complete; nothing if it did something.
+
+        A sentence without its subject, with what to write, such as "interval=100 is more than the 10 batches. Lower it.": a
+        `hocket.NoEffectWarning` says it after the fit. Decide by the arguments and ``state.timestamp``, so that a resumed run
+        says the same. Of a `hocket.Span` that never opens, a fit warns without this.
+        """
+        return ""
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state to save in checkpoints: tensors, numbers, strings, and lists and dicts of them."""
         return {}

@@ -14,7 +14,7 @@ from hocket.algorithm import Need
 from hocket.hookspecs import StrategyLike
 from hocket.losses import Reduction
 from hocket.plugins.spec import Attachment
-from hocket.run_folder import check_name
+from hocket.run_folder import check_name, local
 from hocket.time import Interval, Time, TimeError, Unit, batches, interval_of, share
 from hocket.training.guard import Policy
 from hocket.training.seeding import check_seed
@@ -130,7 +130,7 @@ class Settings:
             checkpoints=given["checkpoints"] if lasting else None,
             resume=given["resume"] if lasting else None,
             run_name=check_name(given["run_name"]),
-            folder=Path(given["folder"]),
+            folder=local(given["folder"]),
         )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from hocket.time import Time, TimeError, Unit
@@ -15,7 +16,7 @@ class Span:
 
     Both are fractions of the duration such as ``"0.2dur"``, or times in ep, ba, sp or tok; None for the beginning and the
     end of the run. Fractions advance by batch, whatever the unit of the duration. Of a span that is an attribute of an
-    algorithm, and begins after the end of training, a fit warns (`hocket.NoEffectWarning`).
+    algorithm, and begins after the end of training or holds no batch, a fit warns (`hocket.NoEffectWarning`).
 
     Raises:
         TimeError: a time is in seconds, which ranks reach at different batches, or ``stop`` is not after ``start``.
@@ -54,6 +55,30 @@ class Span:
         if end is None or not batches.get(start.unit) or not batches.get(end.unit):
             return None
         return start.value * batches[start.unit] < end.value * batches[end.unit]
+
+    def batches(self, state: State) -> range | None:
+        """Return the numbers of the batches in it, of a training that is complete; None if units cannot be compared.
+
+        Example:
+            >>> import hocket, torch
+            >>> trainer = hocket.Trainer(
+            ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), optimizer="sgd", duration="2ep", device="cpu",
+            ...     train_data=[(torch.randn(8, 4), torch.randn(8, 1))] * 5,
+            ... )
+            >>> result = trainer.fit()
+            >>> hocket.Span("0.5dur", "9ba").batches(trainer.state)
+            range(5, 9)
+        """
+        total, end = state.timestamp.batch, state.max_duration
+        lengths = {Unit.BATCH: 1, Unit.EPOCH: state.epoch_length or 0}
+        if end is not None and end.unit is not Unit.SECOND:
+            lengths[Unit.DURATION] = total
+        bounds = []
+        for time, default in ((self.start, 0), (self.stop, total)):
+            if time is not None and not lengths.get(time.unit):
+                return None
+            bounds.append(default if time is None else math.ceil((time.value - 1e-9) * lengths[time.unit]))
+        return range(bounds[0], min(bounds[1], total))
 
     def __repr__(self) -> str:
         given = {name: str(time) for name, time in (("start", self.start), ("stop", self.stop)) if time is not None}

@@ -103,6 +103,11 @@ class Task(LogsValues):
         """Whether the task defines :meth:`train_batch`."""
         return type(self).train_batch is not Task.train_batch
 
+    @property
+    def shares_parameters(self) -> bool:
+        """Whether several optimizers may hold one parameter, because they are not all stepped in each batch."""
+        return self.owns_steps
+
     def eval_forward(self, batch: Batch) -> Any:
         """Return the outputs for a batch in evaluation and prediction; by default the same as in training."""
         return self(batch)

@@ -516,11 +516,14 @@ class Trainer:
         return values
 
     @understood
-    def predict(self, data: Iterable[Any] | None = None, *, checkpoint: str | Path | None = None) -> list[Any]:
+    def predict(
+        self, data: Iterable[Any] | None = None, *, checkpoint: str | Path | None = None, keep: bool = True
+    ) -> list[Any]:
         """Return the model's outputs for every batch of ``data``, on the CPU. Each of n ranks predicts every n-th batch.
 
         Without ``data``, the Trainer's data module provides it. With ``checkpoint``, the model has the weights of a checkpoint,
-        as in `evaluate`. Raises ValueError without any data.
+        as in `evaluate`. Without ``keep``, return an empty list: plug-ins such as callbacks take the outputs of each batch.
+        Raises ValueError without any data.
 
         Example:
             >>> import hocket, torch
@@ -541,7 +544,7 @@ class Trainer:
         from hocket.training.predict import predict
 
         with nullcontext() if checkpoint is None else self._weights_of(checkpoint), self._running():
-            return predict(self.state, data, self.settings.limit_predict)
+            return predict(self.state, data, self.settings.limit_predict, keep)
 
     def _weights_of(self, checkpoint: str | Path) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights of a checkpoint."""

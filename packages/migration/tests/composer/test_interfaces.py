@@ -166,11 +166,11 @@ def test_intervals_of_a_function() -> None:
         def eval_end(self, state: Any, logger: Any) -> None:
             self.at.append(int(state.timestamp.batch))
 
-    for interval, checkpoint, expected in (("2ba", False, [2, 4, 5]), ("1ep", False, [3])):
+    for interval, checkpoint, expected in (("2ba", False, [2, 4]), ("1ep", False, [3]), ("2ba", True, [])):
         counted = Count()
         function = create_interval_scheduler(interval, checkpoint_events=checkpoint)
         trainer(max_duration="5ba", callbacks=[counted], eval_dataloader=data(), eval_interval=function).fit()
-        assert counted.at[: len(expected)] == expected
+        assert counted.at == expected  # mosaicml's
 
 
 def test_parallelism_is_an_object_or_a_dict() -> None:

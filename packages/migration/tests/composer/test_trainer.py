@@ -413,8 +413,8 @@ def test_timestamps_advance() -> None:
     over = after.to_next_epoch()
     assert over.epoch == 2 and over.batch == 4 and over.batch_in_epoch == 0 and now.batch == 3
     assert over.copy(batch=9).batch == 9 and over.batch == 4
-    with pytest.raises(TypeError, match=r"has no iteration=\. It has epoch, batch"):
-        Timestamp(iteration=1)
+    with pytest.raises(TypeError, match=r"has no iterations=\. It has epoch, batch"):
+        Timestamp(iterations=1)
 
 
 # --- mistakes

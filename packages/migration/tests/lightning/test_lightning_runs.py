@@ -374,7 +374,6 @@ def test_the_adapter_logs_and_evaluates_in_a_trainer_of_hocket() -> None:
         ({"devices": [1, 3]}, "CUDA_VISIBLE_DEVICES"),
         ({"gradient_clip_val": 1.0, "gradient_clip_algorithm": "l1"}, "neither 'norm' nor 'value'"),
         ({"max_time": "1h"}, "DD:HH:MM:SS"),
-        ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs=1"),
         ({"hocket": {"train_data": []}}, "given to fit"),
         ({"profiler": object()}, "profiler='simple'"),
     ],
@@ -387,7 +386,6 @@ def test_arguments_without_a_counterpart_are_refused_by_name(given: dict[str, An
 @pytest.mark.parametrize(
     ("callback", "message"),
     [
-        (lambda: theirs.StochasticWeightAveraging(0.1), r"\['swa'\]"),
         (lambda: theirs.GradientAccumulationScheduler({0: 2}), "accumulate_grad_batches"),
         (lambda: theirs.DeviceStatsMonitor(), "memory-monitor"),
         (lambda: theirs.EarlyStopping, r"Give an instance: EarlyStopping\("),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from hocket.algorithm import Algorithm
 from hocket.span import Span
 from hocket.surgery import NoEffectWarning
 from hocket.time import Unit
@@ -55,32 +56,42 @@ def warn_of_window(accumulate: int | None, batches: int | None) -> None:
 
 
 def warn_of_spans(state: State, known: Collection[Span] | None = None) -> list[Span]:
-    """Warn of algorithms that never act because their `hocket.Span` begins after the end of training; return these spans.
+    """Warn of algorithms that never act by their schedule: their `hocket.Span`, or `Algorithm.no_effect`. Return these spans.
 
     Args:
         known: after a fit, the spans that it was warned of before it. Then others are checked, by the time that was reached.
     """
     if known is not None and state.elapsed() < 1:
         return []
-    found = []
+    found: list[Span] = []
     for attachment in state.bus.attachments:
-        for span in getattr(attachment.obj, "__dict__", {}).values():
-            if not isinstance(span, Span) or span.start is None:
-                continue
-            end = str(state.max_duration)
-            if known is not None:
-                if span in known or span.start.unit is Unit.DURATION:
-                    continue
-                done = state.timestamp.count(span.start.unit)
-                never, end = done <= span.start.value, f"{done}{span.start.unit}"
-            else:
-                never = span.opens(state) is False
-            if never:
-                found.append(span)
-                warnings.warn(
-                    f"{attachment.name} has no effect: it begins at start='{span.start}', and training ends after {end}. Give "
-                    "an earlier start=, such as '0.2dur', or omit it.",
-                    NoEffectWarning,
-                    stacklevel=4,
-                )
+        spans = [each for each in getattr(attachment.obj, "__dict__", {}).values() if isinstance(each, Span)]
+        if known and any(span in known for span in spans):
+            continue
+        never = {span: reason for span in spans if (reason := _never(span, state, known is not None))}
+        reasons = list(never.values())
+        if known is not None and not reasons and isinstance(attachment.obj, Algorithm):
+            reasons = list(filter(None, [attachment.obj.no_effect(state)]))
+        for reason in reasons:
+            warnings.warn(f"{attachment.name} has no effect: {reason}", NoEffectWarning, stacklevel=4)
+        found += never
     return found
+
+
+def _never(span: Span, state: State, after: bool) -> str:
+    """Return why an algorithm with this span never acts, or nothing."""
+    start, end = span.start, str(state.max_duration)
+    if not after:
+        late = span.opens(state) is False
+    else:
+        batches = span.batches(state)
+        late = (
+            start is not None and start.unit is not Unit.DURATION and state.timestamp.count(start.unit) <= start.value
+        )
+        if late and start is not None:
+            end = f"{state.timestamp.count(start.unit)}{start.unit}"
+        elif batches is not None and not batches:
+            return f"none of the {state.timestamp.batch} batches is in {span}. Give a longer one, or remove it."
+    if not late:
+        return ""
+    return f"it begins at start='{start}', and training ends after {end}. Give an earlier start=, such as '0.2dur', or omit it."

@@ -177,7 +177,7 @@ def _check(optimizers: Sequence[Optimizer], task: Task) -> None:
         name = type(optimizer).__name__
         give = f"give a function: optimizer=lambda parameters: torch.optim.{name}(parameters, …)"
         parameters = check_parameters(optimizer, known, type(task.model).__name__, give)
-        if held & parameters and not task.owns_steps:
+        if held & parameters and not task.shares_parameters:
             raise ValueError(
                 f"{name} holds parameters that another optimizer holds; each would be stepped twice a batch. Give each "
                 "parameter to one optimizer, or define train_batch in a hocket.Task, whose steps may share parameters."

@@ -21,8 +21,8 @@ from hocket.training import seeding
 from hocket.training.modes import eval_mode
 
 
-def predict(state: State, data: Iterable[Any], limit: float | None = None) -> list[Any]:
-    """Return the outputs for each batch, on the CPU; with several ranks, for this rank's slices of the data.
+def predict(state: State, data: Iterable[Any], limit: float | None = None, keep: bool = True) -> list[Any]:
+    """Return the outputs for each batch, on the CPU, if they are kept; with several ranks, for this rank's slices of the data.
 
     The modes of submodules, the current batch and the global random numbers are restored, after exceptions too.
     """
@@ -56,7 +56,7 @@ def predict(state: State, data: Iterable[Any], limit: float | None = None) -> li
             bus.predict_before_forward(state)
             step.outputs = bus.eval_forward(state, step.batch)
             bus.predict_after_forward(state)
-            if counts:
+            if counts and keep:
                 outputs.append(map_tensors(lambda tensor: tensor.cpu(), step.outputs))
             bus.predict_batch_end(state)
         bus.predict_end(state)

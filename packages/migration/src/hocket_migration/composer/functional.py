@@ -172,8 +172,27 @@ def colout_batch(sample: Any, p_row: float = 0.15, p_col: float = 0.15, resize_t
 
 
 def cutout_batch(input: Any, num_holes: int = 1, length: float = 0.5, uniform_sampling: bool = False) -> Any:
-    """Hide random squares of images."""
-    return _function("cutout", "cutout")(input, num_holes, length, uniform_sampling=uniform_sampling)
+    """Hide random squares of images, at the same places in all of them; of a PIL image, return one.
+
+    Places are drawn from NumPy, as by Composer.
+    """
+    if not isinstance(input, Tensor):
+        from torchvision.transforms import functional as transforms
+
+        found = cutout_batch(transforms.to_tensor(input), num_holes, length, uniform_sampling)
+        return transforms.to_pil_image(found)
+    height, width = input.shape[-2:]
+    side = int(min(height, width) * length)
+    around = side // 2 if uniform_sampling else 0
+    mask = torch.ones_like(input)
+    for _ in range(num_holes):
+        low = -side // 2 if uniform_sampling else 0
+        y, x = (np.random.randint(low, size + around) for size in (height, width))
+        (top, bottom), (left, right) = (
+            np.clip((centre - side // 2, centre + side // 2), 0, size) for centre, size in ((y, height), (x, width))
+        )
+        mask[..., top:bottom, left:right] = 0
+    return input * mask
 
 
 def augmix_image(
@@ -232,10 +251,41 @@ def set_batch_sequence_length(
 def resize_batch(
     input: Tensor, target: Tensor, scale_factor: float, mode: str = "resize", resize_targets: bool = False
 ) -> Any:
-    """Resize or crop images, and targets if they are to be."""
-    return _function("progressive-resizing", "resize_batch")(
-        input, target, scale_factor, mode=mode, resize_targets=resize_targets
-    )
+    """Resize or crop images, and targets of any height and width if they are to be. Sizes are rounded down, as by Composer.
+
+    Raises ValueError for another mode, and for images or targets without height and width.
+    """
+    for each, what in ((input, "input"), *([(target, "target")] if resize_targets else [])):
+        if each.dim() <= 2:
+            raise ValueError(
+                f"resize_batch: {what} has shape {tuple(each.shape)}. Give one that ends in height and width."
+            )
+    if scale_factor >= 1:
+        return input, target
+    if mode.lower() not in ("resize", "crop"):
+        raise ValueError(f"resize_batch(mode={mode!r}): write 'resize' or 'crop'.")
+    if mode.lower() == "resize":
+        return _nearest(input, scale_factor), _nearest(target, scale_factor) if resize_targets else target
+    places = [int(torch.randint(old - int(scale_factor * old), (1,))) for old in input.shape[-2:]]
+    cropped = _crop(input, places, scale_factor)
+    if not resize_targets:
+        return cropped, target
+    sizes = zip(places, target.shape[-2:], input.shape[-2:], strict=True)
+    return cropped, _crop(target, [int(theirs / own * place) for place, theirs, own in sizes], scale_factor)
+
+
+def _nearest(images: Tensor, scale: float) -> Tensor:
+    """Resize ``(N, C, H, W)`` or masks ``(N, H, W)``, of any dtype."""
+    masks, known = images.dim() == 3, images.is_floating_point() or images.dtype is torch.uint8
+    given = images if known else images.float()
+    given = given.unsqueeze(1) if masks else given
+    found = torch.nn.functional.interpolate(given, scale_factor=scale, mode="nearest", recompute_scale_factor=False)
+    return (found.squeeze(1) if masks else found).to(images.dtype)
+
+
+def _crop(images: Tensor, places: list[int], scale: float) -> Tensor:
+    (top, left), (height, width) = places, (int(scale * old) for old in images.shape[-2:])
+    return images[..., top : top + height, left : left + width]
 
 
 def should_selective_backprop(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
+import time
 from collections.abc import Callable, Sequence
 
 import hocket
+from hocket.data.batches import Counts
 from hocket_migration.composer.core.event import Event
 from hocket_migration.composer.core.state import State
+from hocket_migration.composer.core.time import Timestamp
 from hocket_migration.composer.optim.schedulers import Schedulers
 from hocket_migration.composer.task import ComposerTask
 
@@ -20,6 +24,43 @@ class StartSchedules(hocket.Callback):
     def fit_start(self, state: hocket.State) -> None:
         """Set them."""
         self._schedulers.start()
+
+
+class Positions(hocket.Callback):
+    """Count the batches of each evaluation and prediction in ``state.eval_timestamp`` and ``state.predict_timestamp``."""
+
+    def __init__(self, view: State) -> None:
+        self._view, self._began = view, 0.0
+
+    def eval_start(self, state: hocket.State) -> None:
+        """Begin at 0."""
+        self._view.eval_timestamp, self._began = Timestamp(), time.perf_counter()
+
+    def eval_batch_end(self, state: hocket.State) -> None:
+        """Count a batch."""
+        self._view.eval_timestamp = self._next(self._view.eval_timestamp, state)
+
+    def predict_start(self, state: hocket.State) -> None:
+        """Begin at 0."""
+        self._view.predict_timestamp, self._began = Timestamp(), time.perf_counter()
+
+    def predict_batch_end(self, state: hocket.State) -> None:
+        """Count a batch."""
+        self._view.predict_timestamp = self._next(self._view.predict_timestamp, state)
+
+    def _next(self, position: Timestamp, state: hocket.State) -> Timestamp:
+        now, before = time.perf_counter(), self._began
+        self._began = now
+        try:
+            samples, tokens = counts_of(state.task.count(state.batch))
+        except (TypeError, ValueError):  # a batch without a number of samples
+            samples = tokens = 0
+        return position.to_next_batch(samples, tokens, datetime.timedelta(seconds=now - before))
+
+
+def counts_of(counted: int | Counts) -> tuple[int, int]:
+    """Return samples and tokens."""
+    return (counted, 0) if isinstance(counted, int) else (counted.samples, counted.tokens)
 
 
 class AskedIntervals(hocket.Callback):

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 import hocket
+from hocket_migration import files
 from hocket_migration.composer import algorithms, names, position
 from hocket_migration.composer.core.event import Event
 from hocket_migration.composer.saving import named
@@ -56,26 +57,43 @@ def find(path: str | Path | None) -> Loaded | None:
     """Read what ``load_path`` names. Raises FileNotFoundError, and ValueError for what is no checkpoint."""
     if path is None:
         return None
-    if "://" in str(path):
-        raise ValueError(
-            f"load_path={str(path)!r}: hocket loads URLs of its own checkpoints. Write hocket={{'resume': …}}, or download it."
-        )
+    if files.is_url(path):
+        return _remote(str(path).replace("{rank}", "0"))
     found = Path(os.path.expandvars(str(path).replace("{rank}", "0"))).expanduser()
     if not found.exists():
         raise FileNotFoundError(f"load_path={str(path)!r} does not exist.")
     if found.is_dir():
         return Loaded(found, folder=found.resolve())
-    tree = _read(found)
+    return _loaded(found, found)
+
+
+def _remote(url: str) -> Loaded:
+    """Read a file by its URL. Raises ValueError for a folder, such as a checkpoint of hocket's."""
+    try:
+        file = files.opened(url)
+    except IsADirectoryError:
+        file = None
+    except FileNotFoundError:
+        file = None
+    if file is None:
+        raise FileNotFoundError(
+            f"load_path={url!r} is not a file. A checkpoint of hocket's is a folder: write hocket={{'resume': {url!r}}}."
+        )
+    return _loaded(Path(url), file)
+
+
+def _loaded(path: Path, file: Any) -> Loaded:
+    tree = _read(file, path)
     if not isinstance(tree, dict) or "state" not in tree:
         raise ValueError(f"load_path={str(path)!r} is not a checkpoint of Composer's: it has no 'state'.")
-    return Loaded(found, tree=tree)
+    return Loaded(path, tree=tree)
 
 
-def _read(path: Path) -> Any:
+def _read(file: Any, path: Path) -> Any:
     allowed: list[Any] = [datetime.timedelta, torch.torch_version.TorchVersion, *_NUMPY]
     try:
         with torch.serialization.safe_globals(allowed):
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"load_path={str(path)!r} has objects of a class that is not loaded for safety, or is damaged: {error} If you "
@@ -310,12 +328,9 @@ def _random(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 def save(trainer: hocket.Trainer, task: ComposerTask, name: str, weights_only: bool) -> str:
     """Write the state into a file, and return its path."""
-    path = Path(named(name, trainer.state))
+    path = named(name, trainer.state)
     tree = {} if weights_only else {"hocket": trainer.state_dict()}
     weights = trainer.model_state_dict(evaluated=False)
     if trainer.state.strategy.rank == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.new")
-        torch.save({"state": {"model": weights, "run_name": trainer.state.run_name}, **tree}, temporary)
-        temporary.replace(path)
-    return str(path)
+        files.write({"state": {"model": weights, "run_name": trainer.state.run_name}, **tree}, path)
+    return path

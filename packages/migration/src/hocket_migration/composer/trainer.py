@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from hocket import Decision, EvalSet
+from hocket.optim.learning_rate import make_schedules
+from hocket.plugins.spec import Attachment
 from hocket_migration.composer import arguments, loading
 from hocket_migration.composer.callbacks import CheckpointSaver
 from hocket_migration.composer.core.data_spec import Parts, ensure_data_spec
@@ -19,7 +21,7 @@ from hocket_migration.composer.core.evaluator import interval
 from hocket_migration.composer.core.precision import Precision
 from hocket_migration.composer.core.state import State
 from hocket_migration.composer.core.time import Time
-from hocket_migration.composer.internal import AskedIntervals, DataFunctions, StartSchedules
+from hocket_migration.composer.internal import AskedIntervals, DataFunctions, Positions, StartSchedules
 from hocket_migration.composer.loggers.logger import Logger
 from hocket_migration.composer.optim.schedulers import Schedulers, every_batch
 from hocket_migration.composer.plugins import refuse
@@ -205,7 +207,8 @@ class Trainer:
         if callable(eval_interval):
             asking |= {label: eval_interval for label, each in task.evaluators.items() if each.eval_interval is None}
         asked = saving["save_interval"] if callable(saving["save_interval"]) else None
-        internal: list[Any] = [StartSchedules(self._schedulers)] if self._schedulers is not None else []
+        internal: list[Any] = [Positions(view)]
+        internal += [StartSchedules(self._schedulers)] if self._schedulers is not None else []
         if asking or asked is not None:
             internal.append(AskedIntervals(view, list(asking.values()), asked))
         given: dict[str, Any] = {
@@ -236,7 +239,9 @@ class Trainer:
             "checkpoints": self._checkpoints,
             "resume": loading.resume_of(loaded, load_weights_only, load_ignore_keys, autoresume),
             "run_name": run_name,
-            "limit_train": _limit(train_subset_num_batches),
+            "limit_train": _limit(train_subset_num_batches)
+            if spec is None
+            else spec.limit(_limit(train_subset_num_batches)),
         }
         #: The Trainer of hocket's that does everything.
         self.hocket = arguments.make_trainer(task, given, hocket or {})
@@ -336,9 +341,8 @@ class Trainer:
 
     def _replace_schedulers(self, given: Any, ssr: float, every: bool | None) -> None:
         if self._schedulers is None:
-            raise ValueError(
-                "fit(schedulers=…) replaces schedulers of the Trainer, and it has none. Give them to the Trainer."
-            )
+            self._add_schedulers(given, ssr, every)
+            return
         schedulers = arguments.as_list(given)
         if every_batch(schedulers, every) != self._schedulers.every_batch:
             raise ValueError(
@@ -346,6 +350,16 @@ class Trainer:
             )
         self._schedulers.replace(schedulers, ssr)
         self.state.schedulers = self._schedulers.in_use
+
+    def _add_schedulers(self, given: Any, ssr: float, every: bool | None) -> None:
+        """Use schedulers in a run that began without any."""
+        state = self.hocket.state
+        made = self._made_schedulers(given, ssr, every, next(iter(self.state.optimizers), None))
+        if made is not None:
+            interval = "1ba" if made.every_batch else "1ep"
+            state.schedules += make_schedules(lambda _: made, state.optimizers, interval, state.optimizer_names)
+            state.bus.attach(Attachment("callbacks", "schedulers of fit", StartSchedules(made)))
+            self._schedulers = made
 
     @translated()
     def eval(self, eval_dataloader: Any = None, subset_num_batches: int = -1) -> None:
@@ -381,8 +395,7 @@ class Trainer:
     def predict(self, dataloader: Any, subset_num_batches: int = -1, *, return_outputs: bool = True) -> list[Any]:
         """Return the outputs of each batch, on the CPU; an empty list unless ``return_outputs``."""
         spec = ensure_data_spec(dataloader)
-        outputs = self.hocket.predict(Parts(spec, _limit(subset_num_batches), None))
-        return outputs if return_outputs else []
+        return self.hocket.predict(Parts(spec, _limit(subset_num_batches), None), keep=return_outputs)
 
     @translated()
     def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}-rank{rank}", *, weights_only: bool = False) -> str:

@@ -12,7 +12,6 @@ from torch import Tensor
 from hocket import hookimpl
 from hocket.algorithm import Need
 from hocket.data.windows import Window
-from hocket.optim.closures import needs_closure
 from hocket.plugins.errors import PlanError
 from hocket.plugins.spec import Attachment
 from hocket_migration.lightning.framework import overrides
@@ -42,6 +41,7 @@ class Actions:
         self._hooks = task.trainer.hooks
         self._module = task.model
         self._attachment: Attachment | None = None
+        self._without_steps: Attachment | None = None
         self._gradients: Callable[[State], Any] | None = None
         self._optimizer_step: Callable[..., Any] | None = None
         base = self._trainer.framework.LightningModule
@@ -75,11 +75,15 @@ class Actions:
         name = f"{type(self._module).__name__}'s steps"
         self._attachment = Attachment("task", name, _Implemented(methods))
         state.bus.attach(self._attachment)
+        if self._trainer._of_kind("StochasticWeightAveraging"):
+            without = _Implemented({"gradients": self._statistics, "optimizer_step": self._not_taken})
+            self._without_steps = Attachment("task", f"{name} for statistics", without)
+            state.bus.attach(self._without_steps)
 
     def begin(self, state: State) -> None:
         """Prepare for a fit. Raises PlanError if the strategy cannot train such a module."""
         assert self._attachment is not None
-        mine = (self._attachment,)
+        mine = (self._attachment, *([] if self._without_steps is None else [self._without_steps]))
         self._gradients = state.bus.compiled("gradients", mine)
         self._optimizer_step = state.bus.compiled("optimizer_step", mine)
         strategy = state.strategy
@@ -175,6 +179,8 @@ class Actions:
     def _own_step(self, state: State) -> bool:
         """Call the module's ``optimizer_step``, whose closure computes the gradients."""
         assert self._gradients is not None
+        if self._statistics(state):
+            return True
         if self._stepping:  # an optimizer asks for the gradients again
             self._gradients(state)
             self._finish(state)
@@ -201,7 +207,7 @@ class Actions:
         self._hooks.module(
             "optimizer_step",
             trainer.current_epoch,
-            trainer.batch_idx,
+            trainer.batch_idx + trainer.batches_loaded,  # the last batch of a window, in which Lightning steps
             trainer.strategy._lightning_optimizers[0],
             closure,
         )
@@ -244,6 +250,31 @@ class Actions:
             self._stepping = False
         self._taken |= taken
         return result
+
+    # --- an epoch without steps, for the statistics of averaged weights
+
+    def _statistics(self, state: State) -> bool | None:
+        """Compute batches without gradients, if this is such an epoch."""
+        if not self._trainer.skips_backward:
+            return None
+        bus, task, window = state.bus, self._task, state.batch
+        bus.before_train_batch(state)
+        for batch in window.batches if isinstance(window, Window) else [window]:
+            state.batch = batch
+            bus.before_forward(state)
+            with bus.forward_context():
+                task.training_step(bus.move_batch(state, state.batch))
+        state.batch, self._taken, state.gradient_norm = window, False, None
+        loss = task.loss_of_output()
+        state.loss = torch.zeros((), device=state.device) if loss is None else self._over_ranks(state, loss.detach())
+        if not self._trainer.skips_step:  # a step without gradients, which changes nothing and is counted
+            state.bus.zero_grad(state)
+            self._hooks.both("on_before_optimizer_step", self._trainer.optimizers[0])
+            self._count(1)
+        return True
+
+    def _not_taken(self, state: State, closure: Any) -> bool | None:
+        return False if self._trainer.skips_backward else None
 
     def _was_taken(self, state: State, closure: Any) -> bool:
         return self._taken
@@ -299,11 +330,10 @@ class Actions:
         assert state is not None and self._optimizer_step is not None
         _check_keywords(keywords)
         bus, step = state.bus, state.step
-        result = None
-        asks = needs_closure(optimizer)
-        if not asks:
-            with torch.enable_grad():
-                result = closure()
+        with torch.enable_grad():
+            result = closure()
+        if isinstance(result, Tensor):  # what an optimizer that calls the closure itself gets first
+            state.loss = result.detach()
         step.optimizers = [optimizer]
         try:
             bus.begin_step(str(self._trainer.optimizers.index(optimizer)))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib
 import inspect
 from collections import defaultdict
 from collections.abc import Mapping
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any
+
+from hocket_migration.lightning.framework import package_of
 
 DEVICES = {"auto": "auto", "cpu": "cpu", "gpu": "auto", "cuda": "cuda", "mps": "mps", "tpu": "xla"}
 STRATEGIES: dict[str, Any] = {
@@ -59,10 +62,6 @@ _REFUSED: dict[str, tuple[Any, str]] = {
         (False,),
         "Switch off what it would: logger=False, enable_checkpointing=False, enable_progress_bar=False",
     ),
-    "reload_dataloaders_every_n_epochs": (
-        (0,),
-        "Give a loader whose data set reads anew in each epoch, such as an IterableDataset",
-    ),
     "model_registry": ((None,), "Upload the checkpoint by a logger of hocket, such as hocket={'loggers': ['wandb']}"),
     "sync_batchnorm": (
         (False,),
@@ -71,7 +70,7 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "num_nodes": ((1,), "Start the script by torchrun --nnodes=…, whose processes hocket uses, and omit num_nodes="),
 }
 #: Arguments that take a name, and no object of Lightning's.
-BY_NAME = ("strategy", "plugins", "profiler")
+BY_NAME = ("strategy", "plugins")
 #: Values of ``ckpt_path=`` that are refused.
 REFUSED_PATHS = ("hpc", "registry")
 #: The parameter of a step that fetches its batches itself, which is refused.
@@ -98,6 +97,12 @@ def unknown(name: str, known: Mapping[str, Any]) -> str:
     return f"Trainer({name}=…) is not an argument of Lightning's Trainer." + (
         f" Did you mean {near[0]}=?" if near else f" It has {', '.join(known)}."
     )
+
+
+def of_environment(framework: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments that variables such as ``PL_TRAINER_MAX_EPOCHS`` give, as Lightning reads them."""
+    parse = importlib.import_module(f"{framework.__name__}.utilities.argparse")._parse_env_variables
+    return {name: value for name, value in vars(parse(framework.Trainer)).items() if name in known}
 
 
 def checked_hocket(given: Any) -> dict[str, Any]:
@@ -183,12 +188,21 @@ def _check_numbers(given: Mapping[str, Any]) -> None:
     for name, least in (("accumulate_grad_batches", 1), ("max_epochs", -1), ("max_steps", -1)):
         if (number := given[name]) is not None and not (isinstance(number, int) and number >= least):
             raise ValueError(f"Trainer({name}={number!r}) has to be an int of {least} or more. Write {name}=1, say.")
+    if not isinstance(reload := given["reload_dataloaders_every_n_epochs"] or 0, int) or reload < 0:
+        raise ValueError(
+            f"Trainer(reload_dataloaders_every_n_epochs={reload!r}) is not a number of epochs. Write an int of 0 or more."
+        )
     interval, epochs = given["val_check_interval"], given["check_val_every_n_epoch"]
     share = isinstance(interval, float) and 0 <= interval <= 1
     if isinstance(interval, int | float) and not share and not (isinstance(interval, int) and interval >= 1):
         raise ValueError(
             f"Trainer(val_check_interval={interval!r}) is neither a number of batches nor a share of an epoch. Write "
             "val_check_interval=100, or val_check_interval=0.5; for no validation, limit_val_batches=0."
+        )
+    if epochs is None and isinstance(interval, float):
+        raise ValueError(
+            f"Trainer(val_check_interval={interval!r}, check_val_every_n_epoch=None): a share of an epoch counts within one. "
+            "Write a number of batches, such as val_check_interval=100, or omit check_val_every_n_epoch."
         )
     if epochs is not None and not (isinstance(epochs, int) and epochs >= 1):
         raise ValueError(
@@ -266,9 +280,16 @@ def _deterministic(given: Any) -> bool:
     return bool(given)
 
 
+def is_profiler(given: Any, name: str = "Profiler") -> bool:
+    """Whether an object is a profiler of Lightning's, of the class of this name."""
+    return any(base.__name__ == name and package_of(base) is not None for base in type(given).__mro__)
+
+
 def _profile(given: Any) -> Any:
     if given is None:
         return None
+    if is_profiler(given):
+        return None if is_profiler(given, "PassThroughProfiler") else True
     if given in ("simple", "advanced", "pytorch"):
         return True
     what = repr(given) if isinstance(given, str) else f"{type(given).__name__}(…)"

@@ -11,9 +11,6 @@ from hocket_migration.lightning.framework import overrides, package_of
 
 #: Callbacks that reach into Lightning's loops, and hocket's counterpart.
 REFUSED = {
-    "StochasticWeightAveraging": "hocket={'algorithms': ['swa']}",
-    "WeightAveraging": "hocket={'algorithms': ['ema']}",
-    "EMAWeightAveraging": "hocket={'algorithms': ['ema']}",
     "GradientAccumulationScheduler": "accumulate_grad_batches=4 in the Trainer, the same in all epochs",
     "BatchSizeFinder": "hocket={'microbatch': 'auto'}, which finds the largest microbatch that fits",
     "LearningRateFinder": "hocket sweep, with a range of learning rates",
@@ -22,11 +19,15 @@ REFUSED = {
     "SpikeDetection": "hocket={'nonfinite': 'skip'}, or a callback of your own",
     "ThroughputMonitor": "hocket={'callbacks': ['speed-monitor']}",
     "DeviceStatsMonitor": "hocket={'callbacks': ['memory-monitor', 'system-monitor']}",
-    "OnExceptionCheckpoint": "hocket={'checkpoints': hocket.Checkpoints('runs/a')}, which a run resumes from",
     "BackboneLambdaFinetuningCallback": "BackboneFinetuning",
     "MixedPrecisionPlugin": "precision='16-mixed'",
     "XLAStatsMonitor": "hocket={'callbacks': ['speed-monitor']}",
     "GPUStatsMonitor": "hocket={'callbacks': ['memory-monitor', 'system-monitor']}",
+}
+#: Callbacks that hold a copy of the full weights, and hocket's counterpart.
+AVERAGING = {
+    "StochasticWeightAveraging": "hocket={'algorithms': ['swa']}",
+    "WeightAveraging": "hocket={'algorithms': ['ema']}",
 }
 #: Callbacks that hocket's progress logger stands for.
 PROGRESS = ("ProgressBar", "TQDMProgressBar", "RichProgressBar")
@@ -78,6 +79,28 @@ def refuse(callbacks: Iterable[Any]) -> None:
                 raise TypeError(
                     f"{type(callback).__name__} reaches into Lightning's own loop and does not run under hocket. Write "
                     f"{REFUSED[base.__name__]}."
+                )
+
+
+def check_averaging(callbacks: Iterable[Any], *, shards: bool, resumes: bool) -> None:
+    """Raise TypeError for a callback that averages weights, where the strategy shards them or hocket cannot resume it.
+
+    Args:
+        shards: whether the strategy shards weights.
+        resumes: whether hocket writes or loads checkpoints.
+    """
+    for callback in callbacks:
+        for base in type(callback).__mro__:
+            write = AVERAGING.get(base.__name__) if package_of(base) is not None else None
+            if write is not None and shards:
+                raise TypeError(
+                    f"{type(callback).__name__} averages full weights, and the strategy shards them. Write {write}, which "
+                    "averages shards."
+                )
+            if write is not None and resumes and base.__name__ == "StochasticWeightAveraging":
+                raise TypeError(
+                    f"{type(callback).__name__} makes its schedule at the beginning of an epoch, so a run does not resume from "
+                    f"hocket's checkpoints with it. Write {write} for it, or continue from .ckpt files by ckpt_path=."
                 )
 
 

@@ -6,12 +6,12 @@ import os
 import warnings
 import zipfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hocket.checkpoints import CheckpointError
+from hocket_migration import files
 from hocket_migration.lightning import callbacks
 from hocket_migration.lightning.arguments import REFUSED_PATHS
 from hocket_migration.lightning.framework import overrides
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 def save(trainer: TrainerView, path: Any, weights_only: bool) -> None:
-    """Write a ``.ckpt`` file. All ranks call it; rank 0 writes. Raises CheckpointError under strategies that shard weights."""
+    """Write a ``.ckpt`` file, by path or URL. All ranks call it; rank 0 writes.
+
+    Raises CheckpointError under strategies that shard weights.
+    """
     saved = content(trainer, weights_only)
     if trainer.is_global_zero:
-        target = Path(os.fspath(path))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        written = target.with_name(f".{target.name}.part")
-        torch.save(saved, written)
-        written.replace(target)
-    trainer.strategy.barrier("save_checkpoint")
+        files.write(saved, path)
+    if not trainer.interrupted:  # after an exception other ranks may not come
+        trainer.strategy.barrier("save_checkpoint")
 
 
 def sharded(trainer: TrainerView) -> CheckpointError:
@@ -119,7 +119,8 @@ def _loops(trainer: TrainerView) -> dict[str, Any]:
     batch, epoch = trainer.batch_idx + 1, trainer.current_epoch
     steps, earlier = trainer.global_step, trainer.total_batch_idx - trainer.batch_idx
     nothing = _counter(0, 0, 0)
-    counted = bool(getattr(getattr(trainer.run_state, "task", None), "_counted", False))
+    task = getattr(trainer.run_state, "task", None)
+    counted, processed = bool(getattr(task, "_counted", False)), batch - bool(getattr(task, "_begun", False))
     # Lightning counts a batch after the validation that follows it.
     stepped = trainer.batches_that_stepped - int(trainer.validating and counted)
     optimizer = {"total": {"ready": steps, "completed": steps}, "current": {"ready": batch, "completed": batch}}
@@ -129,7 +130,7 @@ def _loops(trainer: TrainerView) -> dict[str, Any]:
         "epoch_progress": _counter(epoch + trainer.epoch_begun, epoch + trainer.epoch_processed, epoch),
         "epoch_loop.state_dict": {"_batches_that_stepped": stepped},
         "epoch_loop.batch_progress": {
-            **_counter(batch, batch, batch - trainer.batch_ending, earlier),
+            **_counter(batch, processed, processed - trainer.batch_ending, earlier),
             "is_last_batch": trainer.is_known_last_batch,
         },
         "epoch_loop.scheduler_progress": {"total": optimizer["total"], "current": optimizer["current"]},
@@ -153,7 +154,8 @@ def named(trainer: TrainerView, path: Any, weights_only: bool | None) -> dict[st
         writer = trainer.checkpoint_callback
         found = getattr(writer, f"{path}_model_path", "")
         if not found and path == "last" and writer is not None:
-            found = max(writer._find_last_checkpoints(trainer), key=os.path.getmtime, default="")
+            last = [files.named_by(writer._fs, each) for each in writer._find_last_checkpoints(trainer)]
+            found = max(last, key=files.modified, default="")
         if not found and path == "last":
             warnings.warn("ckpt_path='last': there is no checkpoint yet, so none is loaded.", stacklevel=4)
             return None
@@ -175,9 +177,12 @@ def read(path: Any, weights_only: bool | None) -> dict[str, Any]:
     Raises:
         CheckpointError: there is no such file, it was not written by Lightning, or it holds other objects.
     """
-    file = Path(os.fspath(path))
-    if not file.is_file():
-        raise CheckpointError(f"There is no checkpoint file {str(path)!r}. Give ckpt_path= the path of a .ckpt file.")
+    try:
+        file = files.opened(path)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"There is no checkpoint file {str(path)!r}. Give ckpt_path= the path of a .ckpt file."
+        ) from error
     try:
         saved = torch.load(file, map_location="cpu", weights_only=weights_only is not False)
     except Exception as error:
@@ -233,6 +238,8 @@ def restore_training(trainer: TrainerView, saved: Mapping[str, Any]) -> None:
         ("optimizers", trainer.optimizers, saved["optimizer_states"]),
         ("schedulers", [each.scheduler for each in trainer.lr_scheduler_configs], saved["lr_schedulers"]),
     ):
+        if what == "schedulers" and not objects and trainer._of_kind("StochasticWeightAveraging"):
+            continue  # the callback replaces them, and has the state of its own
         if len(objects) != len(states):
             raise CheckpointError(
                 f"The checkpoint has {len(states)} {what}, and configure_optimizers() of "
@@ -253,7 +260,8 @@ def restore_training(trainer: TrainerView, saved: Mapping[str, Any]) -> None:
             trainer.batches_that_stepped = max(trainer.batches_that_stepped, saved["global_step"])
         elif batches["current"]["completed"] < batches["current"]["processed"]:
             trainer.batches_that_stepped += 1
-        ended = batches.get("is_last_batch") or epochs["processed"] > epochs["completed"]
+        in_last = batches.get("is_last_batch") and batch == batches["current"]["ready"]
+        ended = in_last or epochs["processed"] > epochs["completed"]
         if epochs["ready"] > epochs["completed"] and ended:
             epoch, batch = epoch + 1, 0
         elif epochs["ready"] == epochs["completed"]:

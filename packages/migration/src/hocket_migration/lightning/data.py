@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from types import ModuleType
 from typing import Any
 
-from torch.utils._pytree import tree_unflatten
+import torch
+from torch.utils._pytree import tree_leaves, tree_unflatten
+from torch.utils.data import DataLoader, IterableDataset
 
 from hocket.data import Several
 from hocket.data.source import known_length, set_epoch
@@ -27,8 +30,6 @@ def training(given: Any, framework: ModuleType, ordered: bool = False) -> tuple[
     Raises:
         TypeError: the mode is not one of training.
     """
-    if _is_batches(given):
-        return given, None
     combined = _combined(given, "max_size_cycle", framework, ordered)
     loaders, mode, spec = combined.flattened, combined._mode, combined._spec
     if mode == "sequential":
@@ -37,14 +38,14 @@ def training(given: Any, framework: ModuleType, ordered: bool = False) -> tuple[
             "'min_size'; for one loader after the other, hocket.data.Several(loaders, 'in turn')."
         )
     if spec.is_leaf():
-        return loaders[0], None
+        return bounded(loaders[0]), None
     if mode not in _MODES:
         return Combined(combined), None
 
     def unpack(batch: Any) -> Any:
         return tree_unflatten(list(batch.values()), spec)
 
-    named = {str(number): each for number, each in enumerate(loaders)}
+    named = {str(number): bounded(each) for number, each in enumerate(loaders)}
     return Several(named, _MODES[mode]), unpack  # type: ignore[arg-type]
 
 
@@ -52,8 +53,6 @@ def evaluation(given: Any, framework: ModuleType, ordered: bool = False) -> list
     """Return the loaders of an evaluation in their order. A mode other than ``"sequential"`` combines loaders into one."""
     if given is None:
         return []
-    if _is_batches(given):
-        return [given]
     combined = _combined(given, "sequential", framework, ordered)
     return list(combined.flattened) if combined._mode == "sequential" else [Combined(combined)]
 
@@ -71,19 +70,32 @@ def _combined(given: Any, mode: str, framework: ModuleType, ordered: bool) -> An
     kind = type(given)
     if kind.__name__ != "CombinedLoader" or package_of(kind) is None:
         given = framework.utilities.CombinedLoader(given, mode)
+    given.flattened = [Iterated(each) if _is_collection(each) else each for each in given.flattened]
     if ordered:
         stage = framework.trainer.states.RunningStage.TRAINING  # for the message
         framework.trainer.connectors.data_connector._resolve_overfit_batches(given, stage)
     return given
 
 
-def _is_batches(given: Any) -> bool:
-    """Whether a list holds batches, and not loaders."""
-    from torch import Tensor
+def _is_collection(given: Any) -> bool:
+    """Whether data has items and a length, and no state as a loader may have."""
+    has = functools.partial(hasattr, given)
+    return has("__getitem__") and has("__len__") and not any(map(has, ("set_epoch", "state_dict")))
 
-    return isinstance(given, list | tuple) and any(
-        isinstance(each, Tensor) or not hasattr(each, "__iter__") or _is_batches(each) for each in given
-    )
+
+class Iterated:
+    """The items of a list, a tensor or another collection as batches, as Lightning takes it in place of a loader."""
+
+    def __init__(self, items: Any) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Any:
+        items = self._items
+        # A map-style data set may have neither __iter__ nor an IndexError at its end.
+        return iter(items) if hasattr(items, "__iter__") else (items[number] for number in range(len(items)))
 
 
 class Combined:
@@ -91,6 +103,7 @@ class Combined:
 
     def __init__(self, combined: Any) -> None:
         self._combined = combined
+        self.flattened = list(combined.flattened)
 
     def __len__(self) -> int:
         lengths = list(map(len, self._combined.flattened))
@@ -104,6 +117,46 @@ class Combined:
         """Set the epoch of all loaders."""
         for each in self._combined.flattened:
             set_epoch(each, epoch)
+
+
+class Reloaded:
+    """A loader that another one may replace between two epochs, as with ``reload_dataloaders_every_n_epochs``.
+
+    It has no length: the next loader may have another.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Any:
+        return iter(self.loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the loader."""
+        set_epoch(self.loader, epoch)
+
+
+def side_by_side(given: Any, framework: ModuleType, ordered: bool = False) -> Any:
+    """Return training data as one loader, whose batches have the form in which Lightning passes them."""
+    data, unpack = training(given, framework, ordered)
+    return data if unpack is None else Combined(_combined(given, "max_size_cycle", framework, ordered))
+
+
+def draw_as_iterated(loaders: Any) -> None:
+    """Draw the random numbers that loaders draw when they are iterated, which Lightning does once more when it reloads."""
+    for each in getattr(loaders, "flattened", None) or tree_leaves(loaders):
+        if isinstance(each, DataLoader):
+            torch.empty((), dtype=torch.int64).random_(generator=each.generator)
+
+
+def set_sampler_epoch(loader: Any, epoch: int) -> None:
+    """Set the epoch of a loader's samplers, as Lightning does before a validation."""
+    loaders = getattr(loader, "flattened", [loader])
+    owners = [owner for each in loaders for owner in (each, getattr(each, "batch_sampler", None))]
+    samplers: list[Any] = [getattr(each, "sampler", None) for each in owners]
+    for sampler in {id(each): each for each in samplers}.values():
+        if callable(getattr(sampler, "set_epoch", None)):
+            sampler.set_epoch(epoch)
 
 
 def one_of(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
@@ -133,6 +186,25 @@ class Limited:
 
     def __iter__(self) -> Any:
         return islice(iter(self._loader), len(self))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the loader."""
+        set_epoch(self._loader, epoch)
+
+
+def bounded(loader: Any) -> Any:
+    """Return a loader that ends after as many batches as its length says, as Lightning ends it.
+
+    A DataLoader over items, a collection and a loader with a state of its own are returned as they are.
+    """
+    if isinstance(loader, Sequence | Iterated | Combined | Limited | Several) or known_length(loader) is None:
+        return loader
+    data_set = getattr(loader, "dataset", None)
+    if hasattr(loader, "state_dict") or hasattr(data_set, "state_dict"):
+        return loader
+    if isinstance(loader, DataLoader) and not isinstance(data_set, IterableDataset):
+        return loader
+    return Limited(loader, 1.0, 1)
 
 
 def limited(loader: Any, limit: int | float) -> int | float:

@@ -13,7 +13,7 @@ import hocket
 from hocket.data.nesting import map_tensors
 from hocket.training import seeding
 from hocket_migration.lightning.framework import overrides
-from hocket_migration.lightning.logged import Results
+from hocket_migration.lightning.logged import Results, of_loader
 from hocket_migration.lightning.view import TrainerView
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class EvaluatedModule(hocket.Task):
         return self._output
 
     def _arguments(self, name: str, batch: Any) -> tuple[Any, ...]:
-        arguments = (batch, *self._place) if self._takes_index[name] or self._several else (batch,)
+        arguments = (batch, *(self._place if self._takes_index[name] else self._place[1:]))
         if self._eval_batch == 0:
             try:
                 inspect.signature(getattr(self.model, name)).bind(*arguments)
@@ -128,7 +128,9 @@ class EvaluatedModule(hocket.Task):
         if sanity:
             self.begin_sanity_check()
             self._sanity_begun = False
-        elif self._fits and not self._within:
+        if self._fits:
+            trainer.prepare_validation()
+        if self._fits and not sanity and not self._within:
             hooks.module("on_validation_model_zero_grad")
         hooks.module(f"on_{kind}_model_eval")
         hooks.both(f"on_{kind}_start")
@@ -169,7 +171,7 @@ class EvaluatedModule(hocket.Task):
 
     def eval_end(self, state: State) -> None:
         """Give hocket the values of this set."""
-        for name, value in self._by_set(self._evaluation.of_epoch()["log"])[self._set].items():
+        for name, value in self._of_set(self._evaluation.of_epoch(), self._set).items():
             try:
                 state.log({name: value}, reduce="mean", weight=1.0)
             except ValueError:  # reserved, such as val_dataloader/loss; `_log` logs it by its own name
@@ -185,7 +187,7 @@ class EvaluatedModule(hocket.Task):
         hooks.both(f"on_{kind}_epoch_end")
         values = results.of_epoch()
         trainer.note(values)
-        self.evaluated = self._by_set(values["log"])
+        self.evaluated = [self._of_set(values, number) for number in range(len(self._sets))]
         if not sanity:
             self._log(state, values["log"])
             trainer.write(values["log"], behind=int(self._counted and self._fits))
@@ -201,16 +203,10 @@ class EvaluatedModule(hocket.Task):
         if trainer.evaluation_draws and not sanity:
             self._drawn = seeding.capture()
 
-    def _by_set(self, values: Mapping[str, Any]) -> list[dict[str, float]]:
-        """Return the values of each set, as Lightning's ``validate`` and ``test`` return them."""
-        found: list[dict[str, float]] = [{} for _ in self._sets]
-        for name, value in values.items():
-            number = value.item() if isinstance(value, Tensor) else value
-            _, mark, loader = name.rpartition("/dataloader_idx_")
-            for index, each in enumerate(found):
-                if not mark or int(loader) == index:
-                    each[name] = number
-        return found
+    def _of_set(self, values: Mapping[str, Mapping[str, Any]], number: int) -> dict[str, float]:
+        """Return the values of a set, as Lightning's ``validate`` and ``test`` return them."""
+        found = values.get(of_loader(None), {}) | values.get(of_loader(number), {})  # type: ignore[operator]  # dicts
+        return {name: value.item() if isinstance(value, Tensor) else value for name, value in found.items()}
 
     # --- prediction
 
@@ -264,8 +260,8 @@ class PredictLoop:
     current_batch_indices = None
     epoch_batch_indices = None
 
-    def __init__(self, loaders: Sequence[Any] = ()) -> None:
-        self.num_dataloaders = len(loaders)
+    def __init__(self, loaders: Sequence[Any] = (), keeps: bool = True) -> None:
+        self.num_dataloaders, self._keeps = len(loaders), keeps
         self._predictions: list[list[Any]] = [[] for _ in loaders]
 
     @property
@@ -273,6 +269,12 @@ class PredictLoop:
         """The predictions of each batch, in a list for each loader if there are several."""
         return self._predictions[0] if self.num_dataloaders == 1 else self._predictions
 
+    def forget(self) -> None:
+        """Drop the predictions, which nobody reads any more."""
+        self._predictions = [[] for _ in self._predictions]
+
     def add(self, number: int, prediction: Any) -> None:
-        """Add the prediction of a batch of a loader."""
+        """Add the prediction of a batch of a loader, if somebody reads it at the end."""
+        if not self._keeps:
+            return
         self._predictions[number].append(map_tensors(lambda tensor: tensor.cpu(), prediction))

@@ -37,7 +37,7 @@ class Value:
     reduce: str
     progress_bar: bool
     logger: bool
-    #: The number of its evaluation loader, where there are several; its name then ends with it.
+    #: The number of its evaluation loader, where there are several.
     loader: int | None
     #: A torchmetrics.Metric, which accumulates itself, and its name in the module.
     metric: Any = None
@@ -47,6 +47,13 @@ class Value:
     weight: float = 0.0
     #: Whether it was logged in the current batch.
     fresh: bool = False
+    #: Whether its name ends with the number of its loader.
+    suffixed: bool = True
+
+    @property
+    def how(self) -> tuple[Any, ...]:
+        """The arguments that all calls with one name share."""
+        return self.on_step, self.on_epoch, self.reduce, self.progress_bar, self.logger
 
     def update(self, value: Any, weight: float) -> None:
         """Add a value."""
@@ -88,18 +95,27 @@ class Value:
     def named(self, step: bool) -> str:
         """Return its name as loggers get it."""
         suffix = ("_step" if step else "_epoch") if self.on_step and self.on_epoch else ""
-        return f"{self.name}{suffix}" + ("" if self.loader is None else f"/dataloader_idx_{self.loader}")
+        return f"{self.name}{suffix}{self._loader}"
 
     @property
     def plain(self) -> str:
         """Its name without ``_step`` and ``_epoch``."""
-        return self.name + ("" if self.loader is None else f"/dataloader_idx_{self.loader}")
+        return f"{self.name}{self._loader}"
+
+    @property
+    def _loader(self) -> str:
+        return "" if self.loader is None or not self.suffixed else f"/dataloader_idx_{self.loader}"
 
     def reset(self) -> None:
         """Begin another epoch."""
         if self.metric is not None:
             self.metric.reset()
         self.total, self.weight, self.fresh = None, 0.0, False
+
+
+def of_loader(number: int | None) -> str:
+    """Return the key, in what `Results.of_epoch` returns, of a loader's values; with None, of the values of all loaders."""
+    return f"log of {number}"
 
 
 class Results:
@@ -126,8 +142,8 @@ class Results:
 
     def log(self, hook: str, name: str, value: Any, **how: Any) -> None:
         """Log a value in a hook of the module. The arguments are those of ``LightningModule.log``, completed by it."""
-        loader = self.loader if how["add_dataloader_idx"] else None
-        key = f"{hook}.{name}" + ("" if loader is None else f".{loader}")
+        loader, suffixed = self.loader, bool(how["add_dataloader_idx"])
+        key = f"{hook}.{name}" + ("" if loader is None or not suffixed else f".{loader}")
         attribute = how["metric_attribute"]
         entry = self.values.get(key)
         made = Value(
@@ -139,13 +155,24 @@ class Results:
             how["logger"],
             loader,
             value if not isinstance(value, Tensor) else None,
+            suffixed=suffixed,
         )
+        if not (made.on_step or made.on_epoch):
+            raise ValueError(
+                f"self.log({name!r}, on_step=False, on_epoch=False) logs nothing. Set one of them to True, or omit both."
+            )
         if entry is None:
             entry = self.values[key] = made
-        elif (entry.on_step, entry.on_epoch, entry.reduce) != (made.on_step, made.on_epoch, made.reduce):
+        elif entry.loader != loader:
             raise ValueError(
-                f"self.log({name!r}, …) is called twice in {hook} with different arguments: on_step, on_epoch and reduce_fx of "
-                "a name stay the same. Choose another name for one of them."
+                f"self.log({name!r}, add_dataloader_idx=False) in {hook} is called for several loaders, whose values would be "
+                "one. Omit add_dataloader_idx=False, or log a name of its own for each: "
+                f"self.log(f'{name}_{{dataloader_idx}}', …, add_dataloader_idx=False)."
+            )
+        elif entry.how != made.how:
+            raise ValueError(
+                f"self.log({name!r}, …) is called twice in {hook} with different arguments: on_step, on_epoch, reduce_fx, "
+                "prog_bar and logger of a name stay the same. Choose another name for one of them."
             )
         if attribute is not None and not isinstance(value, Tensor):
             entry.attribute = attribute
@@ -175,18 +202,23 @@ class Results:
             each.fresh = False
 
     def of_epoch(self, *, final: bool = True) -> dict[str, dict[str, Any]]:
-        """Return the values over the epoch so far, in the same form. All ranks call it together, if it is ``final``."""
+        """Return the values over the epoch so far, in the same form. All ranks call it together, if it is ``final``.
+
+        Those for loggers are also at `of_loader` of their evaluation loader.
+        """
         found: dict[str, dict[str, Any]] = {"log": {}, "callback": {}, "bar": {}}
         for each in self.values.values():
             if each.on_epoch:
                 self._sort(each, each.of_epoch(self._reduce if final else None), False, found)
         return found
 
-    def _sort(self, each: Value, value: Any, step: bool, found: Mapping[str, dict[str, Any]]) -> None:
+    def _sort(self, each: Value, value: Any, step: bool, found: dict[str, dict[str, Any]]) -> None:
         if value is None:
             return
         if each.logger:
             found["log"][each.named(step)] = value
+            if not step:
+                found.setdefault(of_loader(each.loader), {})[each.named(step)] = value
         if self.training or not step:
             found["callback"][each.plain] = found["callback"][each.named(step)] = value
         if each.progress_bar:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hocket.algorithm import Need
 from hocket.data.nesting import map_tensors
+from hocket_migration import files
 
 if TYPE_CHECKING:
     from hocket.plugins.bus import Bus
@@ -147,12 +148,8 @@ class StrategyView:
 
     def remove_checkpoint(self, path: Any) -> None:
         """Delete a checkpoint that a callback wrote."""
-        import shutil
-        from pathlib import Path
-
         if self.is_global_zero:
-            target = Path(path)
-            shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+            files.remove(path)
 
     # --- steps
 

@@ -96,9 +96,14 @@ class LightningTask(TrainedModule):
         self.model = module
         _check_methods(module, self._base)
         self._actions = Actions(self)
-        self._takes_index = {name: len(inspect.signature(getattr(module, name)).parameters) > 1 for name in _STEPS}
+        self._takes_index = {name: takes_index(getattr(module, name)) for name in _STEPS}
         #: Whether the module's optimizers are made.
         self.optimizes = True
+
+    @property
+    def shares_parameters(self) -> bool:
+        """Whether optimizers may hold the same parameters, as with manual optimization, which steps each by hand."""
+        return not self.model.automatic_optimization
 
     # --- what hocket calls for a batch
 
@@ -239,10 +244,16 @@ class LightningTask(TrainedModule):
     def extra_state(self) -> dict[str, Any]:
         """Return counters, and the state of schedulers, callbacks, and what ``on_save_checkpoint`` adds."""
         trainer = self.trainer
-        added: dict[str, Any] = {"epoch": trainer.current_epoch, "global_step": trainer.global_step, "state_dict": {}}
+        weights = self._weights_for_callbacks()
+        added: dict[str, Any] = {
+            "epoch": trainer.current_epoch,
+            "global_step": trainer.global_step,
+            "state_dict": weights,
+        }
         callbacks = {each.state_key: state for each in trainer.callbacks if (state := each.state_dict())}
         trainer.hooks.callbacks("on_save_checkpoint", added)
         trainer.hooks.module("on_save_checkpoint", added)
+        replaced = added["state_dict"] is not weights
         return {
             "counters": {name: getattr(trainer, name) for name in _COUNTERS},
             "in_epoch": self._in_epoch,
@@ -253,9 +264,20 @@ class LightningTask(TrainedModule):
             "metric_states": metric_states(self.model),
             "schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
             "callbacks": callbacks,
-            "added": {name: value for name, value in added.items() if name not in _STANDARD},
+            "added": {
+                name: value
+                for name, value in added.items()
+                if value is not weights and (name not in _STANDARD or (name == "state_dict" and replaced))
+            },
+            "weights_at": [name for name, value in added.items() if value is weights],
             "gradients": self._waiting_gradients(),
         }
+
+    def _weights_for_callbacks(self) -> dict[str, Any]:
+        """Return the weights for callbacks that move them to other names of a checkpoint, as those of averages do."""
+        base = self.trainer.framework.Callback
+        wanted = any(overrides(each, "on_save_checkpoint", base) for each in self.trainer.callbacks)
+        return dict(self.model.state_dict()) if wanted and not self._shards else {}
 
     def _waiting_gradients(self) -> list[Any] | None:
         """Return the gradients between two batches of manual optimization, which may add to them."""
@@ -276,13 +298,26 @@ class LightningTask(TrainedModule):
             load_metric_states(self.model, state["metric_states"])
         for config, saved in zip(trainer.lr_scheduler_configs, state["schedulers"], strict=True):
             config.scheduler.load_state_dict(saved)
-        trainer.hooks.module("on_load_checkpoint", dict(state["added"]))
+        weights = self._weights_for_callbacks()
+        added = dict.fromkeys(state.get("weights_at", ()), weights) | state["added"]
+        trainer.hooks.module("on_load_checkpoint", {**state["added"]})
+        trainer.hooks.callbacks("on_load_checkpoint", added)
         for callback in trainer.callbacks:
             if callback.state_key in state["callbacks"]:
                 callback.load_state_dict(state["callbacks"][callback.state_key])
         if state["gradients"] is not None:
             for parameter, gradient in zip(self.parameters(), state["gradients"], strict=True):
                 parameter.grad = None if gradient is None else gradient.to(parameter.device)
+
+
+def takes_index(step: Any) -> bool:
+    """Whether a step takes the number of the batch, by Lightning's rule: by name, by ``*args`` or as the second argument."""
+    if step is None:
+        return False
+    parameters = inspect.signature(step).parameters.values()
+    positional = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    varargs = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    return varargs or len(positional) >= 2 or "batch_idx" in positional
 
 
 def _check_methods(module: Any, base: type) -> None:
@@ -292,6 +327,8 @@ def _check_methods(module: Any, base: type) -> None:
         if overrides(module, name, base):
             raise TypeError(f"{kind} defines {name}, which is not called. Define {write}.")
     for name in _STEPS:
+        if getattr(module, name) is None:
+            continue
         if "optimizer_idx" in inspect.signature(getattr(module, name)).parameters:
             raise TypeError(
                 f"{name}(optimizer_idx) of {kind} is of an earlier Lightning. Set self.automatic_optimization = False "

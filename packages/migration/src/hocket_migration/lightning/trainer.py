@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import hocket
+from hocket_migration import files
 from hocket_migration.lightning import arguments, callbacks, checkpoint, data, loggers
 from hocket_migration.lightning.evaluating import PredictLoop
 from hocket_migration.lightning.framework import framework_of_any, overrides, require, unwrapped
@@ -102,7 +103,7 @@ class Trainer(LoadingTrainer):
         for name in given:
             if name not in known:
                 raise TypeError(arguments.unknown(name, known))
-        self._given = known | given
+        self._given = known | arguments.of_environment(framework, known) | given
         super().__init__()
         self._extra = arguments.checked_hocket(hocket)
         self._translated = arguments.translated(self._given)
@@ -141,9 +142,26 @@ class Trainer(LoadingTrainer):
         self.min_epochs, self.min_steps = given["min_epochs"], given["min_steps"]
         if self.fast_dev_run:
             self.num_sanity_val_steps, self.log_every_n_steps = 0, 1
+            self.val_check_interval, self.check_val_every_n_epoch = 1.0, 1
 
     def change(self, name: str, value: Any) -> None:
-        """Change an argument from the next call on. Raises AttributeError during a fit, or if it cannot be changed."""
+        """Change an argument from the next call on, and the number of epochs at once.
+
+        Raises AttributeError for others during a fit, or if it cannot be changed.
+        """
+        if name == "_skip_backward":
+            self.skips_backward = bool(value)
+            return
+        if name == "max_batches" and self._fits:
+            self.max_batches = value
+            return
+        if self._fits and name == "accumulate_grad_batches" and (self.skips_backward or value == self._given[name]):
+            return
+        if self._fits and name == "max_epochs" and "duration" not in self._extra:
+            self._given, self.epochs_changed = self._given | {name: value}, True
+            if self._task is not None:
+                self._task.plan_epochs()
+            return
         if name not in self._given:
             raise AttributeError(f"{name} of Lightning's loops cannot be set under hocket. Omit it.")
         if self._fits:
@@ -156,9 +174,20 @@ class Trainer(LoadingTrainer):
     def _connect(self, framework: Any) -> None:
         """Make callbacks and loggers of a package of Lightning."""
         self.adopt(framework)
+        if self._own_profiler:
+            self.profiler = self._given["profiler"]
         given, writes = self._given, "checkpoints" in self._extra
         self.callbacks = callbacks.made(given, framework, others_write=writes)
         self.loggers = loggers.made(given["logger"], framework, given["fast_dev_run"], self.default_root_dir)
+
+    @property
+    def _own_profiler(self) -> bool:
+        """Whether a profiler of Lightning's was given, which measures the blocks that modules name.
+
+        hocket's profiles the steps, and stands for Lightning's own of torch: there is one at a time.
+        """
+        given = self._given["profiler"]
+        return arguments.is_profiler(given) and not arguments.is_profiler(given, "PyTorchProfiler")
 
     # --- what Lightning's Trainer does
 
@@ -193,26 +222,29 @@ class Trainer(LoadingTrainer):
         self._validates = self.enable_validation
         task = self._build(fits=True)
         self._fits = True
+        self.skips_backward, self.max_batches, self.epochs_changed = False, None, False
         run = self.run_state
         assert run is not None
+        resumes = any(self._extra.get(each) is not None for each in ("checkpoints", "resume"))
+        callbacks.check_averaging(self.callbacks, shards=task.shards, resumes=resumes)
         if task.shards:
             checkpoint.check_writers(self, self._given)
         if saved is not None:
             checkpoint.restore_callbacks(self, saved)
+            task.begin_fit(run)  # whose hooks may add the groups of parameters that the checkpoint's optimizers have
             checkpoint.restore_training(self, saved)
         elif self._fitted:  # a Trainer counts on from one fit to the next, as Lightning's does
             run.timestamp.epoch, run.timestamp.batch = self.current_epoch, self.batches_that_stepped
             run.previous.become(run.timestamp)
         task.begin_fit(run)
         self._log_hyperparameters()
-        evaluated = self._fit_loaders(task, val_dataloaders)
+        evaluated = self._fit_loaders(task)
         task.omits_training = not self._trains()
         every = Check(self, lambda: task.skips)
         task.check = None if self.fast_dev_run else every
-        labels = data.labelled(evaluated, "val_dataloader")
-        loaders = self._not_empty(labels, self.num_val_batches, self.limit_val_batches)
+        loaders = self._validation_sets(evaluated)
         sets = {label: hocket.EvalSet(each, every=every) for label, each in loaders.items()} or None
-        task.set_labels = list(labels)
+        task.set_labels = list(data.labelled(evaluated, "val_dataloader"))
         try:
             if task.omits_training:  # only the sanity check, and the hooks of a fit
                 self.hocket.fit([None], sets, duration="1ep")
@@ -272,17 +304,25 @@ class Trainer(LoadingTrainer):
         self.keep(predict_dataloaders=self._loaders("predict_dataloader", dataloaders))
         loaders = data.prediction(self.predict_dataloaders, self.framework)
         self.num_predict_batches = [data.limited(each, self.limit_predict_batches) for each in loaders]
+        if not any(self.num_predict_batches):
+            self._end()
+            return None
         found, before = [], task.set_labels
         task.set_labels = list(data.labelled(loaders, "predict_dataloader"))
-        self.predict_loop = task.predict_loop = PredictLoop(loaders)
+        keep = return_predictions is not False
+        writers = self._of_kind("BasePredictionWriter")
+        self.predict_loop = task.predict_loop = PredictLoop(
+            loaders, keep or any(each.interval.on_epoch for each in writers)
+        )
         with self._weights():
             for number, loader in enumerate(loaders):
                 task._set = number
-                found.append(self.hocket.predict(loader))
+                found.append(self.hocket.predict(data.bounded(loader), keep=keep))
                 task.continue_random_numbers()
         task.set_labels, task.predict_loop = before, None
         self._end()
-        if return_predictions is False:
+        if not keep:
+            self.predict_loop.forget()
             return None
         return found[0] if len(found) == 1 else found
 
@@ -356,6 +396,8 @@ class Trainer(LoadingTrainer):
             self._connect(framework)
         self.forget_values()
         self.enter(function, "TRAINING" if function == "FITTING" else function)
+        if self._own_profiler:
+            self.profiler.setup(stage=self.state.fn, local_rank=self.local_rank, log_dir=self.log_dir)
         of_module = self.hooks.module("configure_callbacks")
         self.callbacks = callbacks.merged(self.callbacks, of_module, framework)
         for each in self.callbacks:
@@ -438,7 +480,10 @@ class Trainer(LoadingTrainer):
         if not self.lightning_module.automatic_optimization and not self.min_epochs:
             settings.pop("min_duration", None)
         self.ends_by_steps &= "duration" not in self._extra
-        settings["folder"] = str(Path(self.default_root_dir) / "runs")
+        if not files.is_url(self.default_root_dir):
+            settings["folder"] = str(Path(self.default_root_dir) / "runs")
+        if self._reloads:
+            settings.pop("limit_train", None)  # each of the loaders is limited by itself
         if self._given["enable_progress_bar"] is not False and fits:
             settings["loggers"] = ["progress"]
         if self.fast_dev_run or "overfit" in self._extra:
@@ -453,6 +498,9 @@ class Trainer(LoadingTrainer):
             self.datamodule.teardown(stage=stage)
         self.hooks.callbacks("teardown", stage=stage)
         self.hooks.module("teardown", stage=stage)
+        if self._own_profiler:
+            self.profiler.describe()
+            self.profiler.teardown(stage=stage)
         for logger in self.loggers:
             logger.finalize("success")
         self.state.status = self._states.TrainerStatus.FINISHED

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hocket.data.batches import Counts
 from hocket.data.windows import Window
+from hocket.time import Time, Unit
 from hocket.training.evaluate import evaluate
 from hocket.training.requests import Decision
 from hocket_migration.lightning.evaluating import EvaluatedModule
@@ -101,11 +102,20 @@ class TrainedModule(EvaluatedModule):
         trainer.enter("FITTING", "TRAINING")
         trainer._results, self._trains = self._results, True
         trainer.epoch_begun, trainer.epoch_processed = self._in_epoch, False
+        self.plan_epochs()
         if self.omits_training:
             state.request(Decision.STOP, reason="there is nothing to train")
             return
         trainer.hooks.both("on_train_start")
         self._stop(state)
+
+    def plan_epochs(self) -> None:
+        """Let a fit that has begun end after the trainer's number of epochs, which its hooks may have changed."""
+        run, epochs = self.trainer.run_state, self.trainer.max_epochs
+        if run is None or epochs is None or not (self._trains and self.trainer.epochs_changed):
+            return
+        if run.progress.fit_until is not None and run.progress.fit_until.unit is Unit.EPOCH:
+            run.progress.fit_until = Time(epochs if epochs != -1 else 2**31, Unit.EPOCH)
 
     def _stop(self, state: State) -> None:
         if self.trainer.stops:
@@ -116,6 +126,7 @@ class TrainedModule(EvaluatedModule):
         trainer = self.trainer
         trainer.current_epoch, trainer.batch_idx = state.timestamp.epoch, -1
         self._skipping, self._in_epoch, self._epoch_stepped = False, True, False
+        trainer.reload_training()
         trainer.epoch_begun = True
         trainer.hooks.both("on_train_epoch_start")
         self._stop(state)
@@ -295,7 +306,8 @@ class TrainedModule(EvaluatedModule):
         self._plateau_waits = True
         if state.epoch_length not in (None, state.timestamp.batch_in_epoch):
             self._step_plateau()
-        self.trainer.batches_that_stepped += 1
+        if not self.trainer.skips_step:
+            self.trainer.batches_that_stepped += 1
         self._counted = True
         self._stop(state)
 
@@ -367,7 +379,7 @@ class TrainedModule(EvaluatedModule):
 
     def _step_schedulers(self, interval: str, *, plateau: bool) -> None:
         trainer, module = self.trainer, self.model
-        if not module.automatic_optimization:
+        if not module.automatic_optimization or (trainer.skips_step and not plateau):
             return
         done = (trainer.batch_idx if interval == "step" else trainer.current_epoch) + 1
         for config in trainer.lr_scheduler_configs:

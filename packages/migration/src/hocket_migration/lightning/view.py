@@ -392,6 +392,7 @@ class TrainerView(Changes):
         """The counters of training that Lightning's callbacks read."""
         epoch_loop = Loop(
             change=self.change,
+            automatic_optimization=SimpleNamespace(_skip_backward=self.skips_backward),
             max_steps=self.max_steps,
             min_steps=self.min_steps,
             _batches_that_stepped=self.batches_that_stepped,
@@ -407,11 +408,32 @@ class TrainerView(Changes):
             max_epochs=self.max_epochs,
             total_batch_idx=self.total_batch_idx,
             min_epochs=self.min_epochs,
+            max_batches=self.max_batches or self.num_training_batches,
+            _skip_backward=self.skips_backward,
         )
+
+    #: Whether batches of training are computed without gradients and steps, as for the statistics of averaged weights.
+    skips_backward = False
+
+    @property
+    def skips_step(self) -> bool:
+        """Whether the current batch of training is followed by no step: Lightning steps after the last one of an epoch."""
+        return self.skips_backward and not self.is_known_last_batch
+
+    #: Whether hooks of this fit have changed the number of epochs.
+    epochs_changed = False
+    #: The batches of an epoch that a callback has set to have no step in it; None for those of the data.
+    max_batches: int | float | None = None
 
     #: Whether a validation has run in this fit; and whether what it draws at random changes what training draws afterwards,
     #: as in Lightning.
     validated = evaluation_draws = False
+
+    def reload_training(self) -> None:
+        """Ask for the training loaders again, if they are due; the drop-in Trainer does."""
+
+    def prepare_validation(self) -> None:
+        """Ask for the validation loaders again, if they are due, and set the epoch of their samplers."""
 
     # --- callbacks
 

@@ -24,7 +24,8 @@ class Predictions:
         preprocess: a function of logits and labels, applied to each batch.
         every: number of batches after which tensors move to the CPU, or None for the end.
         concatenate: whether to return one array for all batches, padded to one length, or a list.
-        of_batch: a function of an `EvalPrediction` and ``compute_result``, called for each batch instead of collecting.
+        of_batch: a function of an `EvalPrediction` and ``compute_result``, called for each batch.
+        collect: whether batches are collected.
     """
 
     #: Distinguishes it from metrics of logits and labels.
@@ -39,9 +40,11 @@ class Predictions:
         every: int | None = None,
         concatenate: bool = True,
         of_batch: Callable[..., Any] | None = None,
+        collect: bool = True,
     ) -> None:
         self._keep, self._main_input, self._preprocess = tuple(keep), main_input, preprocess
         self._every, self._concatenate, self._of_batch = every, concatenate, of_batch
+        self._collect = collect
         #: What ``of_batch`` returned last.
         self.metrics: Any = None
         self.reset()
@@ -69,11 +72,12 @@ class Predictions:
         if outputs.loss is not None:
             found["losses"] = outputs.loss.repeat(samples)
         if "inputs" in self._keep:
-            found["inputs"] = batch if self._of_batch is not None else batch[self._main_input]
+            found["inputs"] = batch[self._main_input]
         kept = {name: found[name] for name in self._keep if found.get(name) is not None}
         if self._of_batch is not None:
             self._compute_pending(False)
-            self._pending = kept
+            self._pending = {**kept, **({"inputs": batch} if "inputs" in kept else {})}
+        if not self._collect:
             return
         self._batches.append(kept)
         if self._every is not None and len(self._batches) % self._every == 0:

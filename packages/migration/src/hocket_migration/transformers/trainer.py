@@ -162,8 +162,10 @@ class OnHocket(transformers.Trainer):
         for name in ("model", "optimizer", "lr_scheduler"):
             setattr(self.callback_handler, name, getattr(self, name))
         self.callback_handler.train_dataloader = loader
-        if remaining:
+        if remaining or skipped:  # transformers takes a step also where a run of max_steps ended within an epoch
             trainer.fit()
+        else:
+            self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
         return self._finalize_training(trial, samples, started)
 
     def _trainer(self, **given: Any) -> Any:
@@ -257,7 +259,7 @@ class OnHocket(transformers.Trainer):
         """Evaluate or predict with hocket; return predictions, labels and metrics as transformers does."""
         args = self.args
         loss_only = args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        of_batch = args.batch_eval_metrics and self.compute_metrics is not None and description != "Prediction"
+        of_batch = args.batch_eval_metrics and self.compute_metrics is not None
         if of_batch and args.world_size > 1:
             raise ValueError(
                 "TrainingArguments(batch_eval_metrics=True) computes metrics of the batches of one process, and there are "
@@ -272,6 +274,7 @@ class OnHocket(transformers.Trainer):
             every=args.eval_accumulation_steps,
             concatenate=args.eval_do_concat_batches,
             of_batch=self.compute_metrics if of_batch else None,
+            collect=not args.batch_eval_metrics or description == "Prediction",
         )
         if self.hocket is None:
             self.hocket = self._trainer()

@@ -66,7 +66,7 @@ class Evaluator:
         subset = self.subset_num_batches
         limit = limit if subset is None else None if subset < 0 else subset
         data: Any = self.dataloader.dataloader
-        if limit is not None or self.device_eval_microbatch_size is not None:
+        if self.dataloader.limit(limit) is not None or self.device_eval_microbatch_size is not None:
             data = Parts(self.dataloader, limit, self.device_eval_microbatch_size)
         return hocket.EvalSet(data, every=interval(self.eval_interval) if self.eval_interval is not None else every)
 

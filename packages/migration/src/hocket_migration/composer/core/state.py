@@ -53,6 +53,8 @@ class State:
         self.train_dataloader: Any = None
         self.logger: Logger
         self._planned: Time | None = None
+        #: The position in the current or latest evaluation, and prediction.
+        self.eval_timestamp, self.predict_timestamp = Timestamp(), Timestamp()
         #: Whether `Trainer.eval` runs.
         self.standalone = False
 
@@ -239,8 +241,8 @@ class State:
 
     @property
     def device_train_microbatch_size(self) -> int | None:
-        """Samples per forward pass; None for the full batch."""
-        return self.hocket.microbatch
+        """Samples per forward pass: of the full batch, those that the loader states; None if it states none."""
+        return self.hocket.microbatch or getattr(self.train_dataloader, "batch_size", None)
 
     @property
     def seed(self) -> int | None:

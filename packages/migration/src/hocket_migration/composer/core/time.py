@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import re
+import types
 from enum import StrEnum
 from typing import Any
 
@@ -51,6 +52,9 @@ class Time:
         >>> Time(3, "ba") < "5ba", Time.from_epoch(2) == 2, str(Time(10, TimeUnit.BATCH) * 0.55)
         (True, True, '5ba')
     """
+
+    #: ``Time[int]`` and ``Time[float]`` are annotations.
+    __class_getitem__: Any = classmethod(types.GenericAlias)
 
     def __init__(self, value: float, unit: str | TimeUnit) -> None:
         self.unit = TimeUnit(unit)
@@ -215,6 +219,7 @@ def ensure_time(maybe_time: Time | str | int, int_unit: TimeUnit | str = TimeUni
     return Time.from_input(maybe_time, int_unit)
 
 
+_OF_ITERATIONS = ("iteration", "epoch_in_iteration", "token_in_iteration")
 _COUNTS = ("epoch", "batch", "sample", "token", "batch_in_epoch", "sample_in_epoch", "token_in_epoch")
 #: hocket's names of wall-clock times.
 _WALL_CLOCK = {"total_wct": "seconds", "epoch_wct": "epoch_seconds", "batch_wct": "batch_seconds"}
@@ -228,7 +233,7 @@ class Timestamp:
         values: counts, as numbers or times, and wall-clock times, which replace those of ``position``.
 
     Raises:
-        TypeError: there is no such count, such as those of iterations, which have no length.
+        TypeError: there is no such count.
 
     Example:
         >>> from hocket_migration.composer import Timestamp
@@ -239,13 +244,24 @@ class Timestamp:
 
     def __init__(self, position: hocket.Timestamp | None = None, **values: Any) -> None:
         self._position = hocket.Timestamp() if position is None else position.copy()
+        #: Counts of iterations, which hocket does not have; those of the current one are else those of the run.
+        self._iterations: dict[str, Any] = {}
         for name, value in values.items():
+            if value is None:
+                continue
             if name in _WALL_CLOCK:
                 setattr(self._position, _WALL_CLOCK[name], value.total_seconds())
-            elif name in _COUNTS:
-                setattr(self._position, name, int(Time.from_timestring(value) if isinstance(value, str) else value))
+            elif name == "iteration_wct":
+                self._iterations[name] = value
+            elif name in (*_COUNTS, *_OF_ITERATIONS):
+                count = int(Time.from_timestring(value) if isinstance(value, str) else value)
+                if name in _OF_ITERATIONS:
+                    self._iterations[name] = count
+                else:
+                    setattr(self._position, name, count)
             else:
-                raise TypeError(f"A Timestamp has no {name}=. It has {', '.join((*_COUNTS, *_WALL_CLOCK))}.")
+                known = (*_COUNTS, *_OF_ITERATIONS, *_WALL_CLOCK, "iteration_wct")
+                raise TypeError(f"A Timestamp has no {name}=. It has {', '.join(known)}.")
 
     def state_dict(self) -> dict[str, Any]:
         """Return all counts as numbers, and the wall-clock times."""
@@ -255,38 +271,60 @@ class Timestamp:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take counts and times from what :meth:`state_dict` returned."""
-        known = {name: state[name] for name in (*_COUNTS, *_WALL_CLOCK) if name in state}
-        self._position = Timestamp(self._position, **known)._position
+        names = (*_COUNTS, *_WALL_CLOCK, *_OF_ITERATIONS, "iteration_wct")
+        loaded = self.copy(**{name: state[name] for name in names if name in state})
+        self._position, self._iterations = loaded._position, loaded._iterations
 
     def copy(self, **values: Any) -> Timestamp:
         """Return a copy with some of its counts and times replaced."""
-        return Timestamp(self._position, **values)
+        return Timestamp(self._position, **{**self._iterations, **values})
 
     def to_next_batch(
         self, samples: int | Time = 0, tokens: int | Time = 0, duration: datetime.timedelta | None = None
     ) -> Timestamp:
         """Return the position after another batch, of so many samples and tokens on all ranks."""
-        after = self.copy()
-        after._position.next_batch(int(samples), int(tokens), 0.0 if duration is None else duration.total_seconds())
+        after, seconds = self.copy(), 0.0 if duration is None else duration.total_seconds()
+        after._position.next_batch(int(samples), int(tokens), seconds)
+        after._add(token_in_iteration=int(tokens), iteration_wct=datetime.timedelta(seconds=seconds))
         return after
 
-    def to_next_epoch(self) -> Timestamp:
-        """Return the position after the end of the epoch."""
-        after = self.copy()
+    def to_next_epoch(self, duration: datetime.timedelta | None = None) -> Timestamp:
+        """Return the position after the end of the epoch, which took so much more time."""
+        more = duration or datetime.timedelta()
+        after = self.copy(total_wct=self.total_wct + more)
         after._position.next_epoch()
-        return after
+        after._add(epoch_in_iteration=1, iteration_wct=more)
+        return after.copy(epoch_wct=datetime.timedelta(), batch_wct=datetime.timedelta())
+
+    def to_next_iteration(self, duration: datetime.timedelta | None = None) -> Timestamp:
+        """Return the position after the end of the iteration, which took so much more time."""
+        of_epoch = {"batch_in_epoch": 0, "sample_in_epoch": 0, "token_in_epoch": 0}
+        walls = dict.fromkeys(("iteration_wct", "epoch_wct", "batch_wct"), datetime.timedelta())
+        return self.copy(
+            iteration=self.iteration.value + 1, epoch_in_iteration=0, token_in_iteration=0, **of_epoch, **walls,
+            total_wct=self.total_wct + (duration or datetime.timedelta()),
+        )  # fmt: skip
+
+    def _add(self, **more: Any) -> None:
+        """Add to counts of the current iteration that differ from those of the run."""
+        for name, value in more.items():
+            if name in self._iterations:
+                self._iterations[name] += value
 
     @property
     def iteration(self) -> Time:
-        """0: iterations have no length."""
-        return Time(0, TimeUnit.ITERATION)
+        """Completed iterations: 0 in a run of hocket's, where they have no length."""
+        return Time(self._iterations.get("iteration", 0), TimeUnit.ITERATION)
 
     @property
     def epoch(self) -> Time:
         """Completed epochs."""
         return Time(self._position.epoch, TimeUnit.EPOCH)
 
-    epoch_in_iteration = epoch
+    @property
+    def epoch_in_iteration(self) -> Time:
+        """Completed epochs of the current iteration."""
+        return Time(self._iterations.get("epoch_in_iteration", self._position.epoch), TimeUnit.EPOCH)
 
     @property
     def batch(self) -> Time:
@@ -303,7 +341,10 @@ class Timestamp:
         """Tokens trained on."""
         return Time(self._position.token, TimeUnit.TOKEN)
 
-    token_in_iteration = token
+    @property
+    def token_in_iteration(self) -> Time:
+        """Tokens of the current iteration."""
+        return Time(self._iterations.get("token_in_iteration", self._position.token), TimeUnit.TOKEN)
 
     @property
     def batch_in_epoch(self) -> Time:
@@ -325,7 +366,11 @@ class Timestamp:
         """Wall-clock time of training."""
         return datetime.timedelta(seconds=self._position.seconds)
 
-    iteration_wct = total_wct
+    @property
+    def iteration_wct(self) -> datetime.timedelta:
+        """Wall-clock time of the current iteration."""
+        found: datetime.timedelta = self._iterations.get("iteration_wct", self.total_wct)
+        return found
 
     @property
     def epoch_wct(self) -> datetime.timedelta:
@@ -354,7 +399,7 @@ class Timestamp:
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Timestamp):
-            return self._position == other._position
+            return self.state_dict() == other.state_dict()
         if not isinstance(other, Time | str):
             return NotImplemented
         mine, others = self._compared(other)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -97,11 +97,21 @@ def get_free_tcp_port() -> int:
 
 
 def create_interval_scheduler(
-    interval: int | str | Time, include_end_of_training: bool = True, checkpoint_events: bool = True
+    interval: int | str | Time,
+    include_end_of_training: bool = True,
+    checkpoint_events: bool = True,
+    final_events: Collection[Event] | None = None,
 ) -> Callable[[Any, Event], bool]:
     """Return a function for ``eval_interval`` and ``save_interval`` that agrees in an interval, and at the end of training.
 
-    Raises ValueError for an interval in ``dur``, which both take as a text.
+    Args:
+        interval: a number of epochs, or a time.
+        include_end_of_training: whether it agrees at the end, once.
+        checkpoint_events: whether it agrees on BATCH_CHECKPOINT and EPOCH_CHECKPOINT, else on BATCH_END and EPOCH_END.
+        final_events: those on which it agrees at the end; None for BATCH_CHECKPOINT and EPOCH_CHECKPOINT.
+
+    Raises:
+        ValueError: the interval is in ``dur``, which both take as a text.
     """
     every = Time.from_input(interval, "ep")
     if every.unit is TimeUnit.DURATION:
@@ -109,14 +119,21 @@ def create_interval_scheduler(
     epochs = every.unit is TimeUnit.EPOCH
     checkpoint = Event.EPOCH_CHECKPOINT if epochs else Event.BATCH_CHECKPOINT
     on = checkpoint if checkpoint_events else Event.EPOCH_END if epochs else Event.BATCH_END
+    final = {Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT} if final_events is None else {*final_events}
+    agreed: Any = -1
 
     def due(state: Any, event: Event) -> bool:
-        if every.value <= 0 or event is not on:
+        nonlocal agreed
+        if every.value <= 0:
             return False
-        if include_end_of_training and state.max_duration is not None and state.timestamp >= state.max_duration:
+        over = state.max_duration is not None and state.timestamp >= state.max_duration
+        if include_end_of_training and over and event in final and state.timestamp.batch != agreed:
             return True
         before, now = (each.get(every.unit).value for each in (state.previous_timestamp, state.timestamp))
-        return bool(before // every.value != now // every.value)
+        if event is on and before // every.value != now // every.value:
+            agreed = state.timestamp.batch
+            return True
+        return False
 
     return due
 
