@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html as _html
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,12 +21,13 @@ def text(title: str, rows: Mapping[str, str]) -> str:
 
 def html(title: str, rows: Mapping[str, str]) -> str:
     """Return the title and a table, with everything in them escaped."""
+    from html import escape  # only needed in notebooks
+
     cells = "".join(
-        f'<tr><th style="{_LEFT}">{_html.escape(name)}</th>'
-        f'<td style="{_LEFT};white-space:pre-wrap">{_html.escape(said)}</td></tr>'
+        f'<tr><th style="{_LEFT}">{escape(name)}</th><td style="{_LEFT};white-space:pre-wrap">{escape(said)}</td></tr>'
         for name, said in rows.items()
     )
-    return f"<b>{_html.escape(title)}</b><table>{cells}</table>"
+    return f"<b>{escape(title)}</b><table>{cells}</table>"
 
 
 def position(now: Timestamp) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from array import array
 from collections.abc import Iterator, Mapping
@@ -188,4 +187,6 @@ def _number(value: float) -> str:
 
 
 def _row(cell: str, texts: list[str]) -> str:
+    import html  # only needed in notebooks
+
     return f"<tr>{''.join(f'<{cell}>{html.escape(text)}</{cell}>' for text in texts)}</tr>"

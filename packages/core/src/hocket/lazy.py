@@ -46,6 +46,9 @@ def missing(package: str, name: str, there: Sequence[str], depth: int = 2) -> Ex
         there: the names that it has.
         depth: how many calls lie between this function and the code that asks for the name.
     """
+    asking = sys._getframe(depth)
+    if asking.f_globals.get("__name__") == "importlib._bootstrap":  # which then imports the module of this name
+        return AttributeError(name)
     text = f"module '{package}' has no attribute '{name}'; it has {', '.join(there)}"
     if name[0] == "_":
         return AttributeError(text)
@@ -53,6 +56,5 @@ def missing(package: str, name: str, there: Sequence[str], depth: int = 2) -> Ex
 
     write = attributes.instead(package, name, there) or attributes.instead("hocket", name, ())
     text = f"{text}. {write}".rstrip()
-    asking = sys._getframe(depth)
     imports = asking.f_lasti >= 0 and asking.f_code.co_code[asking.f_lasti] == dis.opmap["IMPORT_FROM"]
     return ImportError(text, name=name) if imports else AttributeError(text)

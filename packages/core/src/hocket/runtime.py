@@ -15,12 +15,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from hocket import launching
 from hocket.algorithm import Need
-from hocket.checkpoints import loops
 from hocket.data.checks import check_batches
 from hocket.data.several import prepared
 from hocket.devices import placement
 from hocket.distributed import comparison
-from hocket.help import attributes, custom_loops, failures
+from hocket.help import attributes, custom_loops
 from hocket.help.arguments import explained, understood, unknown
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
@@ -35,7 +34,9 @@ from hocket.training import seeding
 from hocket.training.accumulation import Gradients
 from hocket.training.first_step import FirstStep
 from hocket.training.guard import Policy
-from hocket.training.loop_steps import LoopSteps, make_steps
+
+if TYPE_CHECKING:
+    from hocket.training.loop_steps import LoopSteps
 
 
 class Runtime:
@@ -279,6 +280,8 @@ class Runtime:
                 "stepper was given optimizers with and without names. Name all, as in stepper(model, critic=critic), or none."
             )
         given = named or {str(number): optimizer for number, optimizer in enumerate(optimizers)}
+        from hocket.training.loop_steps import make_steps
+
         step = make_steps(self, model, given, microbatch, clip, nonfinite)
         self._first_step.end(inner(model))
         for optimizer in given.values():
@@ -356,6 +359,8 @@ class Runtime:
                 scaled = self.bus.scale_loss(loss if factor == 1 else loss * factor)
                 scaled.backward(retain_graph=retain_graph, inputs=inputs)
         except Exception as error:
+            from hocket.help import failures  # only needed for error messages
+
             failures.explain_backward(error, loss, bool(self._steppers))
             raise
         finally:
@@ -491,6 +496,8 @@ class Runtime:
         custom_loops.check_folder(path, "save")
         for step in self._steppers:
             step.report()
+        from hocket.checkpoints import loops
+
         loops.save(self, Path(path), things)
 
     @understood
@@ -503,6 +510,8 @@ class Runtime:
             TypeError: one of ``things`` has no ``load_state_dict``.
         """
         custom_loops.check_folder(path, "load")
+        from hocket.checkpoints import loops
+
         return loops.load(self, Path(path), things)
 
     def close(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -116,6 +115,8 @@ def _how_to_continue(resumable: bool, command: Sequence[str] | None, interrupted
         return f"to {aim}: {here}; {later}" if interactive else later
     if command is not None:
         words = command if interrupted else [*(each for each in command if not each.startswith("duration=")), longer]
+        import shlex
+
         return f"to {aim}: {' '.join(map(shlex.quote, words))}"
     resume = ", ".join(filter(None, ["Trainer(…", longer, "resume='auto')"]))
     return f"to {aim}: {here}, or in another process {resume}" if interactive else f"to {aim}: {resume}"

@@ -7,10 +7,11 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from hocket.timestamp import Timestamp
 
 __all__ = ["Interval", "Time", "TimeError", "Unit", "batches", "interval_of", "share", "time_of", "whole"]
@@ -137,6 +138,8 @@ class Time:
         if not isinstance(text, str):
             raise TimeError(f"{text!r} is not a time. {_GRAMMAR}")
         try:
+            from fractions import Fraction  # with decimal, the slowest part of importing this module
+
             if match := _COUNT.fullmatch(text):
                 unit = Unit(match[2].lower())
                 amount = Fraction(match[1])
@@ -223,6 +226,8 @@ class Time:
             raise TypeError(f"{self} can be multiplied or divided by a number, not by {number!r}.")
         if self.unit in _CONTINUOUS or not math.isfinite(number):
             return Time(operation(float(self.value), number), self.unit)
+        from fractions import Fraction
+
         return Time(round(operation(Fraction(self.value), Fraction(number))), self.unit)
 
 

@@ -16,12 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from hocket import display, launching, summary
-from hocket.checkpoints.components.configuration import Configuration, hyperparameters
+from hocket import launching
 from hocket.checkpoints.components.data import EvaluationData, TrainingData
-from hocket.checkpoints.components.model import by_own_names
-from hocket.checkpoints.content import Content, components_of
-from hocket.checkpoints.signals import Interrupted
+from hocket.checkpoints.content import Content
 from hocket.data.adapters import adapt
 from hocket.data.checks import check_batches
 from hocket.data.loaders import independent
@@ -31,19 +28,16 @@ from hocket.data.training_iterator import TrainingIterator
 from hocket.devices import placement
 from hocket.distributed import comparison
 from hocket.distributed.agreement import ranks_of
-from hocket.help import attributes, before_fit, first_loss
+from hocket.help import attributes
 from hocket.help.arguments import understood
 from hocket.losses import Reduction, reduction_of
-from hocket.optim.averages import OptimizerAverages
 from hocket.optim.groups import described
-from hocket.optim.learning_rate import make_schedules
 from hocket.optim.optimizers import make_optimizers
 from hocket.parts import resolve, without_writing_loggers
 from hocket.plugins import claims, switches
 from hocket.plugins.bus import Bus
 from hocket.plugins.plan import Plan, make_plan
 from hocket.plugins.spec import Attachment
-from hocket.result import Result
 from hocket.run_folder import Run, RunFolder, TemporaryFolder
 from hocket.runtime import Runtime
 from hocket.settings import Settings
@@ -52,21 +46,21 @@ from hocket.state import State
 from hocket.task import events_of, task_of
 from hocket.task_log import connected
 from hocket.time import Interval, Time
-from hocket.training import determinism, seeding, until, whole_batch
-from hocket.training.batch_transform import BatchTransform
+from hocket.training import seeding, until, whole_batch
 from hocket.training.evaluate import EvalSet, evaluate, evaluate_unseen, prepare_sets, sanity_check
 from hocket.training.fit import FitLoop
 from hocket.training.guard import NonFiniteGuard, Policy
-from hocket.training.interruption import Deferred, deferred
+from hocket.training.interruption import Deferred, Interrupted, deferred
 from hocket.training.limits import Limits
 from hocket.training.metrics import MetricSet
-from hocket.training.module_data import ModuleData, checked
 from hocket.training.windows import Windows
 
 if TYPE_CHECKING:
     from hocket.checkpoints.policy import Checkpoints
     from hocket.checkpoints.report import Report
     from hocket.data.module import DataModule
+    from hocket.result import Result
+    from hocket.training.module_data import ModuleData
     from hocket.types import BatchTransformLike, MetricsLike, OptimizerLike, PluginLike, ScheduleLike
 
 
@@ -226,7 +220,11 @@ class Trainer:
         given = {name: value for name, value in locals().items() if name not in ("self", "model", "__class__")}
         #: The arguments, checked.
         self.settings = settings = Settings.of(given)
-        module = None if data is None else checked(data, given)
+        module = None
+        if data is not None:
+            from hocket.training.module_data import checked
+
+            module = checked(data, given)
         self._metrics = metrics
         self._checkpoints = checkpoints = settings.checkpoints
         #: The words of the command line that resumes this run, if one has started it; shown after a fit.
@@ -247,9 +245,13 @@ class Trainer:
         parts = parts if settings.lasting else without_writing_loggers(parts)
         claims.check(parts.attachments)
         if settings.deterministic:
+            from hocket.training import determinism
+
             determinism.prepare(parts.device)
         placement.check_model(model, device, parts.strategy.materializes)
         if batch_transform is not None:
+            from hocket.training.batch_transform import BatchTransform
+
             parts.attachments.append(BatchTransform.attachment(batch_transform))
         if settings.microbatch == "auto":
             from hocket.training.microbatch import AutoMicrobatch
@@ -292,7 +294,11 @@ class Trainer:
         )
         state.progress.min_duration = settings.min_duration
         state.clipping = settings.clipping
-        self._module = None if module is None else ModuleData(module, state, settings.seed)
+        self._module: ModuleData | None = None
+        if module is not None:
+            from hocket.training.module_data import ModuleData
+
+            self._module = ModuleData(module, state, settings.seed)
         state.loss_reduction = reduction
         guard = NonFiniteGuard(settings.nonfinite, parts.device.asynchronous)
         compiled = None if settings.compile is None else partial(torch.compile, **settings.compile)
@@ -304,15 +310,12 @@ class Trainer:
         with self._running(), switches.use(plugins):
             made_with = self._assemble(optimizer, schedule, schedule_every)
             self._loop.metrics = MetricSet("train", train_metrics, state)
-            configuration = Configuration(state, settings.given, made_with)
             self._position = TrainingData(state, self._loop, self._module)
             self._eval_positions = EvaluationData(state)
-            state.content = Content(
-                state,
-                components_of(
-                    state, self._loop, guard, self._randomness, configuration, self._position, self._eval_positions
-                ),
-            )
+            positions = (self._position, self._eval_positions)
+            groups = [len(each.param_groups) for each in state.optimizers]
+            held = (state, self._loop, guard, self._randomness, (settings.given, made_with), *positions, groups)
+            state.content = Content(state, partial(_components, *held))
             if train_data is not None:
                 self._set_train_data(train_data)
             self._set_eval_data(eval_data)
@@ -343,6 +346,10 @@ class Trainer:
             self._plan = dataclasses.replace(
                 self._plan, run={**self._plan.run, "optimizer": described(named, state.task)}
             )
+        from hocket.checkpoints.components.configuration import hyperparameters
+        from hocket.optim.averages import OptimizerAverages
+        from hocket.optim.learning_rate import make_schedules
+
         made_with = hyperparameters(optimizers)
         if self.settings.compile is not None and not state.task.owns_steps:
             state.task.compile(**self.settings.compile)
@@ -417,6 +424,8 @@ class Trainer:
             self._set_eval_data(eval_data)
         self._make_data("train", "eval")
         self._loop.check()
+        from hocket.help import before_fit, first_loss
+
         before_fit.warn(state, self.settings, bool(self._metrics))
         if not until.plan_fit(state, self._loop, self.settings.duration, self._limits, duration):
             return self.result()
@@ -424,6 +433,8 @@ class Trainer:
         try:
             with deferred(state.strategy.world_size == 1) as interruption, self._running():
                 state.bus.before_fit(state)
+                from hocket import summary
+
                 summary.show_resumed(state, self.command)
                 if not self._described:
                     self._described = True
@@ -436,6 +447,8 @@ class Trainer:
                 state.bus.after_fit(state)
                 state.bus.flush(state)
         except (KeyboardInterrupt, Interrupted) as error:
+            from hocket import summary
+
             summary.show(state, self._checkpoints, self.command, interrupted=True)
             if isinstance(error, Deferred):  # without the frames of the loop, where nothing went wrong
                 raise KeyboardInterrupt(*error.args) from None
@@ -443,6 +456,8 @@ class Trainer:
             error.args = error.args or (f"Control-C ended a fit after batch {state.timestamp.batch}",)
             raise
         result = self.result()
+        from hocket import summary
+
         summary.show(state, self._checkpoints, self.command, interrupted=False)
         return result
 
@@ -458,6 +473,8 @@ class Trainer:
             >>> trainer.fit("1ep") == trainer.result()
             True
         """
+        from hocket import summary
+
         return summary.result(self.state, self._checkpoints)
 
     @understood
@@ -509,6 +526,8 @@ class Trainer:
                 return evaluate_unseen(state, sets)
         with self._running():
             state.bus.eval_standalone_start(state)
+            from hocket.help import first_loss
+
             with first_loss.watched(state) if not state.timestamp.batch else nullcontext():
                 values = evaluate(state, sets)
             state.bus.eval_standalone_end(state)
@@ -583,6 +602,8 @@ class Trainer:
                 "trainer.model_state_dict(evaluated=True) for the latter, or evaluated=False.",
                 stacklevel=2,
             )
+        from hocket.checkpoints.components.model import by_own_names
+
         return by_own_names(state, state.bus.model_state(state.prepared))
 
     @understood
@@ -650,9 +671,13 @@ class Trainer:
         self._closing()  # a finalizer, which runs at most once
 
     def __repr__(self) -> str:
+        from hocket import display, summary
+
         return display.text(*summary.of_trainer(self.state, self._plan, self._checkpoints))
 
     def _repr_html_(self) -> str:
+        from hocket import display, summary
+
         return display.html(*summary.of_trainer(self.state, self._plan, self._checkpoints))
 
     def __enter__(self) -> Trainer:
@@ -705,6 +730,8 @@ class Trainer:
         state.train_loader = prepared(data, state.bus.prepare_data, True, settings.global_batch)
         source = adapt(state.train_loader, given=data)
         limit = limited(source, settings.limit_train, "limit_train")
+        from hocket.help import before_fit
+
         before_fit.warn_of_window(settings.accumulate, source.length())
         self._loop.data = TrainingIterator(source, limit, settings.overfit, settings.accumulate or 1)
         state.progress.epoch_length = self._loop.data.length
@@ -731,6 +758,8 @@ class Trainer:
             stack.enter_context(self._randomness)
             stack.enter_context(connected(state.task, state.aggregates))
             if self.settings.deterministic:
+                from hocket.training import determinism
+
                 stack.enter_context(determinism.kernels())
             if self.settings.detect_anomaly:
                 stack.enter_context(torch.autograd.set_detect_anomaly(True))
@@ -747,6 +776,13 @@ class Trainer:
                 if error is not raised:
                     raise error from raised
                 raise
+
+
+def _components(*parts: Any) -> Sequence[Any]:
+    """Return core's components of a checkpoint; without a Trainer, which a state must not keep alive."""
+    from hocket.checkpoints.own_components import components_of  # only needed for checkpoints
+
+    return components_of(*parts)
 
 
 def _close(state: State) -> None:

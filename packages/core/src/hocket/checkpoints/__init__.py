@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from hocket.checkpoints.component import Check, Component, ContentError, PerRank, Saved
     from hocket.checkpoints.recorded import recorded_algorithms
     from hocket.checkpoints.report import Report
-    from hocket.checkpoints.signals import Interrupted
     from hocket.checkpoints.storage import format
     from hocket.checkpoints.storage.errors import CheckpointError, DamagedCheckpointWarning
     from hocket.checkpoints.storage.ranks import Ranks
     from hocket.checkpoints.storage.store import Store
     from hocket.checkpoints.weights import export, load_weights, read_weights
+    from hocket.training.interruption import Interrupted
 
 #: Public name -> the module that defines it, or the package around a module. Modules are imported on first use,
 #: because most of reading needs no torch.

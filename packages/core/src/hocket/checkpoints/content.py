@@ -4,49 +4,26 @@ The tree is made of dicts with string keys, lists, tensors, numbers, strings, by
 States that differ between ranks are gathered under ``ranks``, by rank; everything else is identical on all ranks. Tensors may
 be the run's own, which saves a copy: write the tree, or copy it, before training continues.
 
-To save more state, add an entry to :func:`components_of`. Plug-ins and Tasks add theirs by ``checkpoint_components(state)``.
+To save more state, add an entry to `hocket.checkpoints.own_components`. Plug-ins and Tasks add theirs by
+``checkpoint_components(state)``.
 """
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from hocket.checkpoints.component import Check, Component, ContentError, Like, PerRank, Saved, Tree
-from hocket.checkpoints.components.aggregates import LoggedValues
-from hocket.checkpoints.components.by_hand import GradientsByHand
-from hocket.checkpoints.components.configuration import Configuration
-from hocket.checkpoints.components.data import EvaluationData, TrainingData
-from hocket.checkpoints.components.guard import Guard
-from hocket.checkpoints.components.metrics import Metrics, TrainMetrics
-from hocket.checkpoints.components.model import Model, Modes
-from hocket.checkpoints.components.omitted import Omitted
-from hocket.checkpoints.components.optimizers import Optimizers, Schedules
-from hocket.checkpoints.components.plugins import Plugins, described
-from hocket.checkpoints.components.step import Batch, Losses, RankSamples
-from hocket.checkpoints.components.task import ExtraState
-from hocket.checkpoints.components.values import (
-    Attribute,
-    AttributeIfNone,
-    Description,
-    Stateful,
-    StatefulOfRank,
-    TimeAttribute,
-)
-from hocket.checkpoints.ignoring import ignoring
 from hocket.checkpoints.offered import OFFERED, offered
 from hocket.checkpoints.plain_data import decode
-from hocket.checkpoints.report import shapes_of
 from hocket.data.nesting import map_tensors
 from hocket.distributed.agreement import ranks_of
 from hocket.distributed.dtensors import mesh_of
 from hocket.state import State
-from hocket.training.fit import FitLoop
-from hocket.training.guard import NonFiniteGuard
-from hocket.training.seeding import RandomStream
 
 #: Counts up when the tree changes; see :meth:`Content.load_state_dict`.
 VERSION = 1
@@ -54,71 +31,22 @@ VERSION = 1
 _FRAME = {"version", "ranks"}
 
 
-def components_of(
-    state: State,
-    loop: FitLoop,
-    guard: NonFiniteGuard,
-    stream: RandomStream,
-    configuration: Configuration,
-    training_data: TrainingData,
-    evaluation_data: EvaluationData,
-) -> list[Component]:
-    """Return core's own components, in the order in which they are saved and loaded."""
-    progress = state.progress
-    return [
-        Description("run_id", lambda: state.run.id),
-        Description("run_name", lambda: state.run_name),
-        Description("world_size", lambda: state.strategy.world_size),
-        Description("attached", lambda: described(state.bus.attachments)),
-        configuration,
-        Description("config", lambda: state.config),
-        Description("model_prefix", lambda: state.model_prefix),
-        Omitted(state),
-        Model(state),
-        Modes(state),
-        Optimizers(state),  # after the model: sharded optimizers look at the parameters
-        Schedules(state),
-        Plugins(state),
-        Stateful("timestamp", progress.timestamp),
-        Stateful("previous", progress.previous),
-        Stateful("progress", progress),
-        Stateful("requested", state.requests),
-        Metrics(state),
-        Attribute("logged", state, "logged"),
-        Stateful("watched", state.watched, "a logged value", optional=True),
-        Attribute("microbatch", state, "microbatch"),
-        Batch(state),
-        AttributeIfNone("epoch_length", progress, "epoch_length"),
-        TimeAttribute("max_duration", progress, "max_duration"),
-        Stateful("fit", loop),
-        TimeAttribute("fit.until", progress, "fit_until"),
-        Attribute("fit.asked", progress, "fit_asked"),
-        Guard(state, guard),
-        *([] if loop.steps is None else [GradientsByHand(state, loop.steps)]),
-        # --- each rank has its own
-        StatefulOfRank("generators", state.generators, fresh=False),
-        TrainMetrics(loop),
-        LoggedValues(state),
-        training_data,
-        evaluation_data,
-        Losses(state),
-        RankSamples(state),
-        ExtraState(state),
-        StatefulOfRank("random", stream, fresh=True),  # last: loading the others may draw random numbers
-    ]
-
-
 class Content:
     """Save and load the components of a run. All ranks call its methods together.
 
     Args:
-        components: in the order in which they are saved and loaded. The last one comes after the components of plug-ins.
+        components: makes them when they are first needed, in the order in which they are saved and loaded. The last one comes
+            after the components of plug-ins.
     """
 
-    def __init__(self, state: State, components: Sequence[Component]) -> None:
-        self._state, self._own = state, list(components)
+    def __init__(self, state: State, components: Callable[[], Sequence[Component]]) -> None:
+        self._state, self._make = state, components
         #: The exception that interrupted loading, so that this run has parts of a checkpoint only; or empty.
         self._failed = ""
+
+    @functools.cached_property
+    def _own(self) -> Sequence[Component]:
+        return self._make()
 
     @property
     def components(self) -> list[Component]:
@@ -184,8 +112,12 @@ class Content:
             )
         if not tree["ranks"]:
             raise ContentError("The checkpoint has no rank's state: its list 'ranks' is empty.")
+        from hocket.checkpoints.report import shapes_of
+
         weights = shapes_of(decode(tree["model"], copy=False))
         if ignore:
+            from hocket.checkpoints.ignoring import ignoring
+
             tree = ignoring(tree, self.state_dict(), ignore)
         saved, components = Saved(tree, strict, weights, copy), self.components
         ranks = ranks_of(self._state)

@@ -18,22 +18,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hocket.checkpoints import slurm
-from hocket.training.interruption import Deferred, Interruption
+from hocket.training.interruption import EXIT_CODE, Deferred, Interrupted, Interruption
 from hocket.training.requests import Decision
 
 if TYPE_CHECKING:
     from hocket.state import State
 
-#: The exit code of a run that saved and ended because of a signal: EX_TEMPFAIL of sysexits.h, "try again later".
-EXIT_CODE = 75
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-class Interrupted(SystemExit):
-    """A signal ended a run, which has written a checkpoint or, with ``on_error="warn"``, warned why it could not.
-
-    Uncaught, the process exits with `EXIT_CODE`.
-    """
 
 
 class Signals(Interruption):

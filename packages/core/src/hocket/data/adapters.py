@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket.data.slices import Slices
 from hocket.data.source import Source
-from hocket.data.sources.base import DataSource
-from hocket.data.sources.by_index import ByIndex
-from hocket.data.sources.replay import Replay
-from hocket.data.sources.sequence import Batches
-from hocket.data.sources.stateful import Stateful
-from hocket.data.sources.stateful_dataset import StatefulDataset
-from hocket.data.sources.torchdata import TorchdataLoader
 from hocket.plugins.errors import summarize
 
-_Adapter = TypeVar("_Adapter", bound=type[DataSource])
+if TYPE_CHECKING:
+    from hocket.data.sources.base import DataSource
 
-_ADAPTERS: list[type[DataSource]] = []
+_Adapter = TypeVar("_Adapter", bound="type[DataSource]")
+
+#: Those of libraries, in the order in which they were registered.
+_FURTHER: list[type[DataSource]] = []
 
 
 def adapter(cls: _Adapter) -> _Adapter:
@@ -43,6 +41,8 @@ def adapter(cls: _Adapter) -> _Adapter:
 
     Raises TypeError for a class that is not a `DataSource` with a ``kind``.
     """
+    from hocket.data.sources.base import DataSource
+
     if not (isinstance(cls, type) and issubclass(cls, DataSource) and cls.kind):
         raise TypeError(f"{cls!r} is not an adapter: subclass hocket.data.DataSource and give it a kind.")
     register(cls)
@@ -51,29 +51,34 @@ def adapter(cls: _Adapter) -> _Adapter:
 
 def register(cls: Any) -> None:
     """Add an adapter; unlike `adapter`, of any class that makes sources."""
-    _ADAPTERS.append(cls)
-    _ADAPTERS.sort(key=lambda each: -each.priority)
+    _FURTHER.append(cls)
 
 
-for _cls in (ByIndex, TorchdataLoader, Stateful, Batches, StatefulDataset, Replay):
-    adapter(_cls)
+@functools.cache
+def _core() -> tuple[type[DataSource], ...]:
+    """Return core's adapters, which are imported when data is first adapted."""
+    from hocket.data.sources.by_index import ByIndex
+    from hocket.data.sources.replay import Replay
+    from hocket.data.sources.sequence import Batches
+    from hocket.data.sources.stateful import Stateful
+    from hocket.data.sources.stateful_dataset import StatefulDataset
+    from hocket.data.sources.torchdata import TorchdataLoader
 
-
-_CORE = tuple(_ADAPTERS)
+    return (ByIndex, TorchdataLoader, Stateful, Batches, StatefulDataset, Replay)
 
 
 def serves_itself(data: Any) -> bool:
     """Whether data is a source, or is served by a registered adapter that is not one of core's."""
-    return isinstance(data, Source) or any(cls not in _CORE for cls in _serving(data))
+    return isinstance(data, Source) or any(cls not in _core() for cls in _serving(data))
 
 
 def _serving(data: Any) -> Iterator[type[DataSource]]:
     """Yield the adapters that serve ``data``. One of a third party that raises is skipped, with a warning."""
-    for cls in list(_ADAPTERS):
+    for cls in sorted([*_core(), *_FURTHER], key=lambda each: -each.priority):
         try:
             serves = cls.serves(data)
         except Exception as error:
-            if cls in _CORE:
+            if cls in _core():
                 raise
             if cls not in _skipped:
                 _skipped.add(cls)
@@ -130,6 +135,8 @@ def as_recorded(source: Source, kind: str) -> Source:
 
     A later version of hocket, torch or the data may come with a better adapter, which cannot read the older position.
     """
+    from hocket.data.sources.base import DataSource
+
     if source.kind != kind and isinstance(source, DataSource):
         for cls in _serving(source.data):
             if cls.kind == kind:

@@ -8,7 +8,6 @@ from fractions import Fraction
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from hocket.data.errors import DataError
-from hocket.help import collating
 
 #: A position in data as a tree: dicts with string keys, lists, tensors, numbers, strings, bytes and None.
 Position = dict[str, Any]
@@ -91,6 +90,8 @@ def one_epoch(source: Source) -> Iterator[Iterator[Any]]:
         yield batches
     except BaseException as error:
         source.close()
+        from hocket.help import collating  # only needed for error messages
+
         collating.explain(error)
         raise
 

@@ -15,8 +15,6 @@ from hocket.data.batches import Padding, unpadded
 from hocket.data.errors import DataError
 from hocket.data.loaders import is_loader_iterator
 from hocket.data.source import Source, one_epoch
-from hocket.data.sources.replay import Replay
-from hocket.help import collating
 
 #: Types of data that never ends.
 ENDLESS = (itertools.cycle, itertools.repeat, itertools.count)
@@ -134,6 +132,8 @@ class TrainingIterator:
                     return unpadded(batch) if type(batch) is Padding else (batch, True)
             except BaseException as error:
                 self._failed = True
+                from hocket.help import collating  # only needed for error messages
+
                 collating.explain(error)
                 raise
         if not self._handed_out:
@@ -166,6 +166,8 @@ class TrainingIterator:
                 return unpadded(batch)
         except BaseException as error:
             self._failed = True
+            from hocket.help import collating  # only needed for error messages
+
             collating.explain(error)
             raise
         self._batches, self._ended = iter(()), True
@@ -179,6 +181,8 @@ class TrainingIterator:
             return False
         if (length := self._limited(self._source.length())) is not None:
             return self._handed_out >= length
+        from hocket.data.sources.replay import Replay
+
         before = None if isinstance(self._source, Replay) else self._source.position(self._handed_out)
         following = self.more()
         if following is not None:

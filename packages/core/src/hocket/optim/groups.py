@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from hocket.optim.layers import layers
 from hocket.plugins.errors import PluginConfigError
 from hocket.task import Task
 
@@ -190,6 +189,8 @@ def _factors(part: nn.Module, names: Sequence[str], decay: Any) -> dict[str, flo
             f"layer_decay={decay!r} is not a factor per layer: give a number in (0, 1], such as 0.75."
         )
     model = part.model if isinstance(part, Task) else part
+    from hocket.optim.layers import layers
+
     found = layers(model, names)
     if not found:
         raise PluginConfigError(

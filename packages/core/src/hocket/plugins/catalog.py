@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import importlib_metadata
-
 from hocket.help import names as others
 from hocket.plugins import distributions, switches
 from hocket.plugins.distributions import Problem, normal
@@ -131,6 +129,8 @@ def _entries_of(declared: distributions.Declared) -> Iterator[Entry]:
 
 def _target(value: str) -> tuple[str, str]:
     """Return ``module:attribute`` without spaces and extras, and the problem with it, or empty."""
+    import importlib_metadata
+
     match = importlib_metadata.EntryPoint.pattern.match(value)
     if match is None or not match["attr"]:
         return value, f"its entry point is {value!r}; its author has to write module:Class"

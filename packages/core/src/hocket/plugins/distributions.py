@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import importlib_metadata
-
 from hocket.plugins.errors import summarize
 
 #: Maximum size of an ``entry_points.txt`` in bytes. Entry points of hundreds of plug-ins take a few kilobytes.
@@ -116,6 +114,8 @@ def normal(dist: str) -> str:
 
 def _distributions() -> Iterator[tuple[Any, str]]:
     """Yield every distribution of the import finders with ""; for a finder that raises, None and a message."""
+    import importlib_metadata
+
     context = importlib_metadata.DistributionFinder.Context()  # type: ignore[no-untyped-call]
     for finder in sys.meta_path:
         try:

@@ -14,7 +14,6 @@ from hocket.data.nesting import map_tensors
 from hocket.data.reading import how_divided
 from hocket.data.windows import Window
 from hocket.distributed.dtensors import mesh_of
-from hocket.help import failures
 from hocket.losses import WHOLE, Apart, Loss, as_loss
 from hocket.optim.clipping import clip_gradients
 from hocket.optim.closures import closure_for
@@ -24,10 +23,10 @@ from hocket.training.carry import check_kept, split_carry
 from hocket.training.means import Part, Weighting, mean, on_device
 from hocket.training.step import CHANGED_IN_PLACE, count, count_part
 from hocket.training.whole_batch import check_part
-from hocket.types import Batch
 
 if TYPE_CHECKING:
     from hocket.training.guard import NonFiniteGuard
+    from hocket.types import Batch
 
 
 class OutputObserver(Protocol):
@@ -74,7 +73,7 @@ class DefaultActions:
                     state.prepared, state.task, (batch,), state.trained_parameters(), deferred
                 )
         except Exception as error:
-            failures.explain(error, "forward", state.task, batch)
+            _explain(error, "forward", state.task, batch)
             raise
 
     def loss(self, state: State, outputs: Any, batch: Batch) -> Loss:
@@ -83,7 +82,7 @@ class DefaultActions:
             try:
                 returned = state.task.loss(outputs, batch)
             except Exception as error:
-                failures.explain(error, "loss", state.task, batch, outputs)
+                _explain(error, "loss", state.task, batch, outputs)
                 raise
             return as_loss(returned)
 
@@ -97,7 +96,7 @@ class DefaultActions:
                 state.bus.scale_loss(loss).backward(inputs=step.inputs, retain_graph=step.retain_graph)
         except RuntimeError as error:
             if loss.requires_grad:
-                failures.explain(error, "backward", state.task, step.batch, step.outputs)
+                _explain(error, "backward", state.task, step.batch, step.outputs)
                 raise
             raise ValueError(
                 "The loss has no gradient. Return the tensor that was computed from the model's outputs, without .detach(), "
@@ -139,7 +138,7 @@ class DefaultActions:
             with state.bus.forward_context():
                 return state.task.eval_forward(batch)
         except Exception as error:
-            failures.explain(error, "forward", state.task, batch)
+            _explain(error, "forward", state.task, batch)
             raise
 
     def update_metric(self, state: State, metric: Any, outputs: Any, batch: Batch) -> bool:
@@ -153,6 +152,13 @@ class DefaultActions:
 
         resuming.resume(state, where)
         return True
+
+
+def _explain(error: Exception, where: str, task: Any, batch: Batch, outputs: Any = None) -> None:
+    """Add a note to an exception of the user's model or loss."""
+    from hocket.help import failures  # only needed for error messages
+
+    failures.explain(error, where, task, batch, outputs)
 
 
 def compute_gradients(

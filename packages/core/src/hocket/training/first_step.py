@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from hocket.hookspecs import PrecisionLike
-from hocket.precision.base import Precision
 from hocket.prepared import PreparedModel
 from hocket.training.accumulation import Gradients
 
@@ -34,6 +33,8 @@ class FirstStep:
         self._uncalled: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
         #: The models whose given module was called itself.
         self._bypassed: WeakKeyDictionary[nn.Module, None] = WeakKeyDictionary()
+        from hocket.precision.base import Precision
+
         #: The version of each parameter's gradient after the latest backward pass; None once that is checked.
         self.versions: dict[torch.Tensor, int] | None = (
             {} if getattr(type(precision), "scale_loss", None) is not Precision.scale_loss else None

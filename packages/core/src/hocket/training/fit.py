@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hocket.data.batches import Counts
 from hocket.data.errors import DataError
@@ -25,12 +25,13 @@ from hocket.training.guard import NonFiniteGuard
 from hocket.training.interruption import Interruption
 from hocket.training.metrics import MetricSet
 from hocket.training.modes import train_mode
-from hocket.training.parts_of_batch import step_on_parts
 from hocket.training.requests import Decision
 from hocket.training.step import count
-from hocket.training.task_steps import TaskSteps
 from hocket.training.windows import Windows
-from hocket.types import Batch
+
+if TYPE_CHECKING:
+    from hocket.training.task_steps import TaskSteps
+    from hocket.types import Batch
 
 #: The stages of a fit, in order. After an exception a fit can be continued in each of them but ``"step"``. Checkpoints are
 #: taken in ``"batch"``, ``"epoch"`` and ``"over"``.
@@ -76,7 +77,11 @@ class FitLoop:
         self._windows = windows
         self._written_at = -1
         #: The ``step`` argument of a task with `train_batch`; None for other tasks.
-        self.steps = TaskSteps(state, self._step, compiled, guard, self._changed) if state.task.owns_steps else None
+        self.steps: TaskSteps | None = None
+        if state.task.owns_steps:
+            from hocket.training.task_steps import TaskSteps
+
+            self.steps = TaskSteps(state, self._step, compiled, guard, self._changed)
         #: The batch after which each evaluation set was evaluated last, by label.
         self._evaluated_at: dict[str, int] = {}
         #: The metrics, or None if there are none.
@@ -312,6 +317,8 @@ class FitLoop:
         stepped = False
         if not skip and trained_on:
             if step.parts > 1:
+                from hocket.training.parts_of_batch import step_on_parts
+
                 stepped = step_on_parts(state, step.parts, self._step)
             else:
                 stepped = self._step() if self.steps is None else self.steps.run(counts)

@@ -11,10 +11,19 @@ from types import FrameType
 
 #: Seconds within which signals count as one: clusters signal all processes, and launchers forward the signal to their ranks.
 _DUPLICATE = 1.0
+#: The exit code of a run that saved and ended because of a signal: EX_TEMPFAIL of sysexits.h, "try again later".
+EXIT_CODE = 75
 
 
 class Deferred(KeyboardInterrupt):
     """Control-C ended a fit after a batch, where the next fit continues."""
+
+
+class Interrupted(SystemExit):
+    """A signal ended a run, which has written a checkpoint or, with ``on_error="warn"``, warned why it could not.
+
+    Uncaught, the process exits with `EXIT_CODE`.
+    """
 
 
 class Interruption:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from hocket import settings
 from hocket.algorithm import Need
 from hocket.distributed.comparison import of_values, over_ranks
-from hocket.help import attributes, failures
+from hocket.help import attributes
 from hocket.prepared import PreparedModel, inner, is_whole
 from hocket.run_folder import Run, TemporaryFolder
 from hocket.state import State
@@ -60,6 +60,8 @@ class LoopSteps(Steps):
         try:
             return super().__call__(*args, **kwargs)
         except TypeError as error:
+            from hocket.help import failures  # only needed for error messages
+
             failures.explain_step(error, None)
             raise
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hocket.checkpoints.plain_data import decode, encode
 from hocket.data.nesting import move
-from hocket.help import failures, objects
+from hocket.help import objects
 from hocket.state import State
 from hocket.task import SupervisedTask, Task
 from hocket.training import scalars
 from hocket.training.metric_adapters import adapted, copy_of
 from hocket.training.simple_metrics import Accuracy
-from hocket.types import Batch
+
+if TYPE_CHECKING:
+    from hocket.types import Batch
 
 
 class MetricSet:
@@ -102,6 +104,8 @@ class MetricSet:
                 try:
                     self._state.bus.update_metric(self._state, each.metric, outputs, batch)
                 except Exception as error:
+                    from hocket.help import failures  # only needed for error messages
+
                     failures.explain_metric(error, name, each.metric, outputs, batch)
                     raise
 

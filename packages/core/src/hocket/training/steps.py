@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hocket.data.nesting import map_tensors
-from hocket.help import attributes, failures
+from hocket.help import attributes
 from hocket.plugins.errors import PlanError
 from hocket.plugins.kinds import singular
 from hocket.task import Task
@@ -44,6 +44,8 @@ class StepResult(NamedTuple):
 
 
 def _missing(result: StepResult, name: str) -> NoReturn:
+    from hocket.help import failures  # only needed for error messages
+
     raise AttributeError(f"'StepResult' object has no attribute {name!r}. {failures.RESULT}", name=name, obj=result)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from hocket.help import failures
 from hocket.training import by_hand, scalars
 from hocket.training.by_hand import ByHand
 from hocket.training.step import Step
@@ -142,6 +141,8 @@ class TaskSteps(Steps):
                 # be known: batch norm writes its running statistics, and `.data` anything, without a new `_version`.
                 pass
         except (TypeError, AttributeError) as error:
+            from hocket.help import failures  # only needed for error messages
+
             failures.explain_step(error, whole)
             raise
         finally:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.losses import WHOLE
 from hocket.plugins.errors import PlanError
-from hocket.strategies.base import Strategy
 
 if TYPE_CHECKING:
     from hocket.settings import Settings
@@ -26,6 +25,8 @@ def check_plan(reduction: str | None, settings: Settings, strategy: Any, devices
             raise PlanError(_refusal(reduction, f"{name}= divides it into microbatches. Omit {name}="))
     ranks = strategy.data_ranks
     if devices is not None:  # the number is known in advance unless the strategy decides which ranks get the same data
+        from hocket.strategies.base import Strategy
+
         ranks = devices if type(strategy).data_ranks is Strategy.data_ranks else 1
     if ranks > 1:
         _check_ranks(reduction, ranks, strategy.averages_gradients)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hocket.checkpoints.component import Check, Component, PerRank, Saved, Tree
 from hocket.state import State
 from hocket.training.fit import FitLoop
-from hocket.training.module_data import ModuleData, misfits
+
+if TYPE_CHECKING:
+    from hocket.training.module_data import ModuleData
 
 
 class TrainingData(Component):
@@ -39,6 +41,8 @@ class TrainingData(Component):
         if self._loop.has_data:
             self._mine(saved)
         module = checkpoint.decode((saved.own or {}).get("module", {}))
+        from hocket.training.module_data import misfits
+
         return Check((saved, module), misfits(self._module, module.get("extra")))
 
     def load_state_dict(self, saved: tuple[PerRank, dict[str, Any]]) -> None:

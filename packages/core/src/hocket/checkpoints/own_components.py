@@ -1,0 +1,92 @@
+"""The components of core: what a checkpoint holds without those of plug-ins and Tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hocket.checkpoints.component import Component
+from hocket.checkpoints.components.aggregates import LoggedValues
+from hocket.checkpoints.components.by_hand import GradientsByHand
+from hocket.checkpoints.components.configuration import Configuration
+from hocket.checkpoints.components.data import EvaluationData, TrainingData
+from hocket.checkpoints.components.guard import Guard
+from hocket.checkpoints.components.metrics import Metrics, TrainMetrics
+from hocket.checkpoints.components.model import Model, Modes
+from hocket.checkpoints.components.omitted import Omitted
+from hocket.checkpoints.components.optimizers import Optimizers, Schedules
+from hocket.checkpoints.components.plugins import Plugins, described
+from hocket.checkpoints.components.step import Batch, Losses, RankSamples
+from hocket.checkpoints.components.task import ExtraState
+from hocket.checkpoints.components.values import (
+    Attribute,
+    AttributeIfNone,
+    Description,
+    Stateful,
+    StatefulOfRank,
+    TimeAttribute,
+)
+from hocket.state import State
+from hocket.training.fit import FitLoop
+from hocket.training.guard import NonFiniteGuard
+from hocket.training.seeding import RandomStream
+
+
+def components_of(
+    state: State,
+    loop: FitLoop,
+    guard: NonFiniteGuard,
+    stream: RandomStream,
+    configuration: tuple[Mapping[str, Any], Mapping[str, str]],
+    training_data: TrainingData,
+    evaluation_data: EvaluationData,
+    groups: Sequence[int],
+) -> list[Component]:
+    """Return core's own components, in the order in which they are saved and loaded.
+
+    Args:
+        configuration: the Trainer's arguments, and the hyperparameters that its optimizers were made with.
+        groups: the number of parameter groups that each optimizer was made with.
+    """
+    progress = state.progress
+    return [
+        Description("run_id", lambda: state.run.id),
+        Description("run_name", lambda: state.run_name),
+        Description("world_size", lambda: state.strategy.world_size),
+        Description("attached", lambda: described(state.bus.attachments)),
+        Configuration(state, *configuration),
+        Description("config", lambda: state.config),
+        Description("model_prefix", lambda: state.model_prefix),
+        Omitted(state),
+        Model(state),
+        Modes(state),
+        Optimizers(state, groups),  # after the model: sharded optimizers look at the parameters
+        Schedules(state),
+        Plugins(state),
+        Stateful("timestamp", progress.timestamp),
+        Stateful("previous", progress.previous),
+        Stateful("progress", progress),
+        Stateful("requested", state.requests),
+        Metrics(state),
+        Attribute("logged", state, "logged"),
+        Stateful("watched", state.watched, "a logged value", optional=True),
+        Attribute("microbatch", state, "microbatch"),
+        Batch(state),
+        AttributeIfNone("epoch_length", progress, "epoch_length"),
+        TimeAttribute("max_duration", progress, "max_duration"),
+        Stateful("fit", loop),
+        TimeAttribute("fit.until", progress, "fit_until"),
+        Attribute("fit.asked", progress, "fit_asked"),
+        Guard(state, guard),
+        *([] if loop.steps is None else [GradientsByHand(state, loop.steps)]),
+        # --- each rank has its own
+        StatefulOfRank("generators", state.generators, fresh=False),
+        TrainMetrics(loop),
+        LoggedValues(state),
+        training_data,
+        evaluation_data,
+        Losses(state),
+        RankSamples(state),
+        ExtraState(state),
+        StatefulOfRank("random", stream, fresh=True),  # last: loading the others may draw random numbers
+    ]
