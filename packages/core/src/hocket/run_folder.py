@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hocket.runs.files import SUMMARY
-
 #: The file in a run's folder that names its owner.
 RECORD = "run.json"
 #: Maximum number of characters and bytes of a name, so that it is a valid file name on all systems.
@@ -181,6 +179,8 @@ class RunFolder:
         """Return the names of files and folders there, sorted, without checkpoints and marks; empty if another run owns it."""
         if not self._claimed:
             return []
+        from hocket.runs.files import SUMMARY
+
         entries = [
             each for each in self.path.iterdir() if not each.name.startswith(".") and each.name not in (RECORD, SUMMARY)
         ]

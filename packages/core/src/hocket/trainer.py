@@ -34,9 +34,8 @@ from hocket.losses import Reduction, reduction_of
 from hocket.optim.groups import described
 from hocket.optim.optimizers import make_optimizers
 from hocket.parts import resolve, without_writing_loggers
-from hocket.plugins import claims, switches
+from hocket.plugins import switches
 from hocket.plugins.bus import Bus
-from hocket.plugins.plan import Plan, make_plan
 from hocket.plugins.spec import Attachment
 from hocket.run_folder import Run, RunFolder, TemporaryFolder
 from hocket.runtime import Runtime
@@ -53,12 +52,12 @@ from hocket.training.guard import NonFiniteGuard, Policy
 from hocket.training.interruption import Deferred, Interrupted, deferred
 from hocket.training.limits import Limits
 from hocket.training.metrics import MetricSet
-from hocket.training.windows import Windows
 
 if TYPE_CHECKING:
     from hocket.checkpoints.policy import Checkpoints
     from hocket.checkpoints.report import Report
     from hocket.data.module import DataModule
+    from hocket.plugins.plan import Plan
     from hocket.result import Result
     from hocket.training.module_data import ModuleData
     from hocket.types import BatchTransformLike, MetricsLike, OptimizerLike, PluginLike, ScheduleLike
@@ -243,6 +242,8 @@ class Trainer:
                 devices=devices,
             )
         parts = parts if settings.lasting else without_writing_loggers(parts)
+        from hocket.plugins import claims
+
         claims.check(parts.attachments)
         if settings.deterministic:
             from hocket.training import determinism
@@ -271,6 +272,8 @@ class Trainer:
             bus.attach(Attachment("task", type(task).__name__, events))
         reduction = settings.loss_reduction or check_reduction(task.loss_reduction) or reduction_of(loss)
         whole_batch.check_plan(reduction, settings, parts.strategy, devices or 1)
+        from hocket.plugins.plan import make_plan
+
         self._plan = make_plan(bus, task, parts.strategy, settings.facts(task.model, parts.reasons))
 
         self._runtime = Runtime.of(parts, bus, devices, comparison.of_settings(settings, task))
@@ -302,9 +305,11 @@ class Trainer:
         state.loss_reduction = reduction
         guard = NonFiniteGuard(settings.nonfinite, parts.device.asynchronous)
         compiled = None if settings.compile is None else partial(torch.compile, **settings.compile)
-        windows = (
-            None if settings.accumulate is None else Windows(state, settings.accumulate, settings.microbatch is None)
-        )
+        windows = None
+        if settings.accumulate is not None:
+            from hocket.training.windows import Windows
+
+            windows = Windows(state, settings.accumulate, settings.microbatch is None)
         self._loop = FitLoop(state, guard, settings.log_every, compiled, windows)
         self._closing = weakref.finalize(self, _close, state)  # runs before the runtime leaves the process group
         with self._running(), switches.use(plugins):
@@ -329,6 +334,8 @@ class Trainer:
                 for attachment in bus.attachments
             ):
                 ranks_of(state).agree(state.folder.check)
+        from hocket.plugins import claims
+
         claims.claim(parts.attachments, state.run_name)
 
     def _assemble(self, optimizer: Any, schedule: Any, schedule_every: str | Time | None) -> dict[str, str]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import linecache
 import re
+from typing import TYPE_CHECKING
 
-from hocket.cli.document import Node
 from hocket.plugins import PluginError
+
+if TYPE_CHECKING:
+    from hocket.cli.document import Node
 
 
 def explains(error: BaseException) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.machinery
 import re
 import sys
@@ -10,6 +11,11 @@ from importlib.util import resolve_name
 from pathlib import Path
 
 from hocket.plugins import Entry
+
+#: How the definition of a plug-in begins.
+_STARTS = "class {0}(|class {0}:|class {0}[|def {0}(|{0} = "
+#: A class or function that begins with a docstring in triple quotes, up to the end of that.
+_DOCSTRING = re.compile(r'(?:class|def) [^"#]*?:\n\s+r?"""(?:[^\\]|\\.)*?"""', re.DOTALL)
 
 
 def summary(entry: Entry) -> str:
@@ -28,20 +34,27 @@ def _documented(module: str, attribute: str) -> str:
     file = _find(module)
     if file is None:
         return ""
-    text = file.read_text(encoding="utf-8")
+    text = "\n" + file.read_text(encoding="utf-8")
     # torch documents its optimizers by assignment, after the class.
-    assigned = re.search(rf'^{attribute}\.__doc__ = \(?\s*r?"""\s*(.+)', text, re.MULTILINE)
-    if assigned is not None:
-        return assigned[1]
-    found = re.search(rf"^(class {attribute}\b|def {attribute}\(|{attribute} = )", text, re.MULTILINE)
-    if found is None:
+    if f"\n{attribute}.__doc__ = " in text:
+        assigned = re.search(rf'^{attribute}\.__doc__ = \(?\s*r?"""\s*(.+)', text, re.MULTILINE)
+        if assigned is not None:
+            return assigned[1]
+    starts = (text.find(f"\n{start}") for start in _STARTS.format(attribute).split("|"))
+    start = min((each for each in starts if each >= 0), default=None)
+    if start is None:
         imported = re.search(rf"^from ([\w.]+) import .*\b{attribute}\b", text, re.MULTILINE)
         package = module if file.stem == "__init__" else module.rpartition(".")[0]
         return "" if imported is None else _documented(resolve_name(imported[1], package), attribute)
-    # Parse only this definition and not the full file, for speed: there may be many plug-ins.
-    definition = text[found.start() :].splitlines(keepends=True)
-    end = next((i for i, line in enumerate(definition[1:], 1) if line.strip() and line[0] not in " \t)#"), None)
-    node = ast.parse("".join(definition[:end])).body[0]
+    # Parse this definition only, and of a class or function only up to its docstring: there may be many plug-ins.
+    definition = text[start + 1 :]
+    if (docstring := _DOCSTRING.match(definition)) is not None:
+        definition = docstring[0]
+    else:
+        lines = definition.splitlines(keepends=True)
+        end = next((i for i, line in enumerate(lines[1:], 1) if line.strip() and line[0] not in " \t)#"), None)
+        definition = "".join(lines[:end])
+    node = ast.parse(definition).body[0]
     if isinstance(node, ast.ClassDef | ast.FunctionDef):
         return ast.get_docstring(node) or ""
     if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):  # such as Command("what it does", …)
@@ -53,14 +66,19 @@ def _documented(module: str, attribute: str) -> str:
 
 
 def _find(module: str) -> Path | None:
-    """Return the source file of a module. Locate its parent packages one by one, without importing them."""
-    path: list[str] | None = None
-    spec: importlib.machinery.ModuleSpec | None = None
-    for depth in range(1, module.count(".") + 2):
-        name = ".".join(module.split(".")[:depth])
-        found = (finder.find_spec(name, path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-        spec = next((each for each in found if each is not None), None)
-        if spec is None:
-            return None
-        path = list(spec.submodule_search_locations or [])
+    """Return the source file of a module, without importing it."""
+    spec = _spec(module)
     return Path(spec.origin) if spec is not None and spec.origin and spec.has_location else None
+
+
+@functools.cache
+def _spec(module: str) -> importlib.machinery.ModuleSpec | None:
+    """Return the spec of a module, whose parent packages are located one by one, without importing them."""
+    path: list[str] | None = None
+    if parent := module.rpartition(".")[0]:
+        package = _spec(parent)
+        if package is None:
+            return None
+        path = list(package.submodule_search_locations or [])
+    found = (finder.find_spec(module, path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    return next((each for each in found if each is not None), None)

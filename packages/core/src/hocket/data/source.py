@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from fractions import Fraction
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from hocket.data.errors import DataError
@@ -127,6 +126,8 @@ def limited(data: Any, limit: float | None, argument: str) -> int | None:
             f"{argument}={limit} is a fraction of all batches, but the {type(underlying(data)).__name__} does not say how many "
             f"it has. Give a number, such as {argument}=100."
         )
+    from fractions import Fraction
+
     return max(int(length * Fraction(str(limit))), 1)
 
 

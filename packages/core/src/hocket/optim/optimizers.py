@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,8 +16,10 @@ from hocket.optim.closures import gets_closure
 from hocket.optim.groups import OPTIONS, make_groups, scale_rates
 from hocket.plugins import catalog
 from hocket.plugins.spec import build, read
-from hocket.surgery import Replacement, update_optimizer
 from hocket.task import Task
+
+if TYPE_CHECKING:
+    from hocket.surgery import Replacement
 
 
 def make_optimizers(given: Any, task: Task, replacements: Sequence[Replacement]) -> dict[str, Optimizer]:
@@ -101,6 +103,8 @@ def step(optimizer: Optimizer, closure: Callable[[], Any]) -> None:
 def _make(given: Any, part: nn.Module, replacements: Sequence[Replacement]) -> Optimizer:
     if isinstance(given, Optimizer):
         if replacements:
+            from hocket.surgery import update_optimizer
+
             update_optimizer(given, replacements)
         return given
     parameters = list(part.parameters())

@@ -27,10 +27,10 @@ from hocket.training.metrics import MetricSet
 from hocket.training.modes import train_mode
 from hocket.training.requests import Decision
 from hocket.training.step import count
-from hocket.training.windows import Windows
 
 if TYPE_CHECKING:
     from hocket.training.task_steps import TaskSteps
+    from hocket.training.windows import Windows
     from hocket.types import Batch
 
 #: The stages of a fit, in order. After an exception a fit can be continued in each of them but ``"step"``. Checkpoints are
