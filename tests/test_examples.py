@@ -94,7 +94,7 @@ EXAMPLES = list(_examples())
 def test_example_runs(example: Example, monkeypatch: pytest.MonkeyPatch) -> None:
     if library := NEEDS.get(example.module):
         pytest.importorskip(library, reason=f"{library} is not installed, which {example.module} is about")
-    monkeypatch.setattr(adapters, "_ADAPTERS", list(adapters._ADAPTERS))
+    monkeypatch.setattr(adapters, "_FURTHER", list(adapters._FURTHER))
     monkeypatch.setattr(catalog, "_registered", dict(catalog._registered))
     test = doctest.DocTestParser().get_doctest(
         example.text, {"__name__": "__main__"}, example.name, example.file, example.line

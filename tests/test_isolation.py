@@ -69,6 +69,18 @@ print(sorted(name for name in sys.modules if name.partition(".")[0] in ("torch",
     assert python(WITHOUT + code).splitlines()[-1] == "[]"
 
 
+def test_the_trainer_imports_few_modules() -> None:
+    """A ratchet: lower the number whenever fewer are imported. What errors or checkpoints need is imported for them."""
+    code = """
+import sys, torch
+before = set(sys.modules)
+import hocket
+hocket.Trainer, hocket.Algorithm, hocket.Callback
+print(len(set(sys.modules) - before))
+"""
+    assert int(python(code).splitlines()[-1]) <= 130
+
+
 def test_importing_hocket_changes_nothing(tmp_path) -> None:
     """No environment, signal handlers, logging configuration, random numbers, threads or files."""
     code = f"""

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 import hocket.data
 from hocket import Trainer
-from hocket.data.adapters import _ADAPTERS, adapt, as_recorded
+from hocket.data.adapters import _FURTHER, adapt, as_recorded
 from hocket.data.checks import check_batches
 from hocket.data.errors import DataError
 from hocket.data.global_batches import sized
@@ -333,10 +333,10 @@ class TapeSource(hocket.data.DataSource):
 
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
-    before = list(_ADAPTERS)
+    before = list(_FURTHER)
     hocket.data.adapter(TapeSource)
     yield
-    _ADAPTERS[:] = before
+    _FURTHER[:] = before
 
 
 class TestTape(SourceConformance):

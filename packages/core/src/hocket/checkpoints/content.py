@@ -18,7 +18,6 @@ from typing import Any
 from torch import Tensor
 
 from hocket.checkpoints.component import Check, Component, ContentError, Like, PerRank, Saved, Tree
-from hocket.checkpoints.offered import OFFERED, offered
 from hocket.checkpoints.plain_data import decode
 from hocket.data.nesting import map_tensors
 from hocket.distributed.agreement import ranks_of
@@ -27,6 +26,8 @@ from hocket.state import State
 
 #: Counts up when the tree changes; see :meth:`Content.load_state_dict`.
 VERSION = 1
+#: The key below which components of plug-ins and the Task are saved, so that their names never collide with core's.
+OFFERED = "components"
 #: Keys of the tree that belong to no component.
 _FRAME = {"version", "ranks"}
 
@@ -51,6 +52,8 @@ class Content:
     @property
     def components(self) -> list[Component]:
         """All components, those of plug-ins and of the Task included."""
+        from hocket.checkpoints.offered import offered
+
         *first, last = self._own
         return [*first, *offered(self._state), last]
 

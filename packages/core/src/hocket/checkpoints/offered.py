@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from hocket.checkpoints.component import Check, Component, Like, PerRank, Saved, Tree
+from hocket.checkpoints.content import OFFERED
 from hocket.checkpoints.plain_data import encode
 from hocket.plugins import catalog
 from hocket.plugins.errors import PluginError
 from hocket.state import State
-
-#: The key below which they are saved, so that their names never collide with core's.
-OFFERED = "components"
 
 
 def offered(state: State) -> list[Component]:
