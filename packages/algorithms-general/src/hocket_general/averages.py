@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from hocket.algorithm import Algorithm, Phase
 from hocket.distributed.dtensors import shard_like
+from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.span import Span
 from hocket.surgery import NoEffectWarning
@@ -86,7 +86,7 @@ class Averages(Algorithm):
         elif event is Event.FIT_END:
             done = state.elapsed() >= 1 or state.stop_reason
             if done and self._updated is None and self._span.includes(state):  # a fit itself warns of a late start
-                warnings.warn(f"{self._none_yet()} The model itself is evaluated.", NoEffectWarning, stacklevel=2)
+                warn(f"{self._none_yet()} The model itself is evaluated.", NoEffectWarning)
         else:
             self._update(state)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from hocket.algorithm import Algorithm, Phase
 from hocket.data.batch_part import BatchPart
 from hocket.data.mixture import Mixture
+from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
 from hocket.losses import WHOLE, Loss
 from hocket.span import Span
@@ -233,10 +233,7 @@ class LabelSmoothing(Algorithm):
             own = f"and label-smoothing smooths by {self.smoothing} too"
             if _cross_entropy_of(state.task) is not None:
                 own = f"in whose place label-smoothing puts {self.smoothing}"
-            warnings.warn(
-                f"The loss smooths labels by label_smoothing={twice}, {own}. Remove one of the two.",
-                stacklevel=2,
-            )
+            warn(f"The loss smooths labels by label_smoothing={twice}, {own}. Remove one of the two.")
         ignored = options.get("ignore_index", -100)
         if self.ignore_index not in (None, ignored) and _cross_entropy_of(state.task) is not None:
             raise ValueError(

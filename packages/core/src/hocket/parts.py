@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 
 from hocket import launching
 from hocket.devices import Device
+from hocket.help import warn
 from hocket.hookspecs import PrecisionLike, StrategyLike
 from hocket.plugins import catalog
 from hocket.plugins.errors import AmbiguousPluginError, BrokenPluginError, PluginError, summarize
@@ -144,10 +144,9 @@ def _distributed_strategy(world: int) -> catalog.Entry:
         try:
             priorities[entry] = getattr(entry.load(), "priority", 0)
         except BrokenPluginError as error:
-            warnings.warn(
+            warn(
                 f"strategy='auto' skips the strategy '{entry.name}' of {entry.dist} {entry.version}: {summarize(error)}. "
-                f"Set HOCKET_DISABLE_PLUGINS=dist:{entry.dist} to disable it.",
-                stacklevel=6,
+                f"Set HOCKET_DISABLE_PLUGINS=dist:{entry.dist} to disable it."
             )
     best = [entry for entry, priority in priorities.items() if priority == max(priorities.values())]
     if len(best) != 1:
@@ -180,10 +179,9 @@ def _auto_device() -> tuple[Device, str]:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            warnings.warn(
+            warn(
                 f"device='auto' skips the device '{entry.name}' of {entry.dist} {entry.version}: {summarize(error)}. Type "
-                f"`hocket plugins doctor` for details; set HOCKET_DISABLE_PLUGINS=dist:{entry.dist} to disable it.",
-                stacklevel=5,
+                f"`hocket plugins doctor` for details; set HOCKET_DISABLE_PLUGINS=dist:{entry.dist} to disable it."
             )
     if best is None:
         raise PluginError("No installed device is available here. Pass device=, such as device='cpu'.")

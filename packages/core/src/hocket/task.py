@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from hocket.data import batches, items
 from hocket.data.batches import Counts
-from hocket.help import attributes, names
+from hocket.help import attributes, names, warn
 from hocket.help.objects import short
 from hocket.hookspecs import Event
 from hocket.losses import Loss, Reduction, own_loss
@@ -417,7 +416,7 @@ def task_of(
         return SupervisedTask(model, loss, inputs, targets, outputs)
     kind = type(model).__name__
     if text := attributes.uncalled(type(model), Task, [event.value for event in Event]):
-        warnings.warn(text, stacklevel=4)
+        warn(text)
     if inputs is not None or targets is not None or outputs is not None:
         raise TypeError(
             f"{kind} is a Task: its forward, loss and update_metric select their inputs from a batch and from the outputs. "

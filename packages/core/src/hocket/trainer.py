@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -31,7 +30,7 @@ from hocket.data.training_iterator import TrainingIterator
 from hocket.devices import placement
 from hocket.distributed import comparison
 from hocket.distributed.agreement import ranks_of
-from hocket.help import attributes, before_fit, first_loss
+from hocket.help import attributes, before_fit, first_loss, warn
 from hocket.help.arguments import understood
 from hocket.losses import Reduction, reduction_of
 from hocket.optim.averages import OptimizerAverages
@@ -417,7 +416,7 @@ class Trainer:
             self._set_eval_data(eval_data)
         self._make_data("train", "eval")
         self._loop.check()
-        before_fit.warn(state, self.settings, bool(self._metrics))
+        before_fit.check(state, self.settings, bool(self._metrics))
         if not until.plan_fit(state, self._loop, self.settings.duration, self._limits, duration):
             return self.result()
         unopened = before_fit.warn_of_spans(state)
@@ -575,10 +574,9 @@ class Trainer:
                     state.bus.predict_end(state)
         others = [each.name for each in state.bus.listeners("predict_start") if each.kind == "algorithms"]
         if others and evaluated is None:
-            warnings.warn(
+            warn(
                 f"These are the training weights, and evaluation uses those of the algorithm {others[0]!r}. Write "
-                "trainer.model_state_dict(evaluated=True) for the latter, or evaluated=False.",
-                stacklevel=2,
+                "trainer.model_state_dict(evaluated=True) for the latter, or evaluated=False."
             )
         return by_own_names(state, state.bus.model_state(state.prepared))
 

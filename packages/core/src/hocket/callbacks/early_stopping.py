@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from typing import Any, Literal
 
 from torch import Tensor
 
 from hocket.callback import Callback
 from hocket.data.nesting import map_tensors
+from hocket.help import warn
 from hocket.state import State
 from hocket.time import Time, Unit, time_of
 from hocket.training.direction import mode_of
@@ -94,10 +94,9 @@ class EarlyStopping(Callback):
         watch(state, "EarlyStopping", self._key(state), self.monitor)
         label = label_of(state, self.monitor)
         if label is not None and not state.eval_sets[label].every:
-            warnings.warn(
+            warn(
                 f"EarlyStopping monitors '{self.monitor}', but '{label}' is evaluated on request only. Pass an interval, such "
-                "as eval_every='1ep'.",
-                stacklevel=2,
+                "as eval_every='1ep'."
             )
 
     def _key(self, state: State) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from hocket.checkpoints.signals import Signals
 from hocket.checkpoints.storage.store import Store
 from hocket.checkpoints.writing import Writer
 from hocket.distributed.agreement import ranks_of
+from hocket.help import warn
 from hocket.help.arguments import understood
 from hocket.hookspecs import hookimpl
 from hocket.state import State
@@ -296,10 +296,9 @@ class Checkpoints(Callback):
     def _warn_of_nan(self, metric: str, value: float) -> None:
         if not math.isfinite(value) and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"{metric} is {value}, which ranks no checkpoint, so none is kept as the best. Look for NaN in the evaluation "
-                "data, or lower the learning rate.",
-                stacklevel=2,
+                "data, or lower the learning rate."
             )
 
     def _check_metric(self, state: State) -> None:

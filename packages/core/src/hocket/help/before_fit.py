@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from torch import nn
 
+from hocket.help import warn
 from hocket.span import Span
 from hocket.surgery import NoEffectWarning
 from hocket.time import Unit
@@ -19,38 +19,33 @@ if TYPE_CHECKING:
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def warn(state: State, settings: Settings, metrics: bool) -> None:
+def check(state: State, settings: Settings, metrics: bool) -> None:
     """Warn of arguments that need an evaluation set, and of batch norm in microbatches.
 
     Args:
         metrics: whether the Trainer was given metrics.
     """
     if metrics and not state.eval_sets:
-        warnings.warn(
+        warn(
             "metrics= measures evaluation sets, and this fit has none. Pass eval_data=; or write train_metrics= for "
-            "metrics of the training batches, or no metrics= here and trainer.evaluate(data, metrics=…) after the fit.",
-            stacklevel=4,
+            "metrics of the training batches, or no metrics= here and trainer.evaluate(data, metrics=…) after the fit."
         )
     if settings.sanity_eval and not state.eval_sets:
-        warnings.warn(
-            "sanity_eval= evaluates before training, and this fit has no evaluation set. Pass eval_data=.", stacklevel=4
-        )
+        warn("sanity_eval= evaluates before training, and this fit has no evaluation set. Pass eval_data=.")
     norm = next((each for each in state.task.modules() if isinstance(each, _BATCH_NORMS) and each.training), None)
     if norm is not None and isinstance(settings.microbatch, int):
-        warnings.warn(
+        warn(
             f"{type(norm).__name__} computes its statistics over microbatches, so the result depends on microbatch="
-            f"{settings.microbatch!r}. Omit it, or take another norm, such as torch.nn.GroupNorm.",
-            stacklevel=4,
+            f"{settings.microbatch!r}. Omit it, or take another norm, such as torch.nn.GroupNorm."
         )
 
 
 def warn_of_window(accumulate: int | None, batches: int | None) -> None:
     """Warn if ``accumulate=`` asks for more batches than an epoch has."""
     if accumulate is not None and batches and batches < accumulate:
-        warnings.warn(
+        warn(
             f"accumulate='{accumulate}ba' is more than the {batches} batches of an epoch, so each step has {batches}. Write "
-            f"accumulate='{batches}ba'.",
-            stacklevel=4,
+            f"accumulate='{batches}ba'."
         )
 
 
@@ -77,10 +72,9 @@ def warn_of_spans(state: State, known: Collection[Span] | None = None) -> list[S
                 never = span.opens(state) is False
             if never:
                 found.append(span)
-                warnings.warn(
+                warn(
                     f"{attachment.name} has no effect: it begins at start='{span.start}', and training ends after {end}. Give "
                     "an earlier start=, such as '0.2dur', or omit it.",
                     NoEffectWarning,
-                    stacklevel=4,
                 )
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.checkpoints import CheckpointError
+from hocket.help import warn
 from hocket_migration.lightning import callbacks
 from hocket_migration.lightning.arguments import REFUSED_PATHS
 from hocket_migration.lightning.framework import overrides
@@ -155,7 +155,7 @@ def named(trainer: TrainerView, path: Any, weights_only: bool | None) -> dict[st
         if not found and path == "last" and writer is not None:
             found = max(writer._find_last_checkpoints(trainer), key=os.path.getmtime, default="")
         if not found and path == "last":
-            warnings.warn("ckpt_path='last': there is no checkpoint yet, so none is loaded.", stacklevel=4)
+            warn("ckpt_path='last': there is no checkpoint yet, so none is loaded.")
             return None
         if not found:
             raise ValueError(
