@@ -101,7 +101,7 @@ class Trainer:
         data: a `hocket.data.DataModule`, which makes the data of fit, evaluate and predict, instead of ``train_data`` and
             ``eval_data``.
         metrics: evaluation metrics by name: objects with ``update``, ``compute`` and ``reset``, or a function that makes them;
-            or a list of such objects. ``"accuracy"``, ``"mae"`` and ``"mse"`` are known by these names.
+            or a list of such objects or functions. ``"accuracy"``, ``"mae"`` and ``"mse"`` are known by these names.
         train_metrics: metrics over the training batches of each epoch, in the same form.
         optimizer: a function of the parameters (called after surgery), an optimizer, a name such as ``"adamw(lr=1e-3)"``, or
             several; None to ask the task.

@@ -13,7 +13,7 @@ from hocket.data.nesting import map_tensors
 from hocket.help import warn
 from hocket.state import State
 from hocket.time import Time, Unit, time_of
-from hocket.training.direction import mode_of
+from hocket.training.direction import check_mode, mode_of
 from hocket.training.requests import Decision
 from hocket.training.watching import label_of, warn_of_nothing, watch
 
@@ -60,6 +60,7 @@ class EarlyStopping(Callback):
         min_delta: float = 0.0,
         restore_best: bool = True,
     ) -> None:
+        check_mode(monitor, mode, f"EarlyStopping({monitor!r}, mode={{mode!r}})")
         mode = mode_of(monitor) if mode is None else mode
         if mode not in ("max", "min"):
             raise ValueError(

@@ -7,6 +7,7 @@ from typing import Any
 
 from hocket.checkpoints.component import Check, Component, Like, PerRank, Saved, Tree
 from hocket.checkpoints.plain_data import encode
+from hocket.data.stateful import one_sided
 from hocket.plugins import catalog
 from hocket.plugins.errors import PluginError
 from hocket.state import State
@@ -36,6 +37,14 @@ def offered(state: State) -> list[Component]:
                 )
             found[each.path] = _Encoded(each, what), what
     return [component for component, _ in found.values()]
+
+
+def check(state: State) -> None:
+    """Raise PluginError for a plug-in, Task or component that saves a state which it cannot restore, or the reverse."""
+    owners = [*_owners(state), *((each._inner, each._what) for each in offered(state) if isinstance(each, _Encoded))]
+    for owner, what in owners:
+        if problem := one_sided(owner):
+            raise PluginError(f"{what[:1].upper()}{what[1:]}: {problem}")
 
 
 def _owners(state: State) -> Iterator[tuple[Any, str]]:

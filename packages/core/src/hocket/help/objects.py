@@ -128,10 +128,12 @@ def metrics(given: Any, arguments: Mapping[str, Any]) -> Any:
             return found, simple_metrics.METRICS[found]()
         if isinstance(each, type):
             return each.__name__, _instance(each, "metrics")
+        if callable(each) and not hasattr(each, "update") and _required(each) == []:  # a function that makes it
+            return one(each())
         return type(each).__name__, each
 
     if isinstance(given, Mapping):
-        return {name: one(each)[1] if isinstance(each, str | type) else each for name, each in given.items()}
+        return {name: one(each)[1] for name, each in given.items()}
     is_one = isinstance(given, str | type) or (hasattr(given, "update") and hasattr(given, "compute"))
     if not is_one and not isinstance(given, Sequence | set):
         if given is not None and (not callable(given) or _required(given)):
@@ -150,12 +152,12 @@ def metrics(given: Any, arguments: Mapping[str, Any]) -> Any:
     return dict(found)
 
 
-def _required(function: Any) -> list[str]:
-    """Return the arguments that a function needs; empty if its signature is unknown."""
+def _required(function: Any) -> list[str] | None:
+    """Return the arguments that a function needs; None if its signature is unknown."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return []
+        return None
     return [
         each.name
         for each in parameters

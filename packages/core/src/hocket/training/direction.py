@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from hocket.help import warn
+
 #: Words that a name has, or that are part of one of its words.
 _PARTS = {"min": ("loss", "error", "perplexity"), "max": ("accuracy",)}
 #: Whole words, with or without a number at their end.
@@ -15,6 +17,21 @@ _WORDS = {
 }
 #: The words of a class's name, such as ``BinaryF1Score``.
 _OF_CLASSES = r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*"
+
+
+def check_mode(name: str, mode: str | None, write: str) -> None:
+    """Warn about a mode that contradicts the metric's name: the worst value would be taken for the best.
+
+    Args:
+        write: who was given the mode, and how; ``{mode}`` stands for it, as in ``"EarlyStopping(mode={mode!r})"``.
+    """
+    known = mode_of(name)
+    if known is not None and mode in ("max", "min") and mode != known:
+        better = {"max": "higher", "min": "lower"}
+        warn(
+            f"{write.format(mode=mode)} takes {better[str(mode)]} values of {name!r} as better, and by its name "
+            f"{better[known]} ones are. Write {write.format(mode=known)}, or give the metric another name if {mode!r} is right."
+        )
 
 
 def mode_of(name: str) -> Literal["max", "min"] | None:
