@@ -84,7 +84,10 @@ def as_loss(returned: Any) -> Loss:
             named = as_loss(loss.value)
             loss = loss._replace(value=named.value, parts={**named.parts, **loss.parts})
         elif not isinstance(loss.value, Tensor):
-            raise TypeError(_refused(loss.value, "The value of a hocket.Loss is"))
+            raise TypeError(
+                f"The value of a hocket.Loss is {type(loss.value).__name__}. It may be a scalar tensor, or a dict of named "
+                f"ones, which are added up. {_advice(loss.value)}"
+            )
         _check_weight(loss.weight)
         if loss.reduction is not None and loss.reduction not in get_args(Reduction):
             raise ValueError(
@@ -100,7 +103,11 @@ def as_loss(returned: Any) -> Loss:
         _check_weight(returned[1])
         loss = as_loss(returned[0])._replace(weight=returned[1])
     else:
-        raise TypeError(_refused(returned, "The loss function returned"))
+        raise TypeError(
+            f"The loss function returned {type(returned).__name__}. It may return a scalar tensor (the mean over the "
+            "samples), (mean, weight) where weight is the number of elements in the mean, or a dict of named scalar tensors, "
+            f"which are added up. {_advice(returned)}"
+        )
     if loss.value.dim() and loss.value.numel() == 1:
         return loss._replace(value=loss.value.squeeze())
     if loss.value.dim():
@@ -111,26 +118,25 @@ def as_loss(returned: Any) -> Loss:
     return loss
 
 
-def _refused(returned: Any, what: str) -> str:
-    number = isinstance(returned, int | float) or hasattr(returned, "__array__")
-    advice = (
-        "End the function with a return statement, such as return loss."
-        if returned is None
-        else "A number has no gradient: return the tensor, without .item() or .numpy()."
-        if number
-        else "Add several losses up, or name them: {'a': a, 'b': b}."
-    )
-    return (
-        f"{what} {type(returned).__name__}. It may return a scalar tensor (the mean over the samples), (mean, weight) where "
-        "weight is the number of elements in the mean, or a dict of named scalar tensors, which are added up; a hocket.Loss "
-        f"has a scalar tensor or such a dict as its value. {advice}"
-    )
+def _advice(returned: Any) -> str:
+    if returned is None:
+        return "End the function with a return statement, such as return loss."
+    if isinstance(returned, int | float) or hasattr(returned, "__array__"):
+        return "A number has no gradient: return the tensor, without .item() or .numpy()."
+    if isinstance(returned, Loss | Apart):
+        return f"Return that {type(returned).__name__} itself."
+    return "Add several losses up, or name them: {'a': a, 'b': b}."
 
 
 def _check_named(losses: Mapping[str, Any], what: str) -> None:
     for name, value in losses.items():
         if not isinstance(value, Tensor) or value.dim():
             found = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            if isinstance(value, Mapping):
+                inner = next(iter(value), "b")
+                raise TypeError(
+                    f"{what.format(name=name)} is {found}. {_NAMED} Give each a name of its own: {{'{name}/{inner}': …}}."
+                )
             raise TypeError(
                 f"{what.format(name=name)} is {found}. {_NAMED} Remove {name!r}; to report a value write metrics='accuracy', "
                 f"or state.log({{{name!r}: value}}) in a callback."

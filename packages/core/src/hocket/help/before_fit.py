@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from hocket.help import warn
@@ -16,11 +19,13 @@ if TYPE_CHECKING:
     from hocket.settings import Settings
     from hocket.state import State
 
+#: Seeds that people choose are smaller; torch draws its first one from 64 bits.
+_CHOSEN = 2**32
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def check(state: State, settings: Settings, metrics: bool) -> None:
-    """Warn of arguments that need an evaluation set, and of batch norm in microbatches.
+    """Warn of arguments that need an evaluation set, of batch norm in microbatches, and of weights that no seed determines.
 
     Args:
         metrics: whether the Trainer was given metrics.
@@ -32,12 +37,24 @@ def check(state: State, settings: Settings, metrics: bool) -> None:
         )
     if settings.sanity_eval and not state.eval_sets:
         warn("sanity_eval= evaluates before training, and this fit has no evaluation set. Pass eval_data=.")
+    begins = settings.lasting and state.resumed_from is None and not state.timestamp.batch and state.strategy.rank == 0
+    if settings.seed is not None and begins and torch.initial_seed() >= _CHOSEN:
+        _say_unseeded(settings.seed)
     norm = next((each for each in state.task.modules() if isinstance(each, _BATCH_NORMS) and each.training), None)
     if norm is not None and isinstance(settings.microbatch, int):
         warn(
             f"{type(norm).__name__} computes its statistics over microbatches, so the result depends on microbatch="
             f"{settings.microbatch!r}. Omit it, or take another norm, such as torch.nn.GroupNorm."
         )
+
+
+@functools.cache  # once
+def _say_unseeded(seed: int) -> None:
+    print(
+        f"hocket: seed={seed} repeats the run, but not the model's initial weights: they were drawn before, and torch had no "
+        f"seed. To repeat them too, call torch.manual_seed({seed}) before the model is made. Loaded weights need no seed.",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
 
 
 def warn_of_window(accumulate: int | None, batches: int | None) -> None:
