@@ -263,7 +263,7 @@ def _tokenizers() -> Any:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "text-python needs tokenizers, which is not installed. It comes with transformers. Type: pip install "
-            "hocket-algorithms-nlp",
+            "transformers.",
             name=error.name,
         ) from error
     return tokenizers

@@ -12,7 +12,7 @@ import torch
 
 from hocket import launching
 from hocket.devices import Device
-from hocket.help import warn
+from hocket.help import installing, warn
 from hocket.hookspecs import PrecisionLike, StrategyLike
 from hocket.plugins import catalog
 from hocket.plugins.errors import AmbiguousPluginError, BrokenPluginError, PluginError, summarize
@@ -135,7 +135,7 @@ def _distributed_strategy(world: int) -> catalog.Entry:
     if not candidates:
         raise PluginError(
             f"There are {world} processes, but no installed strategy supports several. Type: "
-            f"pip install 'hocket[{catalog.extra_of('defaults', _ROLE)}]', or pass strategy='single' for independent runs."
+            f"{installing.command(str(catalog.extra_of('defaults', _ROLE)))}, or pass strategy='single' for independent runs."
         )
     if len(candidates) == 1:
         return candidates[0]

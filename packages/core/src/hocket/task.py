@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hocket.data import batches, items
 from hocket.data.batches import Counts
-from hocket.help import attributes, names, warn
+from hocket.help import attributes, installing, names, warn
 from hocket.help.objects import short
 from hocket.hookspecs import Event
 from hocket.losses import Loss, Reduction, own_loss
@@ -389,7 +389,7 @@ def task_of(
         library = names.library(model) or _STEPS[foreign[0]]
         runs = (
             f"hocket_migration runs it as it is: model=hocket_migration.lightning.LightningTask({type(model).__name__}(…)); "
-            "pip install 'hocket-migration[lightning]'. Or write"
+            f"{installing.command('lightning', 'hocket-migration')}. Or write"
             if _STEPS[foreign[0]] == "Lightning"
             and hasattr(type(model), "training_step")
             and not isinstance(model, Task)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hocket.help import warn
+from hocket.help import installing, warn
 
 
 class GPU:
@@ -56,8 +56,8 @@ def gpus() -> list[GPU]:
         return []
     if importlib.util.find_spec("pynvml") is None:
         warn(
-            "The GPUs are not monitored, because the package nvidia-ml-py is not installed. Type: pip install "
-            "'hocket[monitors]'."
+            "The GPUs are not monitored, because the package nvidia-ml-py is not installed. Type: "
+            f"{installing.command('monitors')}."
         )
         return []
     import pynvml

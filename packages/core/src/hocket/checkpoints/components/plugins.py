@@ -11,6 +11,7 @@ from hocket.checkpoints.classes import class_named, class_of
 from hocket.checkpoints.component import Check, Component, Like, Saved, Tree
 from hocket.checkpoints.plain_data import encode
 from hocket.data.stateful import has_state
+from hocket.help import installing
 from hocket.plugins import catalog
 from hocket.plugins.spec import Attachment
 from hocket.state import State
@@ -107,7 +108,7 @@ def how_to_get(kind: str, each: Mapping[str, Any]) -> str:
         return f"Pass an instance of it to the Trainer: {kind}=[{each['class'].rpartition('.')[2]}(…)]."
     return (
         f"It comes with {each['dist']} {each['version']}, which is not installed or switched off; type: "
-        f"pip install '{each['dist']}=={each['version']}', and pass {kind}=['{short}'] to the Trainer."
+        f"{installing.library(each['dist'], '==' + each['version'])}; and pass {kind}=['{short}'] to the Trainer."
     )
 
 

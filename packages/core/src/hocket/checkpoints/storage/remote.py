@@ -19,6 +19,7 @@ from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.locks import LEASE, Lease, Lock
 from hocket.checkpoints.storage.manifest import LATEST, File, Manifest
 from hocket.checkpoints.storage.ranks import ALONE, Ranks
+from hocket.help import installing
 
 if TYPE_CHECKING:
     from hocket.checkpoints.storage.format import Like
@@ -56,10 +57,10 @@ class Remote:
             self._fs, root = url_to_fs(url, **{"use_listings_cache": False, "skip_instance_cache": True, **options})
         except ImportError as error:
             scheme = url.partition("://")[0]
-            advice = "pip install 'hocket[remote]'" + (
+            advice = installing.command("remote") + (
                 "" if scheme == "s3" else f", and fsspec's package for {scheme}://"
             )
-            raise ImportError(f"{url} cannot be reached: {error}. Run: {advice}") from error
+            raise ImportError(f"{url} cannot be reached: {error}. Type: {advice}") from error
         self._root = root.rstrip("/")
         self._url = url.rstrip("/")
         self._attempts, self._wait, self._lease = attempts, wait, lease

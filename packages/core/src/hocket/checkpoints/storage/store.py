@@ -71,7 +71,7 @@ class Store:
 
     Args:
         folder: a local folder, made when it is first written to, or a URL such as ``s3://bucket/run``, which needs
-            ``pip install 'hocket[remote]'``. A relative path refers to the current working directory.
+            the extra ``remote``. A relative path refers to the current working directory.
             Links in it are not checkpoints.
         options: for the file system of a URL, as in ``fsspec.filesystem``.
 
