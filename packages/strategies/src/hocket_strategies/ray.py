@@ -162,6 +162,7 @@ def _import() -> Any:
             raise
         raise PluginError(
             "strategy='ray' needs the package ray with Ray Train, which is not installed. Type: "
-            f"{installing.command('ray', 'hocket-strategies')}. Without it, torchrun and strategy='ddp' train on several processes."
+            f"{installing.command('ray', 'hocket-strategies')}. Without it, torchrun and strategy='ddp' train on "
+            "several processes."
         ) from None
     return ray
