@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -220,3 +225,26 @@ def test_initial_weights_that_no_seed_determines_are_said_once(
 def test_a_test_of_a_batch_says_nothing_of_seeds(random_numbers: None, capsys: pytest.CaptureFixture[str]) -> None:
     trainer(seed=17, fast_dev_run=1).fit()
     assert "manual_seed" not in capsys.readouterr().err
+
+
+# --- README from nothing
+
+
+@pytest.mark.long
+def test_readmes_program_runs_after_readmes_install_line(tmp_path: Path) -> None:
+    """In an environment that has nothing else, with the versions that the other tests run with."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^```\n(pip install \./packages/core .*)\n```$", page, re.MULTILINE)
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    python = tmp_path / "env" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "env")], check=True)
+    versions = [f"torch=={importlib.metadata.version('torch').partition('+')[0]}", "--constraint", str(ROOT / "constraints.txt")]
+    uv = shutil.which("uv")
+    pip = [uv, "pip", "--quiet"] if uv else [str(python), "-m", "pip", "--quiet"]
+    target = ["--python", str(python)] if uv else []
+    subprocess.run([*pip, "install", *target, *shlex.split(line)[2:], *versions], cwd=ROOT, check=True, timeout=1200)
+    there = subprocess.run([*pip, "list", *target], capture_output=True, text=True, check=True).stdout
+    assert "hocket-algorithms-general" in there and "pytest" not in there
+    (tmp_path / "program.py").write_text(program, encoding="utf-8")
+    run = subprocess.run([str(python), "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0 and float(run.stdout.split()[-1]) > 0.9, run.stdout + run.stderr
