@@ -227,6 +227,44 @@ def test_a_test_of_a_batch_says_nothing_of_seeds(random_numbers: None, capsys: p
     assert "manual_seed" not in capsys.readouterr().err
 
 
+# --- the best weights
+
+
+class Rises(hocket.Callback):
+    """Let the monitored loss be best after the second of four epochs, by setting the weights."""
+
+    def batch_end(self, state: hocket.State) -> None:
+        with torch.no_grad():
+            bias = state.model.bias
+            bias.copy_(torch.tensor([0.0, 0.0, {1: 2.0, 2: 0.0}.get(state.timestamp.batch, 9.0)]))
+
+
+@pytest.mark.parametrize(
+    ("duration", "restored"),
+    [("4ep", "after epoch 2, batch 2, where eval/loss was"), ("2ep", "")],
+    ids=["before", "latest"],
+)
+def test_restored_weights_are_said_and_the_results_evaluation_is_theirs(
+    duration: str, restored: str, in_an_empty_folder: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held_out = [(torch.zeros(16, 4), torch.arange(16) % 3)]
+    stopping = {"early-stopping": {"monitor": "eval/loss", "patience": 9}}
+    made = trainer(
+        callbacks=[Rises(), stopping],
+        eval_data=held_out,
+        duration=duration,
+        checkpoints="runs/a",
+        train_metrics="accuracy",
+    )
+    result = made.fit()
+    said = capsys.readouterr().err
+    assert restored in said and ("early-stopping restored" in said) is bool(restored)
+    loss = nn.functional.cross_entropy(made.state.model(held_out[0][0]), held_out[0][1])
+    assert result.metrics["eval/loss"] == pytest.approx(float(loss), rel=1e-6)
+    for name in ("train/loss", "train/accuracy"):
+        assert result.metrics[name] == result.history.series(name)[1][-1], name
+
+
 # --- README from nothing
 
 
@@ -238,7 +276,11 @@ def test_readmes_program_runs_after_readmes_install_line(tmp_path: Path) -> None
     (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     python = tmp_path / "env" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "env")], check=True)
-    versions = [f"torch=={importlib.metadata.version('torch').partition('+')[0]}", "--constraint", str(ROOT / "constraints.txt")]
+    versions = [
+        f"torch=={importlib.metadata.version('torch').partition('+')[0]}",
+        "--constraint",
+        str(ROOT / "constraints.txt"),
+    ]
     uv = shutil.which("uv")
     pip = [uv, "pip", "--quiet"] if uv else [str(python), "-m", "pip", "--quiet"]
     target = ["--python", str(python)] if uv else []

@@ -153,7 +153,7 @@ class LabelSmoothing(Algorithm):
 
     Raises:
         ValueError: ``smoothing`` is outside [0, 1], or ``stop`` is not after ``start``; later, targets that do not fit the
-            outputs, or are no class probabilities, or a cross entropy with another ``ignore_index``.
+            outputs, or are not class probabilities, or a cross entropy with another ``ignore_index``.
         TypeError: later, if the loss is not torch's cross entropy, and takes class indices only, or the model's outputs are not
             a tensor of logits.
         KeyError: later, if a batch has nothing at ``target_key``.
@@ -249,7 +249,7 @@ class LabelSmoothing(Algorithm):
         return found.first if isinstance(found, Mixture) else found
 
     def _check(self, logits: Any, targets: Any) -> None:
-        """Raise ValueError for dense targets that are no class probabilities, such as numbers. Only the first are read."""
+        """Raise ValueError for dense targets that are not class probabilities, such as numbers. Only the first are read."""
         dense = isinstance(logits, Tensor) and isinstance(targets, Tensor) and targets.shape == logits.shape
         if not dense or logits.ndim < 2:
             return
@@ -263,7 +263,7 @@ class LabelSmoothing(Algorithm):
             return
         raise ValueError(
             f"LabelSmoothing was given targets of shape {tuple(targets.shape)} from {targets.min():.3g} to "
-            f"{targets.max():.3g}, which are no class probabilities: those are 0 or more, and sum to 1 over two or more "
+            f"{targets.max():.3g}, which are not class probabilities: those are 0 or more, and sum to 1 over two or more "
             "classes. It applies to classification only; remove label-smoothing for regression, binary or multi-label targets."
         )
 

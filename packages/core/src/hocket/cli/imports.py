@@ -52,7 +52,7 @@ def reference(node: Node, dotted: bool = False) -> Reference | None:
                 )
         path = value["class_path"]
         if not isinstance(path.value, str) or not _is_path(path.value, True):
-            raise ConfigError(path.where, f"class_path={path.plain()!r} is no import path. Write module.Class.")
+            raise ConfigError(path.where, f"class_path={path.plain()!r} is not an import path. Write module.Class.")
         return Reference(path.value, path.where, value.get("init_args") or Node({}, node.where, node.key))
     if "init_args" in value:
         typo = next(
