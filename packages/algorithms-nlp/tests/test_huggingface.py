@@ -337,8 +337,8 @@ def test_tokens_of_several_choices(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     "given, match",
     [
-        ("gpt2", r"'gpt2', which is no model\. Give a model of transformers"),
-        (transformers.GPT2LMHeadModel, r"which is no model"),
+        ("gpt2", r"'gpt2', which is not a model\. Give a model of transformers"),
+        (transformers.GPT2LMHeadModel, r"which is not a model"),
         (torch.nn.Linear(2, 2), r"Linear\.forward takes none"),
     ],
 )
@@ -355,7 +355,7 @@ def test_a_wrapped_model() -> None:
 
 
 def test_what_is_no_tokenizer() -> None:
-    with pytest.raises(TypeError, match=r"tokenizer='gpt2' is no tokenizer"):
+    with pytest.raises(TypeError, match=r"tokenizer='gpt2' is not a tokenizer"):
         HuggingFaceTask(tiny("gpt2"), "gpt2")
 
 

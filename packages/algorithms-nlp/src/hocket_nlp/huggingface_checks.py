@@ -31,7 +31,8 @@ def check_tokenizer(model: Any, tokenizer: Any) -> None:
     """Raise TypeError for anything but a tokenizer, and ValueError if it has more tokens than the model has embeddings."""
     if not hasattr(tokenizer, "decode") or not hasattr(tokenizer, "__len__"):
         raise TypeError(
-            f"tokenizer={tokenizer!r} is not a tokenizer. Give one of transformers, such as AutoTokenizer.from_pretrained(folder)."
+            f"tokenizer={tokenizer!r} is not a tokenizer. Give one of transformers, such as "
+            "AutoTokenizer.from_pretrained(folder)."
         )
     try:
         rows = model.get_input_embeddings().weight.shape[0]
