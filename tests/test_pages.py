@@ -31,6 +31,7 @@ PAGES = (
     "docs/report.md",
     pytest.param("docs/estimating.md", marks=pytest.mark.long),
     "docs/from-composer.md",
+    "docs/runtime.md",
 )
 
 
@@ -80,10 +81,11 @@ def test_defaults_in_the_table_of_monitors_are_those_of_the_constructors() -> No
 
 
 def _commands(text: str, folder: Path) -> int:
-    """Run the lines that begin with ``$ hocket``, and return their number."""
-    lines = [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ hocket")]
+    """Run the lines that begin with ``$ hocket`` or ``$ python``, and return their number."""
+    lines = [line.removeprefix("$ ") for line in text.splitlines() if line.startswith(("$ hocket", "$ python"))]
     for line in lines:
-        command = [sys.executable, "-m", "hocket", *shlex.split(line, comments=True)[1:]]
+        name, *arguments = shlex.split(line, comments=True)
+        command = [sys.executable, *(["-m", "hocket"] if name == "hocket" else []), *arguments]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ, timeout=120)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     return len(lines)
