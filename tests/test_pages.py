@@ -81,11 +81,10 @@ def test_defaults_in_the_table_of_monitors_are_those_of_the_constructors() -> No
 
 
 def _commands(text: str, folder: Path) -> int:
-    """Run the lines that begin with ``$ hocket`` or ``$ python``, and return their number."""
-    lines = [line.removeprefix("$ ") for line in text.splitlines() if line.startswith(("$ hocket", "$ python"))]
+    """Run the lines that begin with ``$ hocket``, and return their number."""
+    lines = [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ hocket")]
     for line in lines:
-        name, *arguments = shlex.split(line, comments=True)
-        command = [sys.executable, *(["-m", "hocket"] if name == "hocket" else []), *arguments]
+        command = [sys.executable, "-m", "hocket", *shlex.split(line, comments=True)[1:]]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ, timeout=120)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     return len(lines)

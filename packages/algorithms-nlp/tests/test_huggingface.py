@@ -66,6 +66,7 @@ def test_an_undivided_step_is_bitwise_that_of_transformers(family: str, tmp_path
     torch.testing.assert_close(weights, by_transformers(family), rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:.* was in eval mode")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_without_the_task_is_weighted_alike(family: str, tmp_path: Any) -> None:
     weights = by_hocket(family, 1, 1, tmp_path, wrapped=False)
@@ -214,6 +215,7 @@ def mixture_of_experts() -> Any:
     return tiny("mixtral", num_local_experts=2, num_experts_per_tok=1)
 
 
+@pytest.mark.filterwarnings("ignore:.* was in eval mode")
 def test_a_loss_that_is_more_than_a_mean_over_labels_is_not_divided(tmp_path: Any) -> None:
     """Mixtures of experts add a term over all tokens of the batch, which is no mean."""
     trainer(HuggingFaceTask(mixture_of_experts()), [batch("llama")], tmp_path / "a").fit()

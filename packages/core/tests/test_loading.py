@@ -197,6 +197,7 @@ def test_extra_state_is_no_weight(tmp_path: Path) -> None:
 # --- parts left out
 
 
+@pytest.mark.filterwarnings("ignore:This run is configured differently")
 def test_what_is_ignored_stays_as_it_is(tmp_path: Path) -> None:
     path, first = saved(tmp_path / "run", algorithms=["counts"])
     tree = formats.read(path)
@@ -249,6 +250,7 @@ def test_urls(tmp_path: Path, weights_only: bool) -> None:
     fsspec.filesystem("memory").store.clear()
 
 
+@pytest.mark.filterwarnings("ignore:The weights of")
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_what_changes_the_model_is_applied_again(tmp_path: Path, weights_only: bool) -> None:
     path, first = saved(tmp_path / "run", weights_only, algorithms=[{"widen": {"width": 9}}, "counts"])

@@ -125,7 +125,9 @@ def test_what_is_known_but_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(plugins.catalog, "installed", lambda: own)
     with pytest.raises(plugins.UnknownPluginError, match=r"Type: pip install (-e )?\S+/algorithms-vision"):
         plugins.get("algorithms", "blurpool")
-    with pytest.raises(plugins.UnknownPluginError, match=r"Did you mean 'blurpool'\?.*pip install (-e )?\S+/algorithms-vision"):
+    with pytest.raises(
+        plugins.UnknownPluginError, match=r"Did you mean 'blurpool'\?.*pip install (-e )?\S+/algorithms-vision"
+    ):
         plugins.get("algorithms", "blurpol")
     with pytest.raises(plugins.PluginError, match="'algorithm' is not a kind"):
         plugins.get("algorithm", "blurpool")
