@@ -12,7 +12,7 @@ import torch
 
 from hocket import launching
 from hocket.devices import Device
-from hocket.help import installing, warn
+from hocket.help import warn
 from hocket.hookspecs import PrecisionLike, StrategyLike
 from hocket.plugins import catalog
 from hocket.plugins.errors import AmbiguousPluginError, BrokenPluginError, PluginError, summarize
@@ -133,6 +133,8 @@ def _distributed_strategy(world: int) -> catalog.Entry:
     """Return the declared default with the highest priority. Candidates are imported only if there are several."""
     candidates = catalog.defaults(_ROLE)
     if not candidates:
+        from hocket.help import installing
+
         raise PluginError(
             f"There are {world} processes, but no installed strategy supports several. Type: "
             f"{installing.command(str(catalog.extra_of('defaults', _ROLE)))}, or pass strategy='single' for independent runs."

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hocket.data import batches, items
 from hocket.data.batches import Counts
-from hocket.help import attributes, installing, names, warn
+from hocket.help import attributes, names, warn
 from hocket.help.objects import short
 from hocket.hookspecs import Event
 from hocket.losses import Loss, Reduction, own_loss
@@ -386,6 +386,8 @@ def task_of(
     """Return a Task as it is, or one made of a module and a loss. Raises TypeError for arguments that a Task does not take."""
     foreign = [name for name in _STEPS if hasattr(type(model), name)]
     if foreign and (loss is None or isinstance(model, Task)) and not _has_loss(model):
+        from hocket.help import installing
+
         library = names.library(model) or _STEPS[foreign[0]]
         runs = (
             f"hocket_migration runs it as it is: model=hocket_migration.lightning.LightningTask({type(model).__name__}(…)); "

@@ -11,7 +11,6 @@ from hocket.checkpoints.classes import class_named, class_of
 from hocket.checkpoints.component import Check, Component, Like, Saved, Tree
 from hocket.checkpoints.plain_data import encode
 from hocket.data.stateful import has_state
-from hocket.help import installing
 from hocket.plugins import catalog
 from hocket.plugins.spec import Attachment
 from hocket.state import State
@@ -106,6 +105,8 @@ def how_to_get(kind: str, each: Mapping[str, Any]) -> str:
         return f"Pass {kind}=['{short}'] to the Trainer."
     if each["dist"] in (None, "this process"):
         return f"Pass an instance of it to the Trainer: {kind}=[{each['class'].rpartition('.')[2]}(…)]."
+    from hocket.help import installing
+
     return (
         f"It comes with {each['dist']} {each['version']}, which is not installed or switched off; type: "
         f"{installing.library(each['dist'], '==' + each['version'])}; and pass {kind}=['{short}'] to the Trainer."

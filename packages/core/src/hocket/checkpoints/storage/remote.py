@@ -19,7 +19,6 @@ from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.locks import LEASE, Lease, Lock
 from hocket.checkpoints.storage.manifest import LATEST, File, Manifest
 from hocket.checkpoints.storage.ranks import ALONE, Ranks
-from hocket.help import installing
 
 if TYPE_CHECKING:
     from hocket.checkpoints.storage.format import Like
@@ -56,6 +55,8 @@ class Remote:
             # No cached listings, because other processes write, and objects may be lost.
             self._fs, root = url_to_fs(url, **{"use_listings_cache": False, "skip_instance_cache": True, **options})
         except ImportError as error:
+            from hocket.help import installing
+
             scheme = url.partition("://")[0]
             advice = installing.command("remote") + (
                 "" if scheme == "s3" else f", and fsspec's package for {scheme}://"
