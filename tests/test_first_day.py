@@ -22,8 +22,10 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 import hocket
 from hocket.callbacks.early_stopping import EarlyStopping
+from hocket.cli.sweep import Sweep, _check_sweep
 from hocket.help import before_fit, warn
 from hocket.schedules import Plateau
+from hocket.sweeps.space import Choices
 
 ROOT = Path(__file__).parents[1]
 INPUTS, LABELS = torch.randn(16, 4), torch.randint(3, (16,))
@@ -119,6 +121,15 @@ def test_a_mode_that_contradicts_the_metrics_name_is_said(make: Any, write: str)
     with pytest.warns(UserWarning, match="values of .* as better, and by its name") as caught:
         make()
     assert f"Write {write}" in str(caught[0].message)
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode", "known"), [("test/accuracy", "min", "max"), ("test/l{o}ss_error", "max", "min")]
+)
+def test_a_sweep_says_so_too(metric: str, mode: str, known: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = Sweep("a.yaml", "a", [], {"seed": Choices((1, 2))}, metric, mode)
+    _check_sweep(sweep)
+    assert f"Write --metric {metric} --mode {known}, or" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("mode", ["max", "min"])
@@ -260,7 +271,7 @@ def test_restored_weights_are_said_and_the_results_evaluation_is_theirs(
     said = capsys.readouterr().err
     assert restored in said and ("early-stopping restored" in said) is bool(restored)
     loss = nn.functional.cross_entropy(made.state.model(held_out[0][0]), held_out[0][1])
-    assert result.metrics["eval/loss"] == pytest.approx(float(loss), rel=1e-6)
+    assert result.metrics["eval/loss"] == pytest.approx(loss.item(), rel=1e-6)
     for name in ("train/loss", "train/accuracy"):
         assert result.metrics[name] == result.history.series(name)[1][-1], name
 

@@ -401,7 +401,7 @@ class Plateau:
         min_lr: float = 0.0,
         eps: float = 1e-8,
     ) -> None:
-        check_mode(on, mode, f"plateau(on={on!r}, mode={{mode!r}})")
+        check_mode(on, mode, lambda mode: f"plateau(on={on!r}, mode={mode!r})")
         better = mode_of(on) if mode is None else mode
         if better not in ("min", "max"):
             raise ValueError(f"plateau cannot infer whether a higher '{on}' is better; pass mode='max' or mode='min'.")

@@ -62,7 +62,7 @@ class EarlyStopping(Callback):
         min_delta: float = 0.0,
         restore_best: bool = True,
     ) -> None:
-        check_mode(monitor, mode, f"EarlyStopping({monitor!r}, mode={{mode!r}})")
+        check_mode(monitor, mode, lambda mode: f"EarlyStopping({monitor!r}, mode={mode!r})")
         mode = mode_of(monitor) if mode is None else mode
         if mode not in ("max", "min"):
             raise ValueError(

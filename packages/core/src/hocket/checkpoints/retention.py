@@ -30,7 +30,7 @@ class Retention:
                 f"best={best!r} is not (metric, 'max' or 'min', number of checkpoints). Write best=('test/accuracy', 'max', 1)."
             )
         if best is not None:
-            check_mode(best[0], best[1], f"best=({best[0]!r}, {{mode!r}}, {best[2]})")
+            check_mode(best[0], best[1], lambda mode: f"best=({best[0]!r}, {mode!r}, {best[2]})")
         self._keep, self._best = keep, best
 
     @property
