@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from newcomers import INPUTS, LABELS, Mistake, fit, trainer
+from newcomers import INPUTS, LABELS, Mistake, fit, model, trainer
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, default_collate
 
@@ -89,6 +89,16 @@ class SavesOnly(hocket.Task):
         return {"n": 1}
 
 
+class HalfModule(hocket.data.DataModule):
+    """Data with half of an extra state."""
+
+    def train(self) -> Any:
+        return [(INPUTS, LABELS)]
+
+    def extra_state(self) -> Any:
+        return {"n": 1}
+
+
 def valued(value: Callable[[torch.Tensor], Any], **options: Any) -> Any:
     """Train on a hocket.Loss of this value."""
     return fit(loss=lambda outputs, targets: hocket.Loss(value(F.cross_entropy(outputs, targets)), **options))
@@ -131,6 +141,7 @@ MISTAKES = [
     Mistake("a callback without a base that only saves", lambda: saving(object, state_dict=state), "Mine defines state_dict()", _BOTH, "def load_state_dict(self, state) too"),
     Mistake("a component that only saves", lambda: saving(checkpoint_components=lambda self, state: [Position()]), "Callback 'mine': Position defines state_dict()", _BOTH, "def load_state_dict(self, state) too"),
     Mistake("a task that only saves", lambda: fit(model=SavesOnly(), loss=None, checkpoints="runs/first-day"), "SavesOnly defines extra_state() and no load_extra_state()", _BOTH, "def load_extra_state(self, state) too"),
+    Mistake("a data module that only saves", lambda: hocket.Trainer(model(), data=HalfModule(), loss="cross_entropy", checkpoints="runs/first-day"), "HalfModule defines extra_state() and no load_extra_state()", _BOTH, "def load_extra_state(self, state) too"),
     Mistake("a hocket.Loss of a nested dict", lambda: valued(lambda loss: {"a": {"b": loss}}), "The loss named 'a' is dict", _NAMED, "{'a/b': …}"),
     Mistake("a hocket.Loss of a tuple", lambda: valued(lambda loss: (loss, loss)), "The value of a hocket.Loss is tuple", _ALL, "name them: {'a': a, 'b': b}"),
     Mistake("a hocket.Loss of a number", lambda: valued(lambda loss: loss.item()), "The value of a hocket.Loss is float", _ALL, "without .item()"),

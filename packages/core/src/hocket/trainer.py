@@ -26,6 +26,7 @@ from hocket.data.checks import check_batches
 from hocket.data.loaders import independent
 from hocket.data.several import prepared
 from hocket.data.source import Source, limited
+from hocket.data.stateful import one_sided
 from hocket.data.training_iterator import TrainingIterator
 from hocket.devices import placement
 from hocket.distributed import comparison
@@ -228,6 +229,8 @@ class Trainer:
         module = None if data is None else checked(data, given)
         self._metrics = metrics
         self._checkpoints = checkpoints = settings.checkpoints
+        if checkpoints is not None and (problem := one_sided(module)):
+            raise TypeError(problem)
         #: The words of the command line that resumes this run, if one has started it; shown after a fit.
         self.command: Sequence[str] | None = None
 
