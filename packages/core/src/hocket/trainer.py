@@ -129,7 +129,7 @@ class Trainer:
         clip_gradients: the largest norm, or ``("norm" | "value" | "adaptive", threshold)``.
         nonfinite: handling of a non-finite loss or gradient: ``"raise"``, ``"skip"`` the batch, or ``"warn"``.
         seed: an int from 0 to 2**32 - 1 that makes the run reproducible, with private random number generators; None uses
-            the global ones. Weights are drawn when the model is made: call ``torch.manual_seed`` before.
+            the global ones. A file's model is made with it; in Python, call ``torch.manual_seed`` before the model is made.
         deterministic: use only deterministic kernels during fit, evaluate and predict.
         compile: ``True``, a mode of `torch.compile` such as ``"reduce-overhead"``, or its keyword arguments.
         checkpoints: the folder of checkpoints, from which a run can resume, or `hocket.Checkpoints` with their interval.
