@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 import hocket
 from hocket.callbacks.early_stopping import EarlyStopping
 from hocket.cli.sweep import Sweep, _check_sweep
-from hocket.help import before_fit, warn
+from hocket.help import _BETWEEN, before_fit, warn
 from hocket.schedules import Plateau
 from hocket.sweeps.space import Choices
 
@@ -95,6 +95,14 @@ def test_a_warning_in_a_thread_of_hockets_own_points_at_hocket() -> None:
         thread.start()
         thread.join()
     assert [each.filename for each in caught] == ["invented.py"]
+
+
+def test_every_package_of_hockets_is_passed_over_and_no_other() -> None:
+    own = {
+        each.name for each in ROOT.glob("packages/*/src/*") if each.is_dir() and not each.name.startswith((".", "__"))
+    }
+    assert len(own) >= 8 and all(_BETWEEN.match(f"{name}.module") for name in own)
+    assert not any(map(_BETWEEN.match, ("hocket_project", "hockets", "torchvision.models", "__main__")))
 
 
 def test_no_module_of_hockets_counts_stack_levels() -> None:

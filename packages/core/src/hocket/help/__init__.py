@@ -11,8 +11,10 @@ import re
 import sys
 import warnings
 
-#: Modules between the user's code and the code that warns.
-_BETWEEN = re.compile(r"(hocket(_[a-z]+)?|torch|pluggy|contextlib|functools|threading)(\.|$)")
+#: Packages between the user's code and the code that warns: hocket's own, and those that call them.
+_BETWEEN = re.compile(
+    r"(hocket(_(general|vision|nlp|strategies|loggers|report|migration))?|torch|pluggy|contextlib|functools|threading)(\.|$)"
+)
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
