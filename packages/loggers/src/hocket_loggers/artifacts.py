@@ -142,7 +142,7 @@ def _check_protocol(url: str, protocol: str) -> None:
         write = (
             f"Type: {installing.command('remote')}"
             if protocol == "s3"
-            else f"Install fsspec's package for {protocol}://"
+            else f"Install fsspec's package for {protocol}:// with pip"
         )
         raise ModuleNotFoundError(f"The logger 'artifacts' cannot reach {url!r}: {error}. {write}.") from error
 
