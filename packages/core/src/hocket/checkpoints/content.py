@@ -9,7 +9,6 @@ To save more state, add an entry to :func:`components_of`. Plug-ins and Tasks ad
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -43,6 +42,7 @@ from hocket.checkpoints.report import shapes_of
 from hocket.data.nesting import map_tensors
 from hocket.distributed.agreement import ranks_of
 from hocket.distributed.dtensors import mesh_of
+from hocket.help import warn
 from hocket.state import State
 from hocket.training.fit import FitLoop
 from hocket.training.guard import NonFiniteGuard
@@ -236,7 +236,7 @@ class Content:
         if problems:
             messages.insert(0, f"Loaded with strict=False. {' '.join(problems)}")
         for message in messages:
-            warnings.warn(message, stacklevel=7)
+            warn(message)
         return checks
 
     def _find(self, component: Component, components: Sequence[Component], tree: Mapping[str, Any]) -> tuple[bool, Any]:

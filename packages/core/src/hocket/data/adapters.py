@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ from hocket.data.sources.sequence import Batches
 from hocket.data.sources.stateful import Stateful
 from hocket.data.sources.stateful_dataset import StatefulDataset
 from hocket.data.sources.torchdata import TorchdataLoader
+from hocket.help import warn
 from hocket.plugins.errors import summarize
 
 _Adapter = TypeVar("_Adapter", bound=type[DataSource])
@@ -77,11 +77,10 @@ def _serving(data: Any) -> Iterator[type[DataSource]]:
                 raise
             if cls not in _skipped:
                 _skipped.add(cls)
-                warnings.warn(
+                warn(
                     f"The data adapter {cls.__module__}.{cls.__qualname__} is skipped for {type(data).__name__}: its serves() "
                     f"raised {summarize(error)}. Another adapter reads the data. Upgrade the library that registers it, or do "
-                    "not import it.",
-                    stacklevel=3,
+                    "not import it."
                 )
             continue
         if serves:
