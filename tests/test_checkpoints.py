@@ -153,6 +153,7 @@ def test_weights_to_publish_are_those_at_the_end(every: str) -> None:
     assert same(store.read(store.latest() or "none")["model"], trainer.model_state_dict())
 
 
+@pytest.mark.filterwarnings("ignore:Training is over")
 def test_what_is_over_stays_among_the_best_when_it_goes_on() -> None:
     policy = {"every": None, "keep": 1, "best": ("eval/score", "max", 1)}
 

@@ -116,6 +116,7 @@ class Fail(hocket.Callback):
         setattr(self, event, fail)
 
 
+@pytest.mark.filterwarnings("ignore:The last fit raised")
 @pytest.mark.parametrize(
     "event",
     ["fit_start", "after_dataloader", "after_forward", "after_backward", "batch_end", "eval_after_forward", "fit_end"],
@@ -151,6 +152,7 @@ def test_open_files_are_noticed() -> None:
     assert not open_files()
 
 
+@pytest.mark.filterwarnings("ignore:The last fit raised")
 @pytest.mark.parametrize("kind", ["train", "evaluate", "predict"])
 def test_a_model_that_raises(kind: str) -> None:
     trainer = make(eval_data=DataLoader(Samples(), 4))

@@ -503,6 +503,7 @@ def test_a_models_own_regression_is_a_mean_over_samples() -> None:
     torch.testing.assert_close(noted.gradients[0], gradient(whole, model))
 
 
+@pytest.mark.filterwarnings("ignore:.* was in eval mode")
 @pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "BertForMaskedLM", "BertForSequenceClassification"])
 def test_models_of_transformers(kind) -> None:
     """Against the model itself, in one piece."""

@@ -17,6 +17,7 @@ from support import same
 sys.path.append(str(Path(__file__).parent / "mistakes"))
 
 import accepted
+import of_a_first_day
 import with_arguments
 import with_configurations
 import with_data
@@ -31,6 +32,7 @@ from newcomers import Accepted, Mistake, model
 ANSWERED = [
     each
     for module in (
+        of_a_first_day,
         with_arguments,
         with_configurations,
         with_data,

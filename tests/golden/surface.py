@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from hocket.data.stateful import Stateful
 from hocket.help.attributes import Elsewhere
 
 FILE = Path(__file__).parent / "surface.txt"
@@ -37,7 +38,8 @@ def _of_module(module: Any) -> list[str]:
         value = getattr(module, name)
         lines.append(f"{module.__name__}.{name}{_signature(value)}")
         if inspect.isclass(value) and module.__name__ == "hocket":
-            members = {name: each for name, each in vars(value).items() if not isinstance(each, Elsewhere)}
+            members = {**vars(Stateful), **vars(value)} if value.__bases__ == (Stateful,) else vars(value)
+            members = {name: each for name, each in members.items() if not isinstance(each, Elsewhere)}
             lines += [f"  .{name}{_signature(members[name])}" for name in sorted(members) if name[0] != "_"]
     return lines
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,10 @@ def fitted(*given: Any, **by_name: Any) -> hocket.Trainer:
     return made
 
 
+def in_parts(outputs: Any, targets: Any) -> Any:
+    return {"classes": F.cross_entropy(outputs, targets), "size": outputs.square().mean()}
+
+
 EVALUATED = {"eval_data": loader()}
 
 MISTAKES = [
@@ -78,6 +83,12 @@ MISTAKES = [
     accepted("a list of metrics", listed=True, explicit={"metrics": {"Accuracy": Accuracy()}, **EVALUATED}, metrics=[Accuracy()], **EVALUATED),
     accepted("a class in a dict", explicit={"metrics": {"a": Accuracy()}, **EVALUATED}, metrics={"a": Accuracy}, **EVALUATED),
     accepted("a name in a dict", explicit={"metrics": {"a": Accuracy()}, **EVALUATED}, metrics={"a": "accuracy"}, **EVALUATED),
+    accepted("a function in a dict", explicit={"metrics": {"a": Accuracy()}, **EVALUATED}, metrics={"a": lambda: Accuracy()}, **EVALUATED),
+    accepted("a function in a list", explicit={"metrics": [Accuracy()], **EVALUATED}, metrics=[lambda: Accuracy()], **EVALUATED),
+    accepted("a partial in a dict", explicit={"metrics": {"a": Accuracy()}, **EVALUATED}, metrics={"a": functools.partial(Accuracy)}, **EVALUATED),
+    accepted("a function of a name", explicit={"metrics": {"a": Accuracy()}, **EVALUATED}, metrics=lambda: {"a": lambda: "accuracy"}, **EVALUATED),
+    accepted("a hocket.Loss of a dict", explicit={"loss": in_parts}, loss=lambda outputs, targets: hocket.Loss(in_parts(outputs, targets), reduction="mean")),
+    accepted("a hocket.Loss of a dict with a total", loss=lambda outputs, targets: hocket.Loss({"total": F.cross_entropy(outputs, targets), "norm": outputs.square().mean()})),
     accepted("train_metrics='accuracy'", explicit={"train_metrics": {"accuracy": Accuracy()}}, train_metrics="accuracy"),
     accepted("EvalSet(metrics='mse')", explicit=numbers(loss=nn.MSELoss(), eval_data=hocket.EvalSet(loader(targets=NUMBERS), {"mse": MeanSquaredError()})), **numbers(loss=nn.MSELoss(), eval_data=hocket.EvalSet(loader(targets=NUMBERS), "mse"))),
     accepted("checkpoints='runs/a'", listed=True, explicit={"checkpoints": None}, checkpoints="runs/a"),

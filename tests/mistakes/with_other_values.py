@@ -150,7 +150,7 @@ MISTAKES = [
     Mistake("a metric of another set", lambda: fit(callbacks=[ReadsMetric()]), "no value 'val/loss'", "there is none, without an evaluation", "eval_data={'val': loader}"),
     Mistake("metrics['val/loss']", lambda: fit(eval_data=loader()).metrics["val/loss"], "no value 'val/loss'", "there is 'train/loss', 'eval/loss'", "Write 'eval/loss'"),
     Mistake("an algorithm without apply", lambda: fit(algorithms=[WithoutApply()]), "WithoutApply declares events", "apply(event, state)", "def apply(self, event, state)"),
-    Mistake("events by name", lambda: trainer(algorithms=[NamesEvents()]), "'batch_end'", "members of hocket.Event", "events = {Event.BATCH_END}"),
+    Mistake("events by name", lambda: trainer(algorithms=[NamesEvents()]), "'batch_end'", "members of hocket.Event", "events = {hocket.Event.BATCH_END}"),
     Mistake("early stopping, metric=", lambda: trainer(callbacks=[{"early-stopping": {"metric": "val_loss"}}]), "no argument 'metric'", "Its signature is early-stopping(", "'monitor'"),
     Mistake("half_life=100", lambda: trainer(algorithms=[{"ema": {"half_life": 100}}]), "half_life=100", "str | hocket.time.Time", "half_life='100ba'"),
     Mistake("a Conv1d, channels last", lambda: classify(torch.rand(16, 10, 4), model=Sequences()), "float32 of shape (16, 10, 4)", "(samples, channels, length)", "inputs.transpose(1, 2)"),

@@ -160,6 +160,7 @@ def test_durations_shorter_than_the_rounds(duration):
     make_trainer(model=model, duration=duration, algorithms=[GyroDropout(sigma=256, tau=16)]).fit()
 
 
+@pytest.mark.filterwarnings("ignore:This run is configured differently")
 def test_a_resumed_run_has_the_masks_of_the_first_whatever_its_own_seed():
     def fresh(seed):
         algorithm = GyroDropout(sigma=4, tau=2)

@@ -142,6 +142,7 @@ def test_selected_are_samples_of_the_batch_with_their_own_targets(tmp_path):
         assert after["image"].equal(before["image"][indices]) and kept.equal(targets[indices])
 
 
+@pytest.mark.filterwarnings("ignore:.* has no effect")
 @pytest.mark.parametrize("start", [None, "100ba"])
 def test_scoring_moves_nothing(tmp_path, start):
     """Batch-norm statistics, dropout's random numbers and gradients are those of training on the selected samples alone."""

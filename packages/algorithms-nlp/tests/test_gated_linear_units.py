@@ -176,6 +176,7 @@ def test_an_optimizer_is_updated(tiny: Any) -> None:
     assert set(optimizer.param_groups[0]["params"]) == set(model.parameters())
 
 
+@pytest.mark.filterwarnings("ignore:.* was in eval mode")
 def test_a_trainer_trains_saves_and_loads_the_gates(tiny: Any, tokens: Tensor) -> None:
     def make() -> hocket.Trainer:
         return hocket.Trainer(

@@ -66,6 +66,7 @@ def test_an_undivided_step_is_bitwise_that_of_transformers(family: str, tmp_path
     torch.testing.assert_close(weights, by_transformers(family), rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:.* was in eval mode")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_without_the_task_is_weighted_alike(family: str, tmp_path: Any) -> None:
     weights = by_hocket(family, 1, 1, tmp_path, wrapped=False)
@@ -214,6 +215,7 @@ def mixture_of_experts() -> Any:
     return tiny("mixtral", num_local_experts=2, num_experts_per_tok=1)
 
 
+@pytest.mark.filterwarnings("ignore:.* was in eval mode")
 def test_a_loss_that_is_more_than_a_mean_over_labels_is_not_divided(tmp_path: Any) -> None:
     """Mixtures of experts add a term over all tokens of the batch, which is no mean."""
     trainer(HuggingFaceTask(mixture_of_experts()), [batch("llama")], tmp_path / "a").fit()
@@ -337,8 +339,8 @@ def test_tokens_of_several_choices(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     "given, match",
     [
-        ("gpt2", r"'gpt2', which is no model\. Give a model of transformers"),
-        (transformers.GPT2LMHeadModel, r"which is no model"),
+        ("gpt2", r"'gpt2', which is not a model\. Give a model of transformers"),
+        (transformers.GPT2LMHeadModel, r"which is not a model"),
         (torch.nn.Linear(2, 2), r"Linear\.forward takes none"),
     ],
 )
@@ -355,7 +357,7 @@ def test_a_wrapped_model() -> None:
 
 
 def test_what_is_no_tokenizer() -> None:
-    with pytest.raises(TypeError, match=r"tokenizer='gpt2' is no tokenizer"):
+    with pytest.raises(TypeError, match=r"tokenizer='gpt2' is not a tokenizer"):
         HuggingFaceTask(tiny("gpt2"), "gpt2")
 
 

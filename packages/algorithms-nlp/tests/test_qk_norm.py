@@ -214,6 +214,7 @@ def test_an_optimizer_is_updated(tiny: Any) -> None:
     assert set(optimizer.param_groups[0]["params"]) == set(model.parameters())
 
 
+@pytest.mark.filterwarnings("ignore:.* was in eval mode")
 def test_a_trainer_trains_saves_and_loads_the_norms(tiny: Any, tokens: Tensor) -> None:
     def make() -> hocket.Trainer:
         data = [{"input_ids": tokens, "labels": tokens}] * 3

@@ -186,6 +186,7 @@ def test_models_inside_other_modules_are_found(tiny: Any) -> None:
 # --- in training
 
 
+@pytest.mark.filterwarnings("ignore:.* was in eval mode")
 def test_a_trainer_scales_once_before_training_and_says_so(tiny: Any, tmp_path: Path) -> None:
     model, algorithm = tiny("llama"), RoPEScaling(2, "linear")
     assert algorithm.touches(model) == ["model.rotary_emb: LlamaRotaryEmbedding, linear by 2"]

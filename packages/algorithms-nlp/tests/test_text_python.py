@@ -359,7 +359,7 @@ def test_a_python_without_sources_is_named(monkeypatch, tmp_path, forgetful):
 
 def test_without_tokenizers_the_error_says_what_to_type(monkeypatch, tmp_path, forgetful):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ModuleNotFoundError, match="pip install hocket-algorithms-nlp"):
+    with pytest.raises(ModuleNotFoundError, match="pip install transformers"):
         text_python(cache_dir=tmp_path)
 
 

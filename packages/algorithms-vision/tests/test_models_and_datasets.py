@@ -72,7 +72,7 @@ def test_unknown_split_is_refused():
 def test_without_scikit_learn_the_error_says_what_to_type(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'hocket-algorithms-vision\[datasets\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'scikit-learn>="):
         digits()
 
 

@@ -141,6 +141,7 @@ def test_masks_are_refused_where_pixels_move(kind, batch):
     trained(kind(augmentation_set="tone", batch=batch), DataLoader(masks, 3))
 
 
+@pytest.mark.filterwarnings("ignore:.* has no effect")
 def test_masks_are_refused_before_the_first_augmented_batch_and_in_ragged_lists():
     with pytest.raises(ValueError, match="tone"):
         trained(RandAugment(batch=True, start="1000ba"), [(photos() / 255, MASKS)])

@@ -175,7 +175,7 @@ def test_without_torchmetrics_the_error_says_what_to_type(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchmetrics", None)
     task = ClassificationTask(linear(8))
     trainer(task, labelled(8, 8)).fit()  # training needs none
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'hocket-algorithms-vision\[metrics\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'torchmetrics>="):
         trainer(task).evaluate(labelled(8, 8))
 
 

@@ -269,6 +269,7 @@ def test_the_gradient_that_is_not_finite_is_named() -> None:
         trainer.fit("1ba")
 
 
+@pytest.mark.filterwarnings("ignore:The last fit raised")
 def test_parameters_and_buffers_are_named_where_asked_for() -> None:
     model = Root()
     trainer = make(model=model, callbacks=[NaNMonitor(1, parameters=True, buffers=True)])

@@ -346,5 +346,5 @@ def test_options_are_for_urls(tmp_path):
 def test_a_url_without_its_package_says_what_to_install(monkeypatch):
     pytest.importorskip("fsspec")
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
-    with pytest.raises(ImportError, match=r"pip install 'hocket\[remote\]'"):
+    with pytest.raises(ImportError, match=r"Type: pip install 'fsspec>="):
         Store("s3://bucket/run")

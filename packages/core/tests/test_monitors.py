@@ -603,6 +603,8 @@ def test_where_the_time_goes(tmp_path: Path) -> None:
             time.sleep(0.1)
             return {}
 
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
     logger = fit(
         TimeMonitor(every="1ba"), SlowToSave(), train_data=SlowData(batches()), eval_data=SlowData(batches()), eval_every="2ba",
         checkpoints=hocket.Checkpoints(tmp_path / "c", every="4ba"), duration="6ba",

@@ -230,7 +230,7 @@ def test_a_folder_that_cannot_be_written_is_named(run: Run) -> None:
         ("cmaes", "cmaes", "--sampler cmaes needs cmaes, which is not installed. Type: pip install cmaes."),
         ("gp", "scipy", "--sampler gp needs scipy, which is not installed. Type: pip install scipy."),
         ("qmc", "scipy", "--sampler qmc needs scipy, which is not installed. Type: pip install scipy."),
-        ("tpe", "optuna", "Type: pip install 'hocket[optuna]'."),
+        ("tpe", "optuna", "Type: pip install 'optuna>=4.0'."),
     ],
 )
 def test_what_a_sampler_needs_is_checked_before_the_first_trial(

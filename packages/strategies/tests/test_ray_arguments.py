@@ -15,7 +15,7 @@ from hocket_strategies.ray import launch
 def test_a_missing_package_is_named_with_what_to_type(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
     for attempt in (lambda: Ray().setup_environment(CPU()), lambda: launch(print)):
-        with pytest.raises(PluginError, match=r"not installed.*pip install 'hocket\[ray\]'") as refused:
+        with pytest.raises(PluginError, match=r"not installed.*pip install 'ray\[train\]>=") as refused:
             attempt()
         assert "\n" not in str(refused.value)
 

@@ -266,6 +266,7 @@ def test_four_two_one_and_four_ranks_are_one_run(strategies: tuple[str, str, str
     assert metrics["train/accuracy"] == pytest.approx(again["train/accuracy"])
 
 
+@pytest.mark.filterwarnings("ignore:This run is configured differently")
 def test_global_batches_of_another_size_are_refused_in_the_middle_of_an_epoch() -> None:
     """And continued at its end, or with what the message says."""
 
@@ -284,6 +285,7 @@ def test_global_batches_of_another_size_are_refused_in_the_middle_of_an_epoch() 
         assert len(train(end, None, global_batch=None, **alone)[0].seen) == 14
 
 
+@pytest.mark.filterwarnings("ignore:This run is configured differently")
 @pytest.mark.parametrize(
     "before, after, message",
     [

@@ -7,7 +7,6 @@ Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv
 from __future__ import annotations
 
 import functools
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Replacement, why_no_effect
 
@@ -254,7 +254,7 @@ def checkpoint_activations(
             "blocks=['Block'] or blocks=['layers.*']."
         )
         applied = {name: part for name, part in model.named_modules() if _is_recomputed(part)}
-        warnings.warn(why_no_effect("ActivationCheckpointing", model, lacking, applied), NoEffectWarning, stacklevel=2)
+        warn(why_no_effect("ActivationCheckpointing", model, lacking, applied), NoEffectWarning)
     return model, [Replacement(name, part, part, model) for name, part in chosen.items()]
 
 

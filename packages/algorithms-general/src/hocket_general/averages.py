@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from hocket.algorithm import Algorithm, Phase
 from hocket.distributed.dtensors import shard_like
+from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.span import Span
 from hocket.surgery import NoEffectWarning
@@ -113,14 +113,13 @@ class Averages(Algorithm):
         """Warn after training if there is no average, or one of a single copy of the weights."""
         name, every = type(self).__name__, self.update_interval
         if self._updated is None and self._span.includes(state):  # a fit itself warns of a late start
-            warnings.warn(f"{self._none_yet()} The model itself is evaluated.", NoEffectWarning, stacklevel=3)
+            warn(f"{self._none_yet()} The model itself is evaluated.", NoEffectWarning)
         elif self._number == 1 and self._span.opens(state) is not False:
-            warnings.warn(
+            warn(
                 f"{name} averages nothing: training ended before a second update, so that it evaluates a copy of the weights "
                 f"at '{self._updated}{every.unit}'. It starts with the first update after start='{self._span.start}', every "
                 f"'{every}'. Train longer, or lower start or update_interval, to '10ba' for instance.",
                 NoEffectWarning,
-                stacklevel=3,
             )
 
     def _borrow(self, state: State) -> bool:

@@ -266,15 +266,15 @@ class Distillation(Algorithm):
             raise ValueError(_not_classes(f"the loss is {getattr(function, '__name__', type(function).__name__)}"))
 
     def _check_targets(self, logits: Tensor, dim: int) -> None:
-        """Raise ValueError for targets like the logits that are no class probabilities. Only the first targets are read."""
+        """Raise ValueError for dense targets that are not class probabilities. Only the first targets are read."""
         targets, self._first, self._checked = self._first, None, True
         if isinstance(targets, Tensor) and targets.shape == logits.shape:
             sums = targets.sum(dim, dtype=torch.float32)
             if bool((targets < 0).any()) or not bool(((sums == 0) | ((sums - 1).abs() < 1e-2)).all()):
                 raise ValueError(
                     _not_classes(
-                        f"targets of shape {tuple(targets.shape)} from {targets.min():.3g} to {targets.max():.3g} are no class "
-                        "probabilities, which sum to 1"
+                        f"targets of shape {tuple(targets.shape)} from {targets.min():.3g} to {targets.max():.3g} are not "
+                        "class probabilities, which sum to 1"
                     )
                 )
 

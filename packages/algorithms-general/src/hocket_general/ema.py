@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from hocket.distributed.dtensors import local
+from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.time import Time, Unit
 from hocket_general.averages import Averages, positive
@@ -171,10 +171,9 @@ class EMA(Averages):
         """Warn of several averages, and of a half-life longer than the run, with which they stay near the first weights."""
         several = [each.obj for each in state.bus.attachments if isinstance(each.obj, EMA)]
         if len(several) > 1 and several[0] is self:
-            warnings.warn(
+            warn(
                 f"There are {len(several)} EMA: evaluation uses the first that has started. Remove the others, or evaluate "
-                "theirs with ema.averaged(model).",
-                stacklevel=2,
+                "theirs with ema.averaged(model)."
             )
         half_life, duration = self.half_life, state.max_duration
         if half_life is None or duration is None or half_life.unit not in (Unit.BATCH, Unit.EPOCH, duration.unit):
@@ -186,10 +185,9 @@ class EMA(Averages):
             return
         if half_life.value > length:
             shorter = Time(max(1, int(length) // 10), half_life.unit)
-            warnings.warn(
+            warn(
                 f"EMA's half-life of {half_life} is longer than this run of {int(length)}{half_life.unit}, so that its "
-                f"averages, which are evaluated, stay near the first weights. Write {{'ema': {{'half_life': '{shorter}'}}}}.",
-                stacklevel=2,
+                f"averages, which are evaluated, stay near the first weights. Write {{'ema': {{'half_life': '{shorter}'}}}}."
             )
 
 

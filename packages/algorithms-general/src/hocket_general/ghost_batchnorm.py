@@ -5,13 +5,13 @@ Source: Hoffer et al. 2017, "Train longer, generalize better", arXiv 1705.08741,
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hocket.help import warn
 from hocket.surgery import NoEffectWarning, Replacement, recast
 from hocket_general.substitution import Substitution, SurgeryAlgorithm, not_plain
 
@@ -46,11 +46,10 @@ class _Ghost(nn.modules.batchnorm._BatchNorm):
 
 def _say_no_effect(samples: int, size: int) -> None:
     """Warn about a first batch that is not split. Layers that see the same batch say the same, which Python shows once."""
-    warnings.warn(
+    warn(
         f"GhostBatchNorm has no effect on batches of {samples} samples, which are one ghost batch of ghost_batch_size={size}. "
         "Lower it below the samples in a rank's microbatch, or remove it.",
         NoEffectWarning,
-        stacklevel=3,
     )
 
 

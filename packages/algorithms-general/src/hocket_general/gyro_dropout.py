@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Replacement
 from hocket.training.step import count
@@ -127,11 +127,10 @@ class GyroSchedule:
     def _make(self, layer: int, shape: torch.Size, device: torch.device) -> Tensor:
         rows, size = self.tau, self.tau * math.prod(shape)
         if size > _LARGEST:
-            warnings.warn(
+            warn(
                 f"gyro-dropout leaves ordinary dropout where inputs are (N, {', '.join(map(str, shape))}), as attention "
                 f"probabilities may be: {rows} masks take {size / 2**20:.0f} MiB, more than {_LARGEST / 2**20:.0f}.",
                 NoEffectWarning,
-                stacklevel=4,
             )
             rows = 0
         with torch.inference_mode(False):
@@ -227,11 +226,10 @@ class _Rule(Substitution):
 
     def operate(self, model: nn.Module) -> list[Replacement]:
         if not self.choose(model) and any(isinstance(each, GyroDropoutLayer) for each in model.modules()):
-            warnings.warn(
+            warn(
                 f"GyroDropout was applied to this {type(model).__name__} before, and is not again: the layers of another "
                 "Trainer are ordinary dropout now. Make the model anew, or remove GyroDropout.",
                 NoEffectWarning,
-                stacklevel=3,
             )
             return []
         return super().operate(model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from hocket.algorithm import Algorithm, Phase
 from hocket.data.batch_part import BatchPart
 from hocket.data.mixture import Mixture
+from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
 from hocket.losses import WHOLE, Loss
 from hocket.span import Span
@@ -153,7 +153,7 @@ class LabelSmoothing(Algorithm):
 
     Raises:
         ValueError: ``smoothing`` is outside [0, 1], or ``stop`` is not after ``start``; later, targets that do not fit the
-            outputs, or are no class probabilities, or a cross entropy with another ``ignore_index``.
+            outputs, or are not class probabilities, or a cross entropy with another ``ignore_index``.
         TypeError: later, if the loss is not torch's cross entropy, and takes class indices only, or the model's outputs are not
             a tensor of logits.
         KeyError: later, if a batch has nothing at ``target_key``.
@@ -233,10 +233,7 @@ class LabelSmoothing(Algorithm):
             own = f"and label-smoothing smooths by {self.smoothing} too"
             if _cross_entropy_of(state.task) is not None:
                 own = f"in whose place label-smoothing puts {self.smoothing}"
-            warnings.warn(
-                f"The loss smooths labels by label_smoothing={twice}, {own}. Remove one of the two.",
-                stacklevel=2,
-            )
+            warn(f"The loss smooths labels by label_smoothing={twice}, {own}. Remove one of the two.")
         ignored = options.get("ignore_index", -100)
         if self.ignore_index not in (None, ignored) and _cross_entropy_of(state.task) is not None:
             raise ValueError(
@@ -252,7 +249,7 @@ class LabelSmoothing(Algorithm):
         return found.first if isinstance(found, Mixture) else found
 
     def _check(self, logits: Any, targets: Any) -> None:
-        """Raise ValueError for dense targets that are no class probabilities, such as numbers. Only the first are read."""
+        """Raise ValueError for dense targets that are not class probabilities, such as numbers. Only the first are read."""
         dense = isinstance(logits, Tensor) and isinstance(targets, Tensor) and targets.shape == logits.shape
         if not dense or logits.ndim < 2:
             return
@@ -266,7 +263,7 @@ class LabelSmoothing(Algorithm):
             return
         raise ValueError(
             f"LabelSmoothing was given targets of shape {tuple(targets.shape)} from {targets.min():.3g} to "
-            f"{targets.max():.3g}, which are no class probabilities: those are 0 or more, and sum to 1 over two or more "
+            f"{targets.max():.3g}, which are not class probabilities: those are 0 or more, and sum to 1 over two or more "
             "classes. It applies to classification only; remove label-smoothing for regression, binary or multi-label targets."
         )
 

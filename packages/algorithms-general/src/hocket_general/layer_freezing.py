@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from hocket.algorithm import Algorithm, Need, Phase
+from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.optim.closures import needs_closure
 from hocket.plugins.errors import PlanError
@@ -142,11 +142,10 @@ class LayerFreezing(Algorithm):
                 self._layers = trained_layers(state.model)
             self._trainable = self._trainable or _trainable(state.model)
             if self.level * (len(self._layers) - 1) < 1:
-                warnings.warn(
+                warn(
                     f"layer-freezing freezes no layer: level={self.level} of the {len(self._layers)} trained layers of "
                     f"{type(state.model).__name__}, without the last one, is less than one layer. Raise level, or remove it.",
                     NoEffectWarning,
-                    stacklevel=2,
                 )
         elif event is Event.BATCH_START:
             due = self.level * max(state.elapsed() - self.start.value, 0.0) / (1 - self.start.value)

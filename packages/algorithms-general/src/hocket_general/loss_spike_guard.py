@@ -6,7 +6,6 @@ import json
 import math
 import operator
 import statistics
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +18,7 @@ from hocket.checkpoints.policy import Checkpoints
 from hocket.data.nesting import map_tensors
 from hocket.data.stateful import has_state
 from hocket.distributed.dtensors import mesh_of, total_norm
+from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
 from hocket.optim.learning_rate import Scheduled
 from hocket.timestamp import Timestamp
@@ -287,7 +287,7 @@ class LossSpikeGuard(Algorithm):
                 "Lower the learning rate, clip gradients, or give a higher threshold= or limit=."
             )
         what = "its step is skipped" if restored is None else f"the state after batch {restored} is restored"
-        warnings.warn(f"The loss spiked in {where}: {found}; {what}.", RuntimeWarning, stacklevel=2)
+        warn(f"The loss spiked in {where}: {found}; {what}.", RuntimeWarning)
 
     # --- the copy
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from hocket.algorithm import Phase
+from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, recast
 from hocket_general.substitution import Substitution, SurgeryAlgorithm, not_plain
@@ -70,9 +70,8 @@ class LowPrecisionAlgorithm(SurgeryAlgorithm):
         if low:
             super().apply(event, state)
             return
-        warnings.warn(
+        warn(
             f"{self.substitution.method} has no effect: precision '{type(state.precision).__name__}' does not autocast to 16 "
             "bits. Pass precision='bf16', or remove it.",
             NoEffectWarning,
-            stacklevel=2,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from hocket.distributed.dtensors import full, mesh_of, shard_like
+from hocket.help import warn
 from hocket.surgery import NoEffectWarning
 from hocket_general.stepping import loss_of
 
@@ -115,11 +115,10 @@ class Muon(Optimizer):
         outer = {id(each) for each in matrices[-1:] + ([] if embedded else matrices[:1])} | embedded
         hidden = {id(each) for each in matrices} - outer
         if not hidden:
-            warnings.warn(
+            warn(
                 f"muon found no hidden matrix in {type(module).__name__}, so AdamW trains all parameters. Write "
                 "optimizer='adamw', or choose matrices with groups=[{'match': …, 'muon': True}].",
                 NoEffectWarning,
-                stacklevel=2,
             )
         return {name: {"muon": id(each) in hidden} for name, each in module.named_parameters()}
 

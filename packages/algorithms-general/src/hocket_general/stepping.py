@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hocket.help import installing
+
 
 def means(optimizer: Optimizer, weights: list[Tensor], name: str) -> list[Tensor]:
     """Return the state of that name of each weight; it begins as zeros."""
@@ -58,6 +60,6 @@ def library(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"This optimizer comes with {name}, which cannot be imported: {error}. Type: pip install "
-            "'hocket-algorithms-general[optimizers]'"
+            f"This optimizer comes with {name}, which cannot be imported: {error}. Type: "
+            f"{installing.command('optimizers', 'hocket-algorithms-general')}."
         ) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Policies, Policy, Replacement, preview, replace_modules, why_no_effect
 
@@ -54,11 +54,11 @@ class Substitution:
         chosen = self.choose(model)
         kept = [f"{name} ({chosen[part]})" for name, part in model.named_modules() if chosen.get(part)]
         if kept:
-            warnings.warn(f"{self.method} does not replace these modules: {', '.join(kept)}.", stacklevel=3)
+            warn(f"{self.method} does not replace these modules: {', '.join(kept)}.")
         changed = replace_modules(model, self.policies(model))
         if not changed:
             applied = {name: part for name, part in model.named_modules() if isinstance(part, self.made)}
-            warnings.warn(why_no_effect(self.method, model, self.nothing, applied), NoEffectWarning, stacklevel=3)
+            warn(why_no_effect(self.method, model, self.nothing, applied), NoEffectWarning)
         return changed
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from hocket.checkpoints import Check, Component, Saved
+from hocket.help import installing
 from hocket.settings import plain
 from hocket_nlp.projections import Finisher
 
@@ -36,7 +37,8 @@ def with_adapters(model: Any, config: Any) -> nn.Module:
         import peft
     except ModuleNotFoundError as error:
         raise ImportError(
-            "HuggingFaceTask(peft=…) needs peft, which is not installed. Type: pip install 'hocket-algorithms-nlp[peft]'."
+            "HuggingFaceTask(peft=…) needs peft, which is not installed. Type: "
+            f"{installing.command('peft', 'hocket-algorithms-nlp')}."
         ) from error
     if isinstance(model, peft.PeftModel):
         raise ValueError("The model has adapters already: omit peft=, or give the model without them.")

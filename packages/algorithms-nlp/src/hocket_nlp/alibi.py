@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules
 from hocket_nlp.alibi_positions import check_replacement
@@ -92,11 +92,10 @@ def alibi(
         undo.pop_all()
     lengths = [_resize(site, max_sequence_length) for site in sites]
     if not changed and not any(lengths):
-        warnings.warn(
+        warn(
             f"ALiBi found nothing to replace in {type(model).__name__}: it has linear biases and a maximum sequence "
             f"length of {max_sequence_length} already.",
             NoEffectWarning,
-            stacklevel=2,
         )
     return model, changed
 

@@ -6,13 +6,13 @@ Models", arXiv 2411.09009.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
 from hocket.losses import Loss, own_loss
 from hocket.surgery import NoEffectWarning, Policy, Replacement, recast, replace_modules, why_no_effect
@@ -75,7 +75,7 @@ def fused_cross_entropy(model: nn.Module, *, chunk_rows: int | None = None) -> t
         site.model.register_forward_hook(withhold_logits, with_kwargs=True, always_call=True)
     if not changed:
         applied = {site.name: site.head for site in sites}
-        warnings.warn(why_no_effect("FusedCrossEntropy", model, "", applied), NoEffectWarning, stacklevel=2)
+        warn(why_no_effect("FusedCrossEntropy", model, "", applied), NoEffectWarning)
     return model, changed
 
 
@@ -139,12 +139,11 @@ class FusedCrossEntropy(Algorithm):
         if not self._checked and state.eval_label is None:
             self._checked = True
             if not any(head.used for head in self._heads):
-                warnings.warn(
+                warn(
                     "FusedCrossEntropy has no effect: the model got no labels in the first batch, so it computed logits and no "
                     "loss. Let batches be mappings with 'labels', without loss=, or let the task call model(**batch) and use "
                     "outputs.loss.",
                     NoEffectWarning,
-                    stacklevel=2,
                 )
         withheld = withheld_of(outputs)
         if withheld is None or loss.weight is not None or own_loss(outputs) is not loss.value:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.help import warn
 from hocket.help.objects import short
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules, why_no_effect
@@ -177,7 +177,7 @@ class _Choice:
         refuse_adapters(model, "Gated linear units")
         sites = {site.projection: site for site in _sites(model)}
         if not sites:
-            warnings.warn(_why_not(model), NoEffectWarning, stacklevel=3)
+            warn(_why_not(model), NoEffectWarning)
             return []
         chosen = _activation(self.activation)
 

@@ -105,7 +105,7 @@ class HuggingFaceTask(SupervisedTask):
         if text_metrics and tokenizer is None:
             raise ValueError("text_metrics= compare texts, and there is no tokenizer to decode them. Pass tokenizer=.")
         if text_metrics is not None and not isinstance(text_metrics, Mapping):
-            raise TypeError(f"text_metrics={text_metrics!r} is no mapping. Write {{'name': metric}}.")
+            raise TypeError(f"text_metrics={text_metrics!r} is not a mapping. Write {{'name': metric}}.")
         if peft is None:
             check_targets(model)
         super().__init__(model if peft is None else with_adapters(model, peft), None)

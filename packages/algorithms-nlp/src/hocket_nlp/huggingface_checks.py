@@ -11,10 +11,10 @@ from hocket.task import SupervisedTask
 
 
 def transformers_model(model: Any) -> Any:
-    """Return the model, without adapters of peft. Raises TypeError for what is no model, or wrapped."""
+    """Return the model, without adapters of peft. Raises TypeError for anything but a model, or for a wrapped one."""
     advice = "Give a model of transformers, such as transformers.AutoModelForCausalLM.from_pretrained(folder)."
     if isinstance(model, type) or not isinstance(model, nn.Module):
-        raise TypeError(f"HuggingFaceTask was given {model!r}, which is no model. {advice}")
+        raise TypeError(f"HuggingFaceTask was given {model!r}, which is not a model. {advice}")
     if (
         isinstance(model, SupervisedTask)
         or hasattr(model, "_orig_mod")
@@ -28,10 +28,11 @@ def transformers_model(model: Any) -> Any:
 
 
 def check_tokenizer(model: Any, tokenizer: Any) -> None:
-    """Raise TypeError for what is no tokenizer, and ValueError if it has more tokens than the model has embeddings."""
+    """Raise TypeError for anything but a tokenizer, and ValueError if it has more tokens than the model has embeddings."""
     if not hasattr(tokenizer, "decode") or not hasattr(tokenizer, "__len__"):
         raise TypeError(
-            f"tokenizer={tokenizer!r} is no tokenizer. Give one of transformers, such as AutoTokenizer.from_pretrained(folder)."
+            f"tokenizer={tokenizer!r} is not a tokenizer. Give one of transformers, such as "
+            "AutoTokenizer.from_pretrained(folder)."
         )
     try:
         rows = model.get_input_embeddings().weight.shape[0]

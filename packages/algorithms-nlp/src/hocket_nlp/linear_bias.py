@@ -60,7 +60,7 @@ def require_transformers() -> Any:
     except ImportError as error:
         raise ImportError(
             f"ALiBi changes models of transformers, which cannot be imported here ({error}). Type: "
-            "pip install 'hocket[nlp]'."
+            "pip install 'transformers>=5'."
         ) from error
     if int(transformers.__version__.partition(".")[0]) < 5:
         raise ImportError(

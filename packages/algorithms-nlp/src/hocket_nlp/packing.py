@@ -5,13 +5,13 @@ Source: Krell et al. 2021, "Efficient Sequence Packing without Cross-contaminati
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning
 from hocket_nlp.arguments import whole_number
@@ -86,11 +86,10 @@ class Packing(Algorithm):
     def _pack(self, batch: Any) -> Any:
         packed = pack(batch, self.length, causal=self._layout.causal, first_position=self._layout.first_position)
         if not self._warned and batch.get("attention_mask") is None and len(tokens_of(packed)) == len(tokens_of(batch)):
-            warnings.warn(
+            warn(
                 "Packing found nothing to pack in the first batch: it has no 'attention_mask', so all its tokens belong to "
                 "documents, and its rows are full. Let the loader give the mask, or set length to that of two rows or more.",
                 NoEffectWarning,
-                stacklevel=2,
             )
         self._warned = True
         return packed

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 import torch
 from torch import Tensor
 
+from hocket.help import warn
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -238,7 +240,7 @@ def _cached(file: Path, make: Callable[[], T], read: Callable[[bytes], T], write
     except OSError:  # there is none, or writing it explains why not
         pass
     except Exception as error:  # each format has exceptions of its own
-        warnings.warn(f"{file} cannot be read ({error}); it is made anew.", stacklevel=2)
+        warn(f"{file} cannot be read ({error}); it is made anew.")
     made = make()
     draft = file.with_name(f"{file.name}.{uuid.uuid4().hex}")
     try:
@@ -246,10 +248,9 @@ def _cached(file: Path, make: Callable[[], T], read: Callable[[bytes], T], write
         draft.write_bytes(write(made))
         draft.replace(file)
     except OSError as error:
-        warnings.warn(
+        warn(
             f"text-python could not write {file} ({error}), so the next run makes it again: give cache_dir= a folder that "
-            "can be written to.",
-            stacklevel=2,
+            "can be written to."
         )
         if draft.exists():
             draft.unlink()
@@ -262,7 +263,7 @@ def _tokenizers() -> Any:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "text-python needs tokenizers, which is not installed. It comes with transformers. Type: pip install "
-            "hocket-algorithms-nlp",
+            "transformers.",
             name=error.name,
         ) from error
     return tokenizers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules, why_no_effect
 from hocket_nlp.arguments import number
@@ -175,7 +175,7 @@ class _Choice:
         refuse_adapters(model, "QK norm")
         sites = {site.module: site for site in _sites(model)}
         if not sites:
-            warnings.warn(_why_not(model), NoEffectWarning, stacklevel=3)
+            warn(_why_not(model), NoEffectWarning)
             return []
         return replace_modules(
             model, {nn.Module: Policy(lambda old, index: self._build(sites[old]), sites.__contains__)}

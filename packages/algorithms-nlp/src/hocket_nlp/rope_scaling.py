@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from torch import Tensor, nn
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules
 from hocket_nlp.arguments import number, whole_number
@@ -179,10 +179,9 @@ class _Scaling:
                 if not todo
                 else "stay as they are with factor=1"
             )
-            warnings.warn(
+            warn(
                 f"RoPE scaling changed nothing: the rotary positions of {type(model).__name__} {done}. Remove rope-scaling.",
                 NoEffectWarning,
-                stacklevel=3,
             )
             return []
         chosen = [module for module in rotary if any(module.config is config for config in todo)]

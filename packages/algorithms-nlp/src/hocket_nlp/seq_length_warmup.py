@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning
 from hocket.time import Time, Unit
@@ -144,11 +144,10 @@ class SeqLengthWarmup(Algorithm):
                     "and a decoder with sequences of their own: remove it, or shorten both in the data's collate function."
                 )
         if done < 1 and now <= self.min_seq_length:
-            warnings.warn(
+            warn(
                 f"SeqLengthWarmup leaves sequences of {now} tokens as they are, since they begin with "
                 f"min_seq_length={self.min_seq_length}. Give a smaller min_seq_length, or remove it.",
                 NoEffectWarning,
-                stacklevel=2,
             )
 
     def _check_shortened(self, batch: Any, length: int, dropped: int) -> None:
@@ -159,9 +158,8 @@ class SeqLengthWarmup(Algorithm):
                 "-100, and answers come later. Give a min_seq_length that includes them, or truncate=False."
             )
         if dropped:
-            warnings.warn(
+            warn(
                 f"SeqLengthWarmup dropped {dropped} tokens of the first batch, which are fewer than a sequence of {length}. "
                 "The number for each batch is logged as seq-length-warmup/dropped. To keep them, let batches have "
-                "attention_mask and labels, with which they are padded.",
-                stacklevel=2,
+                "attention_mask and labels, with which they are padded."
             )

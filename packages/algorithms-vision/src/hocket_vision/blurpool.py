@@ -7,7 +7,6 @@ variant: it costs less and helps about as much.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Policies, Policy, Replacement, preview, replace_modules, why_no_effect
 
@@ -277,7 +277,7 @@ def _operate(model: nn.Module, choice: _Choice) -> list[Replacement]:
         if choice.wants(module) and (obstacle := _obstacle(module))
     ]
     if kept:
-        warnings.warn(f"BlurPool does not replace these subsampling modules: {', '.join(kept)}.", stacklevel=3)
+        warn(f"BlurPool does not replace these subsampling modules: {', '.join(kept)}.")
     changed = replace_modules(model, choice.policies())
     if not changed:
         lacking = (
@@ -285,7 +285,7 @@ def _operate(model: nn.Module, choice: _Choice) -> list[Replacement]:
             "min_channels, or remove BlurPool."
         )
         blurred = {name: part for name, part in model.named_modules() if isinstance(part, BlurConv2d | BlurMaxPool2d)}
-        warnings.warn(why_no_effect("BlurPool", model, lacking, blurred), NoEffectWarning, stacklevel=3)
+        warn(why_no_effect("BlurPool", model, lacking, blurred), NoEffectWarning)
     return changed
 
 

@@ -6,7 +6,6 @@ https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from hocket.algorithm import Algorithm, Need, Phase
 from hocket.data.nesting import map_tensors
+from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
 from hocket.surgery import NoEffectWarning, Replacement
 
@@ -42,11 +42,10 @@ def channels_last(model: nn.Module) -> tuple[nn.Module, list[Replacement]]:
     """
     changed = [Replacement(name, module, module, model) for name, module in _found(model)]
     if not changed:
-        warnings.warn(
+        warn(
             f"channels-last found nothing to convert in {type(model).__name__}: no parameter has four dimensions, as those of "
             "Conv2d have. Remove channels-last.",
             NoEffectWarning,
-            stacklevel=2,
         )
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.dim() == 4:  # `model.to` would also refuse those of Conv3d

@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from hocket.help import installing
+
 
 def digits(
     split: Literal["train", "test"] = "train",
@@ -48,8 +50,8 @@ def digits(
         from sklearn.model_selection import train_test_split
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "The digits dataset comes with scikit-learn, which is not installed. Type: pip install "
-            "'hocket-algorithms-vision[datasets]'",
+            "The digits dataset comes with scikit-learn, which is not installed. Type: "
+            f"{installing.command('datasets', 'hocket-algorithms-vision')}.",
             name=error.name,
         ) from error
     pixels, labels = load_digits(return_X_y=True)

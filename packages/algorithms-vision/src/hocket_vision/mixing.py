@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -14,6 +13,7 @@ from hocket.data.batch_part import BatchPart
 from hocket.data.batches import count, take_samples
 from hocket.data.mixture import Mixture
 from hocket.data.nesting import map_tensors
+from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
 from hocket.losses import Loss
 from hocket.span import Span
@@ -129,12 +129,11 @@ class Mixer(Algorithm):
     def _warn_of_one(self, inputs: Any) -> None:
         """Warn if the first batch that is mixed has one sample; the last batch of an epoch may have."""
         if not self._began and count(inputs).samples == 1:
-            warnings.warn(
+            warn(
                 f"{self.called} mixes the samples of each rank's batch, and the first has one sample, so it mixes nothing. "
                 "Use a larger batch_size in the DataLoader, with microbatch=1 in the Trainer if memory is short, or remove "
                 f"{self.called}.",
                 NoEffectWarning,
-                stacklevel=3,
             )
         self._began = True
 

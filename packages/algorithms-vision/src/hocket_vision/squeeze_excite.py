@@ -7,7 +7,6 @@ every wide convolution, rather than one on each residual branch, is MosaicML Com
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Policies, Policy, Replacement, preview, replace_modules, why_no_effect
 from hocket_vision.extended import Extension, extended
@@ -184,7 +184,7 @@ def _operate(model: nn.Module, choice: _Choice, generator: torch.Generator | Non
             for name, part in model.named_modules()
             if isinstance(part, WithSqueezeExcite)
         }
-        warnings.warn(why_no_effect("Squeeze-excite", model, lacking, gates), NoEffectWarning, stacklevel=3)
+        warn(why_no_effect("Squeeze-excite", model, lacking, gates), NoEffectWarning)
     return changed
 
 

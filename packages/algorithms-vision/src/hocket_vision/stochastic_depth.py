@@ -6,7 +6,6 @@ and 5. Dropping the branch of each sample on its own is that of :func:`torchvisi
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules
 from hocket.time import Time, TimeError, Unit
@@ -314,11 +314,10 @@ def _operate(model: nn.Module, choice: _Choice) -> list[Replacement]:
         looked = (
             "residual block that it knows" if choice.blocks is None else f"module that matches {list(choice.blocks)}"
         )
-        warnings.warn(
+        warn(
             f"Stochastic depth found nothing to change in {type(model).__name__}: no {looked}. Name the class of its residual "
             "blocks, such as blocks='*Block', or remove stochastic-depth.",
             NoEffectWarning,
-            stacklevel=3,
         )
     return changed
 

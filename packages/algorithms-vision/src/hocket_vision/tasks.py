@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.data import items
-from hocket.help import objects
+from hocket.help import installing, objects
 from hocket.task import SupervisedTask
 
 if TYPE_CHECKING:
@@ -183,8 +183,8 @@ def _torchmetrics() -> Any:
         from torchmetrics import classification
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "The metrics of this task come from torchmetrics, which is not installed. Type: pip install "
-            "'hocket-algorithms-vision[metrics]'",
+            "The metrics of this task come from torchmetrics, which is not installed. Type: "
+            f"{installing.command('metrics', 'hocket-algorithms-vision')}.",
             name=error.name,
         ) from error
     return classification

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from hocket.data.stateful import Stateful
 from hocket.help.attributes import Named
 from hocket.hookspecs import Event
 
@@ -52,7 +53,7 @@ class Need(enum.Flag):
     SEVERAL_STEPS = enum.auto()  # stepping a subset of the optimizers, for tasks with train_batch
 
 
-class Algorithm:
+class Algorithm(Stateful):
     """Base class of algorithms, which change the state on the events that they declare.
 
     Subclasses set ``events`` and implement :meth:`apply`. They may also implement or wrap *actions* by name
@@ -108,12 +109,3 @@ class Algorithm:
         says the same. Of a `hocket.Span` that never opens, a fit warns without this.
         """
         return ""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state to save in checkpoints: tensors, numbers, strings, and lists and dicts of them."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state that :meth:`state_dict` returned. Raises ValueError for an unknown key."""
-        if state_dict:
-            raise ValueError(f"{type(self).__name__} has no state, but was given {sorted(state_dict)}")

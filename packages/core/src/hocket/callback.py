@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+
+from hocket.data.stateful import Stateful
 
 
-class Callback:
+class Callback(Stateful):
     """Base class of callbacks, which observe training. A method can implement any event or action of :mod:`hocket.hookspecs`.
 
     ``def batch_end(self, state)`` listens to an event; ``@hookimpl(wrapper=True) def forward(self, state, batch)`` wraps an
@@ -28,12 +29,3 @@ class Callback:
     #: Intervals in batches by event, from ``after_dataloader`` to ``batch_end``: ``{"batch_end": 10}`` calls ``batch_end``
     #: in batches 10, 20 and so on only, and 0 in none.
     every_batches: Mapping[str, int] = MappingProxyType({})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state to save in checkpoints: tensors, numbers, strings, and lists and dicts of them."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state that :meth:`state_dict` returned. Raises ValueError for an unknown key."""
-        if state_dict:
-            raise ValueError(f"{type(self).__name__} has no state, but was given {sorted(state_dict)}")

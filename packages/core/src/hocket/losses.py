@@ -23,11 +23,11 @@ _NO_PARTS: Mapping[str, Tensor] = {}
 class Loss(NamedTuple):
     """The loss of a (micro)batch, with its weight and reduction.
 
-    ``value``: a scalar tensor. ``weight``: the number of elements (samples, unmasked tokens, …) in the mean or sum, as a
-    number or scalar tensor; None for the number of samples. ``parts``: the named losses that ``value`` is the sum of, for the
-    loggers. ``reduction``: ``"mean"``, ``"sum"``, or one of those below; None for the ``loss_reduction`` of the Trainer or the
-    Task, else a mean. ``kept``: for loss functions of `hocket.Task.train_batch`, values to return in ``StepResult.kept``:
-    tensors with one entry for each sample, in any nesting.
+    ``value``: a scalar tensor, or a dict of named ones, which are added up. ``weight``: the number of elements (samples,
+    unmasked tokens, …) in the mean or sum, as a number or scalar tensor; None for the number of samples. ``parts``: the named
+    losses that ``value`` is the sum of, for the loggers. ``reduction``: ``"mean"``, ``"sum"``, or one of those below; None for
+    the ``loss_reduction`` of the Trainer or the Task, else a mean. ``kept``: for loss functions of `hocket.Task.train_batch`,
+    values to return in ``StepResult.kept``: tensors with one entry for each sample, in any nesting.
 
     A loss over the pairs of a batch, such as a contrastive one, is not a mean over samples. ``"batch"`` says so: microbatches,
     ``accumulate=`` and several ranks, which would compute it on parts of the batch, are refused. ``"gathered"`` says that the
@@ -77,6 +77,17 @@ def as_loss(returned: Any) -> Loss:
         loss = Loss(returned)
     elif isinstance(returned, Loss):
         loss = returned
+        if not isinstance(loss.parts, Mapping):
+            raise TypeError(f"{_PARTS} is {type(loss.parts).__name__}. {_NAMED} Write parts={{'a': a, 'b': b}}.")
+        _check_named(loss.parts, f"{_PARTS} has {{name!r}}, which")
+        if isinstance(loss.value, Mapping):
+            named = as_loss(loss.value)
+            loss = loss._replace(value=named.value, parts={**named.parts, **loss.parts})
+        elif not isinstance(loss.value, Tensor):
+            raise TypeError(
+                f"The value of a hocket.Loss is {type(loss.value).__name__}. It may be a scalar tensor, or a dict of named "
+                f"ones, which are added up. {_advice(loss.value)}"
+            )
         _check_weight(loss.weight)
         if loss.reduction is not None and loss.reduction not in get_args(Reduction):
             raise ValueError(
@@ -92,18 +103,10 @@ def as_loss(returned: Any) -> Loss:
         _check_weight(returned[1])
         loss = as_loss(returned[0])._replace(weight=returned[1])
     else:
-        number = isinstance(returned, int | float) or hasattr(returned, "__array__")
-        advice = (
-            "End the function with a return statement, such as return loss."
-            if returned is None
-            else "A number has no gradient: return the tensor, without .item() or .numpy()."
-            if number
-            else "Add several losses up, or name them: {'a': a, 'b': b}."
-        )
         raise TypeError(
             f"The loss function returned {type(returned).__name__}. It may return a scalar tensor (the mean over the "
             "samples), (mean, weight) where weight is the number of elements in the mean, or a dict of named scalar tensors, "
-            f"which are added up. {advice}"
+            f"which are added up. {_advice(returned)}"
         )
     if loss.value.dim() and loss.value.numel() == 1:
         return loss._replace(value=loss.value.squeeze())
@@ -115,14 +118,36 @@ def as_loss(returned: Any) -> Loss:
     return loss
 
 
-def _named(losses: Mapping[str, Any]) -> Loss:
+def _advice(returned: Any) -> str:
+    if returned is None:
+        return "End the function with a return statement, such as return loss."
+    if isinstance(returned, int | float) or hasattr(returned, "__array__"):
+        return "A number has no gradient: return the tensor, without .item() or .numpy()."
+    if isinstance(returned, Loss | Apart):
+        return f"Return that {type(returned).__name__} itself."
+    return "Add several losses up, or name them: {'a': a, 'b': b}."
+
+
+def _check_named(losses: Mapping[str, Any], what: str) -> None:
     for name, value in losses.items():
         if not isinstance(value, Tensor) or value.dim():
             found = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            if isinstance(value, Mapping):
+                inner = next(iter(value), "b")
+                raise TypeError(
+                    f"{what.format(name=name)} is {found}. {_NAMED} Give each a name of its own: {{'{name}/{inner}': …}}."
+                )
             raise TypeError(
-                f"The loss named {name!r} is {found}. Named losses are scalar tensors, which are added up. Remove "
-                f"{name!r}; to report a value write metrics='accuracy', or state.log({{{name!r}: value}}) in a callback."
+                f"{what.format(name=name)} is {found}. {_NAMED} Remove {name!r}; to report a value write metrics='accuracy', "
+                f"or state.log({{{name!r}: value}}) in a callback."
             )
+
+
+_PARTS, _NAMED = "parts= of a hocket.Loss", "Named losses are scalar tensors, which are added up."
+
+
+def _named(losses: Mapping[str, Any]) -> Loss:
+    _check_named(losses, "The loss named {name!r}")
     if "total" not in losses:
         if (near := next((name for name in losses if plain(name) in _TOTALS), None)) and len(losses) > 1:
             raise ValueError(

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import math
 import traceback
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,6 +25,7 @@ from hocket.cli.errors import explains
 from hocket.cli.imports import raised
 from hocket.data.nesting import map_tensors
 from hocket.data.windows import Window
+from hocket.help import warn
 from hocket.help.arguments import understood
 from hocket.memory.estimate import aligned, shown
 from hocket.memory.hollow import Hollow, quiet
@@ -411,7 +411,7 @@ class ShowSummary(Callback):
         try:
             lines = str(of_state(state, batch)).splitlines()
         except Exception as error:
-            warnings.warn(f"The model cannot be summarized: {error}", stacklevel=2)
+            warn(f"The model cannot be summarized: {error}")
             return
         if state.bus.listeners("log_summary"):
             state.bus.log_summary(state, lines)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 
 from hocket import launching
 from hocket.devices import Device
+from hocket.help import warn
 from hocket.hookspecs import PrecisionLike, StrategyLike
 from hocket.plugins import catalog
 from hocket.plugins.errors import AmbiguousPluginError, BrokenPluginError, PluginError, summarize
@@ -133,9 +133,11 @@ def _distributed_strategy(world: int) -> catalog.Entry:
     """Return the declared default with the highest priority. Candidates are imported only if there are several."""
     candidates = catalog.defaults(_ROLE)
     if not candidates:
+        from hocket.help import installing
+
         raise PluginError(
             f"There are {world} processes, but no installed strategy supports several. Type: "
-            f"pip install 'hocket[{catalog.extra_of('defaults', _ROLE)}]', or pass strategy='single' for independent runs."
+            f"{installing.command(str(catalog.extra_of('defaults', _ROLE)))}, or pass strategy='single' for independent runs."
         )
     if len(candidates) == 1:
         return candidates[0]
@@ -144,10 +146,9 @@ def _distributed_strategy(world: int) -> catalog.Entry:
         try:
             priorities[entry] = getattr(entry.load(), "priority", 0)
         except BrokenPluginError as error:
-            warnings.warn(
+            warn(
                 f"strategy='auto' skips the strategy '{entry.name}' of {entry.dist} {entry.version}: {summarize(error)}. "
-                f"Set HOCKET_DISABLE_PLUGINS=dist:{entry.dist} to disable it.",
-                stacklevel=6,
+                f"Set HOCKET_DISABLE_PLUGINS=dist:{entry.dist} to disable it."
             )
     best = [entry for entry, priority in priorities.items() if priority == max(priorities.values())]
     if len(best) != 1:
@@ -180,10 +181,9 @@ def _auto_device() -> tuple[Device, str]:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            warnings.warn(
+            warn(
                 f"device='auto' skips the device '{entry.name}' of {entry.dist} {entry.version}: {summarize(error)}. Type "
-                f"`hocket plugins doctor` for details; set HOCKET_DISABLE_PLUGINS=dist:{entry.dist} to disable it.",
-                stacklevel=5,
+                f"`hocket plugins doctor` for details; set HOCKET_DISABLE_PLUGINS=dist:{entry.dist} to disable it."
             )
     if best is None:
         raise PluginError("No installed device is available here. Pass device=, such as device='cpu'.")

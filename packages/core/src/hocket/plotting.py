@@ -62,7 +62,7 @@ def _charts(history: History, names: Sequence[str]) -> dict[str, list[str]]:
     for asked in names:
         if not isinstance(asked, str):
             raise TypeError(
-                f"plot({asked!r}) is no name. Write each on its own: result.plot('train/loss', 'test/loss')."
+                f"plot({asked!r}) is not a name. Write each on its own: result.plot('train/loss', 'test/loss')."
             )
         found = (
             [asked] if asked in there else [n for n in there if n.startswith(f"{asked}/") or n.endswith(f"/{asked}")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial, wraps
 from opcode import opmap
@@ -18,7 +17,7 @@ from torch import nn
 from hocket.algorithm import Need
 from hocket.data import batches, nesting
 from hocket.data.source import set_epoch
-from hocket.help import attributes
+from hocket.help import attributes, warn
 from hocket.hookspecs import StrategyLike
 from hocket.plugins.bus import Bus
 from hocket.training.accumulation import Gradients
@@ -271,7 +270,7 @@ class PreparedData:
                     mine = self.samples
                     gradients.batch = gradients.batches[id(self)] = (mine, runtime._sum(mine))
                 elif not counts:
-                    warnings.warn(_REPEATED, stacklevel=2)
+                    warn(_REPEATED)
                 yield runtime.bus.convert_batch(nesting.move(batch, runtime.device))
                 runtime.device_kind.batch_end()
         finally:

@@ -22,7 +22,7 @@ class Result:
 
     Args:
         metrics: the latest evaluation results, as ``label/name``, and the training losses of the last logged batch, as
-            ``train/name``.
+            ``train/name``. Where early stopping restored the best weights, evaluation results are those of these weights.
         timestamp: the completed part of training.
         run_folder: the folder for loggers; it exists if one of them wrote to it.
         stop_reason: the reason given by a plug-in that requested a stop, or empty.

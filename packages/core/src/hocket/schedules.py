@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from hocket.clock import Clock
 from hocket.time import Time, Unit, whole
-from hocket.training.direction import mode_of
+from hocket.training.direction import check_mode, mode_of
 
 __all__ = [
     "WSD", "Clock", "Constant", "Cosine", "CosineRestarts", "Exponential", "Linear", "MultiStep", "Polynomial", "Schedule",
@@ -401,6 +401,7 @@ class Plateau:
         min_lr: float = 0.0,
         eps: float = 1e-8,
     ) -> None:
+        check_mode(on, mode, lambda mode: f"plateau(on={on!r}, mode={mode!r})")
         better = mode_of(on) if mode is None else mode
         if better not in ("min", "max"):
             raise ValueError(f"plateau cannot infer whether a higher '{on}' is better; pass mode='max' or mode='min'.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from hocket.data import batches, items
 from hocket.data.batches import Counts
-from hocket.help import attributes, names
+from hocket.help import attributes, names, warn
 from hocket.help.objects import short
 from hocket.hookspecs import Event
 from hocket.losses import Loss, Reduction, own_loss
@@ -392,10 +391,12 @@ def task_of(
     """Return a Task as it is, or one made of a module and a loss. Raises TypeError for arguments that a Task does not take."""
     foreign = [name for name in _STEPS if hasattr(type(model), name)]
     if foreign and (loss is None or isinstance(model, Task)) and not _has_loss(model):
+        from hocket.help import installing
+
         library = names.library(model) or _STEPS[foreign[0]]
         runs = (
             f"hocket_migration runs it as it is: model=hocket_migration.lightning.LightningTask({type(model).__name__}(…)); "
-            "pip install 'hocket-migration[lightning]'. Or write"
+            f"{installing.command('lightning', 'hocket-migration')}. Or write"
             if _STEPS[foreign[0]] == "Lightning"
             and hasattr(type(model), "training_step")
             and not isinstance(model, Task)
@@ -422,7 +423,7 @@ def task_of(
         return SupervisedTask(model, loss, inputs, targets, outputs)
     kind = type(model).__name__
     if text := attributes.uncalled(type(model), Task, [event.value for event in Event]):
-        warnings.warn(text, stacklevel=4)
+        warn(text)
     if inputs is not None or targets is not None or outputs is not None:
         raise TypeError(
             f"{kind} is a Task: its forward, loss and update_metric select their inputs from a batch and from the outputs. "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -24,11 +23,12 @@ from hocket.data.checks import check_batches
 from hocket.data.loaders import independent
 from hocket.data.several import prepared
 from hocket.data.source import Source, limited
+from hocket.data.stateful import one_sided
 from hocket.data.training_iterator import TrainingIterator
 from hocket.devices import placement
 from hocket.distributed import comparison
 from hocket.distributed.agreement import ranks_of
-from hocket.help import attributes
+from hocket.help import attributes, warn
 from hocket.help.arguments import understood
 from hocket.losses import Reduction, reduction_of
 from hocket.optim.groups import described
@@ -50,7 +50,6 @@ from hocket.training.evaluate import EvalSet, evaluate, evaluate_unseen, prepare
 from hocket.training.fit import FitLoop
 from hocket.training.guard import NonFiniteGuard, Policy
 from hocket.training.interruption import Deferred, Interrupted, deferred
-from hocket.training.limits import Limits
 from hocket.training.metrics import MetricSet
 
 if TYPE_CHECKING:
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
     from hocket.data.module import DataModule
     from hocket.plugins.plan import Plan
     from hocket.result import Result
+    from hocket.training.limits import Limits
     from hocket.training.module_data import ModuleData
     from hocket.types import BatchTransformLike, MetricsLike, OptimizerLike, PluginLike, ScheduleLike
 
@@ -95,7 +95,7 @@ class Trainer:
         data: a `hocket.data.DataModule`, which makes the data of fit, evaluate and predict, instead of ``train_data`` and
             ``eval_data``.
         metrics: evaluation metrics by name: objects with ``update``, ``compute`` and ``reset``, or a function that makes them;
-            or a list of such objects. ``"accuracy"``, ``"mae"`` and ``"mse"`` are known by these names.
+            or a list of such objects or functions. ``"accuracy"``, ``"mae"`` and ``"mse"`` are known by these names.
         train_metrics: metrics over the training batches of each epoch, in the same form.
         optimizer: a function of the parameters (called after surgery), an optimizer, a name such as ``"adamw(lr=1e-3)"``, or
             several; None to ask the task.
@@ -122,7 +122,7 @@ class Trainer:
         clip_gradients: the largest norm, or ``("norm" | "value" | "adaptive", threshold)``.
         nonfinite: handling of a non-finite loss or gradient: ``"raise"``, ``"skip"`` the batch, or ``"warn"``.
         seed: an int from 0 to 2**32 - 1 that makes the run reproducible, with private random number generators; None uses
-            the global ones.
+            the global ones. A file's model is made with it; in Python, call ``torch.manual_seed`` before the model is made.
         deterministic: use only deterministic kernels during fit, evaluate and predict.
         compile: ``True``, a mode of `torch.compile` such as ``"reduce-overhead"``, or its keyword arguments.
         checkpoints: the folder of checkpoints, from which a run can resume, or `hocket.Checkpoints` with their interval.
@@ -226,6 +226,8 @@ class Trainer:
             module = checked(data, given)
         self._metrics = metrics
         self._checkpoints = checkpoints = settings.checkpoints
+        if checkpoints is not None and (problem := one_sided(module)):
+            raise TypeError(problem)
         #: The words of the command line that resumes this run, if one has started it; shown after a fit.
         self.command: Sequence[str] | None = None
 
@@ -263,8 +265,11 @@ class Trainer:
             from hocket.model_table import ShowSummary
 
             parts.attachments.append(ShowSummary.attachment())
-        self._limits = Limits(settings.limits) if settings.limits else None
-        if self._limits is not None:
+        self._limits: Limits | None = None
+        if settings.limits:
+            from hocket.training.limits import Limits
+
+            self._limits = Limits(settings.limits)
             parts.attachments.append(self._limits.attachment())
         bus = Bus(parts.attachments, profile=profile_plugins)
         task = task_of(model, loss, inputs, targets, outputs)
@@ -433,7 +438,7 @@ class Trainer:
         self._loop.check()
         from hocket.help import before_fit, first_loss
 
-        before_fit.warn(state, self.settings, bool(self._metrics))
+        before_fit.check(state, self.settings, bool(self._metrics))
         if not until.plan_fit(state, self._loop, self.settings.duration, self._limits, duration):
             return self.result()
         unopened = before_fit.warn_of_spans(state)
@@ -604,10 +609,9 @@ class Trainer:
                     state.bus.predict_end(state)
         others = [each.name for each in state.bus.listeners("predict_start") if each.kind == "algorithms"]
         if others and evaluated is None:
-            warnings.warn(
+            warn(
                 f"These are the training weights, and evaluation uses those of the algorithm {others[0]!r}. Write "
-                "trainer.model_state_dict(evaluated=True) for the latter, or evaluated=False.",
-                stacklevel=2,
+                "trainer.model_state_dict(evaluated=True) for the latter, or evaluated=False."
             )
         from hocket.checkpoints.components.model import by_own_names
 

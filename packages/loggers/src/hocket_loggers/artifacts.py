@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket import Checkpoints, Logger, State
 from hocket.checkpoints import CheckpointError
+from hocket.help import installing
 from hocket_loggers.records import relative, require
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class ArtifactsLogger(Logger):
     Checkpoints that are written to a URL anyway, with ``checkpoints="s3://…"``, need no copies.
 
     Args:
-        url: where to, such as ``"s3://bucket/experiments"``. The logger ``artifacts`` needs ``pip install 'hocket[remote]'``,
+        url: where to, such as ``"s3://bucket/experiments"``. The logger ``artifacts`` needs the extra ``remote``,
             and for addresses other than S3 fsspec's package for these.
         checkpoints: whether to copy checkpoints.
         deadline: seconds that the end of a fit waits for uploads.
@@ -138,10 +139,12 @@ def _check_protocol(url: str, protocol: str) -> None:
     try:
         fsspec.get_filesystem_class(protocol)
     except ImportError as error:
-        package = "'hocket[remote]'" if protocol == "s3" else f"fsspec's package for {protocol}://"
-        raise ModuleNotFoundError(
-            f"The logger 'artifacts' cannot reach {url!r}: {error}. Install {package} with pip."
-        ) from error
+        write = (
+            f"Type: {installing.command('remote')}"
+            if protocol == "s3"
+            else f"Install fsspec's package for {protocol}:// with pip"
+        )
+        raise ModuleNotFoundError(f"The logger 'artifacts' cannot reach {url!r}: {error}. {write}.") from error
 
 
 def _stated(file: Path) -> File:

@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hocket.help import installing
+
 if TYPE_CHECKING:
     from hocket import State
 
@@ -22,8 +24,8 @@ def require(logger: str, module: str, extra: str = "") -> None:
         if error.name != module.partition(".")[0]:
             raise  # a broken installation
         raise ModuleNotFoundError(
-            f"The logger '{logger}' needs the package {module.replace('_', '-')}, which is not installed. Type: pip "
-            f"install 'hocket[{extra or logger}]'.",
+            f"The logger '{logger}' needs the package {module.replace('_', '-')}, which is not installed. Type: "
+            f"{installing.command(extra or logger)}.",
             name=module,
         ) from None
 

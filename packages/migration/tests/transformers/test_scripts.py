@@ -44,6 +44,7 @@ def _numbers(row: dict) -> dict:
     return {name: value for name, value in row.items() if "runtime" not in name and "per_second" not in name}
 
 
+@pytest.mark.filterwarnings("ignore:.* does not use num_items_in_batch")
 @pytest.mark.parametrize("name", ["classification", "language_modelling"])
 def test_a_converted_script_gives_the_losses_of_the_original(name, tmp_path, monkeypatch, capsys):
     script = SCRIPTS / f"{name}.py"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 
 from hocket import hookimpl
 from hocket.callback import Callback
+from hocket.help import warn
 from hocket.runs.files import METRICS
 from hocket.state import State
 
@@ -65,4 +65,4 @@ class Report(Callback):
                 )
             write([folder], folder / self.filename)
         except Exception as error:
-            warnings.warn(f"The report of this run was not written: {error}", stacklevel=2)
+            warn(f"The report of this run was not written: {error}")

@@ -23,7 +23,7 @@ def bundle() -> str:
         version = metadata.version("vl-convert-python")
     except metadata.PackageNotFoundError:
         raise ImportError(
-            "Reports are drawn by Vega-Lite, which comes with vl-convert-python. Install it: pip install 'hocket[report]'"
+            "Reports are drawn by Vega-Lite, which comes with vl-convert-python. Type: pip install vl-convert-python."
         ) from None
     kept = _cache() / f"vega-{version}.js"
     with suppress(OSError, UnicodeDecodeError):

@@ -29,7 +29,7 @@ class DeepSpeed(RankStrategy):
     Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054. Stage 0 is data parallelism, stage 1 partitions the optimizer
     state, stage 2 also gradients, stage 3 also weights. Start scripts with ``torchrun`` or with DeepSpeed's launcher.
     The Trainer's ``global_batch``, ``microbatch`` and ``clip_gradients`` apply, as with every strategy; the engine does
-    the clipping (from stage 1 on by norm only) and the accumulation. Needs ``pip install 'hocket[deepspeed]'`` and, to
+    the clipping (from stage 1 on by norm only) and the accumulation. Needs the extra ``deepspeed`` and, to
     build its extensions once, a C++ compiler and ninja.
 
     From stage 1 on no rank has full gradients, and the model's weights are copies of the engine's. So algorithms that act

@@ -7,7 +7,6 @@ import itertools
 import os
 import socket
 import time
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from hocket import Device, Strategy, hookimpl, launching
 from hocket.data.adapters import adapt
 from hocket.data.batches import Padding
+from hocket.help import warn
 from hocket.launching import Environment
 from hocket_strategies import ending
 from hocket_strategies.explained import CollectiveError, Explained
@@ -213,7 +213,7 @@ class RankStrategy(Strategy):
 
     def _warn_once(self, message: str) -> None:
         if message not in self._warned and self.rank == 0:
-            warnings.warn(message, stacklevel=3)
+            warn(message)
         self._warned.add(message)
 
     @hookimpl(wrapper=True)

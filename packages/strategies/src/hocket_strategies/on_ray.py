@@ -15,6 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from hocket.help import installing
+
 #: Seconds between two looks at a command.
 _INTERVAL = 0.2
 
@@ -89,7 +91,7 @@ def _connected() -> Any:
         if error.name != "ray":
             raise
         sys.exit(
-            "on_ray needs the package ray, which is not installed. It comes with an extra; type: pip install 'hocket[ray]'."
+            f"on_ray needs the package ray, which is not installed. Type: {installing.command('ray', 'hocket-strategies')}."
         )
     try:
         ray.init(address="auto", log_to_driver=False, configure_logging=False)

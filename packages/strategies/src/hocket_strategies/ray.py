@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hocket import Device, State
+from hocket.help import installing
 from hocket.plugins import PluginError
 from hocket_strategies.ddp import DDP
 
@@ -22,7 +23,7 @@ class Ray(DDP):
 
     Moritz et al. 2018, "Ray", arXiv 1712.05889. `launch` starts the workers. In them this is ``ddp``, with the same
     arguments. It reports to Ray after each evaluation, or at the end of a fit without one: the metrics, and as Ray's
-    checkpoint a folder with ``model.pt``, the ``state_dict`` of the evaluated model. Needs ``pip install 'hocket[ray]'``.
+    checkpoint a folder with ``model.pt``, the ``state_dict`` of the evaluated model. Needs the extra ``ray``.
 
     Example:
         >>> import hocket, hocket_strategies, torch
@@ -160,7 +161,8 @@ def _import() -> Any:
         if (error.name or "").partition(".")[0] != "ray":
             raise
         raise PluginError(
-            "strategy='ray' needs the package ray with Ray Train, which is not installed. It comes with an extra; type: pip "
-            "install 'hocket[ray]'. Without it, torchrun and strategy='ddp' train on several processes."
+            "strategy='ray' needs the package ray with Ray Train, which is not installed. Type: "
+            f"{installing.command('ray', 'hocket-strategies')}. Without it, torchrun and strategy='ddp' train on "
+            "several processes."
         ) from None
     return ray

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hocket.help import installing
 from hocket.plugins import PluginError
 
 #: Sections of a configuration that hocket's own arguments replace.
@@ -38,8 +39,8 @@ def import_deepspeed() -> Any:
         if error.name != "deepspeed":
             raise
         raise PluginError(
-            "strategy='deepspeed' needs the package deepspeed, which is not installed. It comes with an extra; type: "
-            "pip install 'hocket[deepspeed]'. It also needs a C++ compiler (g++) to build its extensions on first use. "
-            "Without it, strategy='ddp' trains on the same processes."
+            "strategy='deepspeed' needs the package deepspeed, which is not installed. Type: "
+            f"{installing.command('deepspeed', 'hocket-strategies')}. It also needs a C++ compiler "
+            "(g++) to build its extensions on first use. Without it, strategy='ddp' trains on the same processes."
         ) from None
     return deepspeed

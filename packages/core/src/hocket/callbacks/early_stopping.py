@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
+import sys
 from typing import Any, Literal
 
 from torch import Tensor
 
 from hocket.callback import Callback
 from hocket.data.nesting import map_tensors
+from hocket.help import warn
 from hocket.state import State
 from hocket.time import Time, Unit, time_of
-from hocket.training.direction import mode_of
+from hocket.training.direction import check_mode, mode_of
 from hocket.training.requests import Decision
 from hocket.training.watching import label_of, warn_of_nothing, watch
 
@@ -22,7 +23,8 @@ class EarlyStopping(Callback):
     """Stop when a metric has not improved for a while, and restore the best weights (Prechelt 1998).
 
     With ``restore_best``, the end of every fit restores the model, the algorithms' states (such as EMA's averages) and the
-    metrics of the result from the best evaluation. A copy of them is kept on the CPU. Optimizers are not restored.
+    result's metrics of evaluation sets from the best evaluation, and one line says so. Its train metrics are those of the last
+    batches, unless one is monitored. A copy is kept on the CPU. Optimizers and checkpoints are not changed.
     A non-finite value is not an improvement. Evaluations by `Trainer.evaluate` do not count. A fit after a stopped one
     starts with the full patience again. Before the Trainer's ``min_duration`` is over, it does not stop.
 
@@ -60,6 +62,7 @@ class EarlyStopping(Callback):
         min_delta: float = 0.0,
         restore_best: bool = True,
     ) -> None:
+        check_mode(monitor, mode, lambda mode: f"EarlyStopping({monitor!r}, mode={mode!r})")
         mode = mode_of(monitor) if mode is None else mode
         if mode not in ("max", "min"):
             raise ValueError(
@@ -94,10 +97,9 @@ class EarlyStopping(Callback):
         watch(state, "EarlyStopping", self._key(state), self.monitor)
         label = label_of(state, self.monitor)
         if label is not None and not state.eval_sets[label].every:
-            warnings.warn(
+            warn(
                 f"EarlyStopping monitors '{self.monitor}', but '{label}' is evaluated on request only. Pass an interval, such "
-                "as eval_every='1ep'.",
-                stacklevel=2,
+                "as eval_every='1ep'."
             )
 
     def _key(self, state: State) -> str:
@@ -162,7 +164,9 @@ class EarlyStopping(Callback):
             if self._restore_best:
                 algorithms = {v.name: v.obj.state_dict() for v in state.bus.attachments if v.kind == "algorithms"}
                 kept = {"model": state.bus.model_state(state.prepared), "algorithms": algorithms}
-                self._kept = {**map_tensors(_to_cpu, kept), "metrics": dict(state.metrics)}
+                train = self.monitor.startswith("train/")  # else those here are of the epoch before
+                metrics = {name: v for name, v in state.metrics.items() if train or not name.startswith("train/")}
+                self._kept = {**map_tensors(_to_cpu, kept), "metrics": metrics, "at": list(_place(state))}
             return
         self._waited += 1
         if isinstance(self._patience, Time):
@@ -182,8 +186,16 @@ class EarlyStopping(Callback):
         self._improved_at = {unit: _now(state, unit) for unit in Unit}
 
     def fit_end(self, state: State) -> None:
-        """Restore the best weights."""
+        """Restore the best weights, and say so unless they are the latest."""
         if self._restore_best and self._kept:
+            epoch, batch = self._kept.get("at", (None, None))  # checkpoints of earlier versions do not have it
+            if (epoch, batch) != _place(state) and state.strategy.rank == 0:
+                where = f" after epoch {epoch}, batch {batch}" if batch is not None else ""
+                print(
+                    f"hocket: early-stopping restored the weights{where}, where {self.monitor} was {self.best:.6g}. Evaluation "
+                    "metrics of the result are theirs; train/… are of the last batches. restore_best=False keeps the latest.",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
             state.bus.load_model_state(state.prepared, self._kept["model"])
             for attachment in state.bus.attachments:
                 if attachment.kind == "algorithms" and attachment.name in self._kept["algorithms"]:
@@ -206,6 +218,10 @@ class EarlyStopping(Callback):
             )
         self.best, self._waited, self._kept = state_dict["best"], state_dict["waited"], state_dict["kept"]
         self._improved_at = {unit: state_dict["improved_at"][unit] for unit in Unit}
+
+
+def _place(state: State) -> tuple[int, int]:
+    return state.timestamp.epoch, state.timestamp.batch
 
 
 def _now(state: State, unit: Unit) -> float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 from hocket.callbacks import nvml
 from hocket.callbacks.periodic import Periodic
 from hocket.callbacks.ticking import Ticking
+from hocket.help import warn
 from hocket.launching.environment import environment
 from hocket.state import State
 
@@ -63,11 +63,10 @@ class EnergyMonitor(Periodic):
             self._meters = meters(self._powercap)
             self._zero = {kind: sum(read() for read in reads) for kind, reads in self._meters.items()}
             if not self._meters:
-                warnings.warn(
+                warn(
                     f"energy-monitor logs nothing: this process uses no NVIDIA GPU, and {self._powercap} has no energy counter "
                     "that this process may read. On Linux make them readable with: sudo chmod a+r "
-                    f"{self._powercap}/*/energy_uj.",
-                    stacklevel=2,
+                    f"{self._powercap}/*/energy_uj."
                 )
         self._samples = lambda: state.timestamp.sample
         self._latest = self._reported = None

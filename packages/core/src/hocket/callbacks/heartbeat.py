@@ -6,12 +6,12 @@ import json
 import os
 import socket
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
 from hocket.callback import Callback
 from hocket.callbacks.ticking import Ticking
+from hocket.help import warn
 from hocket.state import State
 
 
@@ -108,7 +108,7 @@ class Heartbeat(Callback):
             try:
                 self._write(state, status)
             except OSError as error:
-                warnings.warn(f"heartbeat did not write that the run is {status}: {error}", stacklevel=2)
+                warn(f"heartbeat did not write that the run is {status}: {error}")
 
     def _write(self, state: State, status: str) -> None:
         now, error = state.timestamp, state.exception

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 
 from hocket.callback import Callback
+from hocket.help import warn
 from hocket.state import State
 from hocket.time import batches
 
@@ -33,8 +33,7 @@ class Measuring(Callback):
         every, had = max(self.every_batches.values(), default=0), state.timestamp.batch
         if 0 < had < every and not self._warned and state.folder.lasting and state.strategy.rank == 0:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"{type(self).__name__} has measured nothing: it measures batches whose number is a multiple of "
-                f"every={every}, and the run has had {had}. Give it every={10 if had >= 10 else 1}.",
-                stacklevel=2,
+                f"every={every}, and the run has had {had}. Give it every={10 if had >= 10 else 1}."
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from hocket.callback import Callback
 from hocket.callbacks.memory_monitor import resident_peak
 from hocket.data.nesting import map_tensors
 from hocket.distributed.dtensors import local
+from hocket.help import warn
 from hocket.state import State
 from hocket.time import batches
 from hocket.training.microbatch import is_out_of_memory
@@ -70,9 +70,7 @@ class MemoryReport(Callback):
         try:
             return self.write(state, name)
         except (OSError, MemoryError, RuntimeError, ValueError) as problem:  # neither end the run nor hide its error
-            warnings.warn(
-                f"memory-report could not write its report: {type(problem).__name__}: {problem}.", stacklevel=2
-            )
+            warn(f"memory-report could not write its report: {type(problem).__name__}: {problem}.")
             return None
 
     def write(self, state: State, name: str = "memory") -> Path:

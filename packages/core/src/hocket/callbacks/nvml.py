@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from typing import Any
 
 import torch
+
+from hocket.help import installing, warn
 
 
 class GPU:
@@ -54,10 +55,9 @@ def gpus() -> list[GPU]:
     if torch.version.cuda is None or not torch.cuda.is_initialized():
         return []
     if importlib.util.find_spec("pynvml") is None:
-        warnings.warn(
-            "The GPUs are not monitored, because the package nvidia-ml-py is not installed. Type: pip install "
-            "'hocket[monitors]'.",
-            stacklevel=3,
+        warn(
+            "The GPUs are not monitored, because the package nvidia-ml-py is not installed. Type: "
+            f"{installing.command('monitors')}."
         )
         return []
     import pynvml
@@ -68,5 +68,5 @@ def gpus() -> list[GPU]:
         uuids = [torch.cuda.get_device_properties(index).uuid for index in range(torch.cuda.device_count())]
         return [GPU(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")) for uuid in uuids]
     except pynvml.NVMLError as error:
-        warnings.warn(f"The GPUs are not monitored, because the driver's library NVML says: {error}.", stacklevel=3)
+        warn(f"The GPUs are not monitored, because the driver's library NVML says: {error}.")
         return []

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 from hocket import hookimpl
 from hocket.callbacks.periodic import Periodic
+from hocket.help import warn
 from hocket.state import State
 from hocket.timestamp import Timestamp
 
@@ -75,10 +75,9 @@ class SpeedMonitor(Periodic):
             dtype = state.precision.compute_dtype
             self._peak = self._peak_flops or state.device_kind.peak_flops(dtype)
             if self._peak is None:
-                warnings.warn(
+                warn(
                     f"SpeedMonitor cannot log speed/mfu: the peak of {state.device.type} in {dtype} is not known. Pass "
-                    "peak_flops=, in operations per second of one device.",
-                    stacklevel=2,
+                    "peak_flops=, in operations per second of one device."
                 )
 
     @hookimpl(tryfirst=True)

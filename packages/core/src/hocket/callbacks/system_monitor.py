@@ -12,6 +12,7 @@ from typing import Any
 from hocket.callbacks import nvml
 from hocket.callbacks.periodic import Periodic
 from hocket.callbacks.ticking import Ticking
+from hocket.help import installing
 from hocket.state import State
 
 #: The list of child processes is refreshed in every so many samples, because it reads an entry of each process of the host.
@@ -59,8 +60,8 @@ class SystemMonitor(Periodic):
         super().__init__(every)
         if importlib.util.find_spec("psutil") is None:
             raise ModuleNotFoundError(
-                "The callback 'system-monitor' needs the package psutil, which is not installed. Type: pip install "
-                "'hocket[monitors]'.",
+                "The callback 'system-monitor' needs the package psutil, which is not installed. Type: "
+                f"{installing.command('monitors')}.",
                 name="psutil",
             )
         self._ticking = Ticking(seconds, self._sample, "system-monitor")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections.abc import Callable
+
+from hocket.help import warn
 
 
 class Ticking:
@@ -56,8 +57,6 @@ class Ticking:
         try:
             self._call()
         except Exception as error:
-            warnings.warn(
-                f"{self._who} stopped: {type(error).__name__}: {error}. Training continues without it.", stacklevel=3
-            )
+            warn(f"{self._who} stopped: {type(error).__name__}: {error}. Training continues without it.")
             return False
         return True

@@ -11,7 +11,6 @@ To save more state, add an entry to `hocket.checkpoints.own_components`. Plug-in
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from hocket.checkpoints.plain_data import decode
 from hocket.data.nesting import map_tensors
 from hocket.distributed.agreement import ranks_of
 from hocket.distributed.dtensors import mesh_of
+from hocket.help import warn
 from hocket.state import State
 
 #: Counts up when the tree changes; see :meth:`Content.load_state_dict`.
@@ -171,7 +171,7 @@ class Content:
         if problems:
             messages.insert(0, f"Loaded with strict=False. {' '.join(problems)}")
         for message in messages:
-            warnings.warn(message, stacklevel=7)
+            warn(message)
         return checks
 
     def _find(self, component: Component, components: Sequence[Component], tree: Mapping[str, Any]) -> tuple[bool, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hocket.checkpoints.report import some
+from hocket.help import warn
 from hocket.state import State
 from hocket.task import Task
 
@@ -44,11 +44,10 @@ class HiddenTensors:
                 changed.append(f"{type(state.model).__name__}.{name.removeprefix(state.model_prefix)}")
         if changed:
             self._done = True
-            warnings.warn(
+            warn(
                 f"{some(changed, 3)} changed in training, but checkpoints do not save tensors in attributes: a "
                 "resumed run starts without them. If the next batch needs them, return them from Task.extra_state() and "
-                "restore them in load_extra_state(state), or use register_buffer(). If not, set them to None after the batch.",
-                stacklevel=2,
+                "restore them in load_extra_state(state), or use register_buffer(). If not, set them to None after the batch."
             )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from hocket.checkpoints import CheckpointError
 from hocket.checkpoints.plain_data import decode, encode
 from hocket.checkpoints.storage import format
 from hocket.checkpoints.storage.ranks import Ranks
-from hocket.help import custom_loops
+from hocket.help import custom_loops, warn
 from hocket.prepared import PreparedData, inner, tensors
 from hocket.training import seeding
 
@@ -44,10 +43,9 @@ def load(runtime: Runtime, path: Path, things: Mapping[str, Any]) -> dict[str, A
             f"runtime.save({str(path)!r}{_named(things)})."
         )
     if not things and (states := [name for name, each in kept.items() if any(True for _ in tensors(each))]):
-        warnings.warn(
+        warn(
             f"load changed no object, and returned the state of {', '.join(states)} as values. Write runtime.load("
-            f"{str(path)!r}{_named(states)}) to load into what setup returned.",
-            stacklevel=4,
+            f"{str(path)!r}{_named(states)}) to load into what setup returned."
         )
     # Models first: sharded optimizers read their parameters.
     for name, thing in sorted(things.items(), key=lambda item: not isinstance(item[1], nn.Module)):

@@ -8,6 +8,7 @@ from typing import Any
 from hocket.checkpoints.component import Check, Component, Like, PerRank, Saved, Tree
 from hocket.checkpoints.content import OFFERED
 from hocket.checkpoints.plain_data import encode
+from hocket.data.stateful import one_sided
 from hocket.plugins import catalog
 from hocket.plugins.errors import PluginError
 from hocket.state import State
@@ -36,6 +37,14 @@ def offered(state: State) -> list[Component]:
     return [component for component, _ in found.values()]
 
 
+def check(state: State) -> None:
+    """Raise PluginError for a plug-in, Task or component that saves a state which it cannot restore, or the reverse."""
+    owners = [*_owners(state), *((each.inner, each.what) for each in offered(state) if isinstance(each, _Encoded))]
+    for owner, what in owners:
+        if problem := one_sided(owner):
+            raise PluginError(f"{what[:1].upper()}{what[1:]}: {problem}")
+
+
 def _owners(state: State) -> Iterator[tuple[Any, str]]:
     for attachment in state.bus.attachments:
         yield attachment.obj, f"{catalog.singular(attachment.kind)} '{attachment.name}'"
@@ -47,28 +56,28 @@ class _Encoded(Component):
 
     def __init__(self, inner: Component, what: str) -> None:
         self.path, self.scope = f"{OFFERED}.{inner.path}", inner.scope
-        self._inner, self._what = inner, what
+        self.inner, self.what = inner, what
 
     def complete(self) -> None:
-        self._inner.complete()
+        self.inner.complete()
 
     def worth_saving(self) -> bool:
-        return self._inner.worth_saving()
+        return self.inner.worth_saving()
 
     def state_dict(self, gather: bool) -> Tree:
-        return encode(self._inner.state_dict(gather), f"'{self._inner.path}' of {self._what}", gather)
+        return encode(self.inner.state_dict(gather), f"'{self.inner.path}' of {self.what}", gather)
 
     def like(self) -> Like:
-        return self._inner.like()
+        return self.inner.like()
 
     def check(self, saved: Any, checkpoint: Saved) -> Check:
         if isinstance(saved, PerRank):
             states = [checkpoint.decode(each) for each in saved.states]
-            return self._inner.check(PerRank(states, saved.rank, saved.world_size), checkpoint)
-        return self._inner.check(checkpoint.decode(saved), checkpoint)
+            return self.inner.check(PerRank(states, saved.rank, saved.world_size), checkpoint)
+        return self.inner.check(checkpoint.decode(saved), checkpoint)
 
     def absent(self, checkpoint: Saved) -> Check:
-        return self._inner.absent(checkpoint)
+        return self.inner.absent(checkpoint)
 
     def load_state_dict(self, saved: Any) -> None:
-        self._inner.load_state_dict(saved)
+        self.inner.load_state_dict(saved)

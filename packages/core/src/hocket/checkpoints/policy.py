@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from hocket.callback import Callback
-from hocket.checkpoints import resuming
+from hocket.checkpoints import offered, resuming
 from hocket.checkpoints.components.model import by_own_names
 from hocket.checkpoints.components.plugins import described
 from hocket.checkpoints.frozen import FrozenWeights
@@ -25,6 +24,7 @@ from hocket.checkpoints.signals import Signals
 from hocket.checkpoints.storage.store import Store
 from hocket.checkpoints.writing import Writer
 from hocket.distributed.agreement import ranks_of
+from hocket.help import warn
 from hocket.help.arguments import understood
 from hocket.hookspecs import hookimpl
 from hocket.state import State
@@ -150,6 +150,7 @@ class Checkpoints(Callback):
 
     def resume(self, state: State, where: str | Path) -> bool:
         """Continue the run of a checkpoint of this store; begin a new run from a checkpoint elsewhere."""
+        offered.check(state)
         resuming.resume(state, where, self)
         return True
 
@@ -168,7 +169,12 @@ class Checkpoints(Callback):
         ranks_of(state).first(lambda: self._owned.resume(state.run, name, newest, elsewhere))
 
     def before_fit(self, state: State) -> None:
-        """Raise CheckpointError, on all ranks, if another run is writing here or has written."""
+        """Raise CheckpointError, on all ranks, if another run is writing here or has written.
+
+        Raises PluginError for a plug-in or Task with a state that could be saved and not restored.
+        """
+        if not self._weights_only:
+            offered.check(state)
         with seeding.preserved(devices=False):
             ranks_of(state).first(lambda: self._owned.acquire(state.run.name, writable=self._on_error == "stop"))
 
@@ -296,10 +302,9 @@ class Checkpoints(Callback):
     def _warn_of_nan(self, metric: str, value: float) -> None:
         if not math.isfinite(value) and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"{metric} is {value}, which ranks no checkpoint, so none is kept as the best. Look for NaN in the evaluation "
-                "data, or lower the learning rate.",
-                stacklevel=2,
+                "data, or lower the learning rate."
             )
 
     def _check_metric(self, state: State) -> None:

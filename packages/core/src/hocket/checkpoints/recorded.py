@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from hocket.checkpoints.component import ContentError
 from hocket.checkpoints.components.plugins import how_to_get, short_name
 from hocket.checkpoints.plain_data import decode
 from hocket.checkpoints.storage.errors import CheckpointError
+from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.plugins import catalog
 from hocket.state import State
@@ -77,13 +77,12 @@ def warn_of_surgery(path: Path | str, state: State) -> None:
     except CheckpointError:
         return
     except ContentError as error:
-        warnings.warn(str(error), stacklevel=5)
+        warn(str(error))
         return
     here = {short_name(attachment.name) for attachment in state.bus.attachments}
     missing = [each for each in recorded if not {name.rpartition("/")[2] for name in each} & here]
     if missing:
-        warnings.warn(
+        warn(
             f"The weights of {path} were trained in a model that algorithms had changed, and this Trainer does not have these "
-            f"algorithms. Unless the model is changed already, give the Trainer algorithms={missing}.",
-            stacklevel=5,
+            f"algorithms. Unless the model is changed already, give the Trainer algorithms={missing}."
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from hocket.checkpoints.storage.manifest import LATEST
 from hocket.checkpoints.storage.ranks import Ranks
 from hocket.checkpoints.storage.store import Store
 from hocket.distributed.agreement import ranks_of
+from hocket.help import warn
 from hocket.run_folder import Run, RunFolder, check_name
 from hocket.training import seeding
 
@@ -147,9 +147,8 @@ def _of_a_folder(where: str | Path, ranks: Ranks) -> str | Path:
         )
     if not names:
         return where
-    warnings.warn(
+    warn(
         f"resume={str(where)!r} is a folder of checkpoints; the run resumes from its newest, {names[-1]!r}. Write "
-        f"resume='{path}/{names[-1]}', or resume='auto' with checkpoints={path!r}.",
-        stacklevel=2,
+        f"resume='{path}/{names[-1]}', or resume='auto' with checkpoints={path!r}."
     )
     return f"{path}/{names[-1]}"

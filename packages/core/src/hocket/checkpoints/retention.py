@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from hocket.checkpoints.ownership import Ownership
 from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.store import Store
-from hocket.training.direction import mode_of
+from hocket.help import warn
+from hocket.training.direction import check_mode, mode_of
 
 
 class Retention:
@@ -25,16 +25,12 @@ class Retention:
                 f"best={best!r} does not say how many checkpoints. Write best=({best!r}, '{mode or 'max'}', 1)"
                 + ("." if mode else ", with 'min' if lower is better.")
             )
-        if best is not None and len(best) == 3 and {mode_of(str(best[0])), best[1]} == {"max", "min"}:
-            warnings.warn(
-                f"best={best!r} keeps the checkpoints with the worst {best[0]}. Write best=({best[0]!r}, "
-                f"{mode_of(str(best[0]))!r}, {best[2]}).",
-                stacklevel=5,
-            )
         if best is not None and (len(best) != 3 or best[1] not in ("max", "min") or best[2] < 1):
             raise ValueError(
                 f"best={best!r} is not (metric, 'max' or 'min', number of checkpoints). Write best=('test/accuracy', 'max', 1)."
             )
+        if best is not None:
+            check_mode(best[0], best[1], lambda mode: f"best=({best[0]!r}, {mode!r}, {best[2]})")
         self._keep, self._best = keep, best
 
     @property
@@ -73,7 +69,7 @@ class Retention:
                 try:
                     store.remove(name)
                 except (CheckpointError, OSError) as error:
-                    warnings.warn(f"An old checkpoint stays: {error}", RuntimeWarning, stacklevel=2)
+                    warn(f"An old checkpoint stays: {error}", RuntimeWarning)
 
     def ranking(self, abouts: Mapping[str, Mapping[str, Any]]) -> list[tuple[float, str]]:
         """Return values and names of the best checkpoints, the best first."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-import warnings
+
+from hocket.help import warn
 
 #: The signals after which a job is requeued: those of a preemption, and of ``sbatch --signal=USR1@120``. Not Control-C.
 SIGNALS = ("SIGTERM", "SIGUSR1")
@@ -28,9 +29,8 @@ def requeue(job: str) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         problem = str(error)
     if problem:
-        warnings.warn(
+        warn(
             f"The SLURM job was not requeued: {' '.join(command)}: {problem}. The checkpoint is complete; submit the job "
             "again.",
             RuntimeWarning,
-            stacklevel=2,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.ranks import Ranks, of_a_thread
 from hocket.checkpoints.storage.snapshot import Snapshot
 from hocket.checkpoints.storage.store import Store
+from hocket.help import warn
 from hocket.state import State
 from hocket.training import seeding
 
@@ -116,7 +116,7 @@ class Writer:
         message = f"A checkpoint could not be written to {self._store}: {reason}"
         if self._on_error == "stop":
             raise CheckpointError(message) from failure
-        warnings.warn(f"{message} Training continues without it.", RuntimeWarning, stacklevel=2)
+        warn(f"{message} Training continues without it.", RuntimeWarning)
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written. A failure is a warning, because no rank may wait for others here."""
@@ -124,7 +124,7 @@ class Writer:
         failure, self._failure = self._failure, None
         if failure is not None:
             message = f"A checkpoint could not be written to {self._store}: {failure}"
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            warn(message, RuntimeWarning)
 
 
 def _raise_if(problem: Exception | None) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from hocket.cli.command import Command
+from hocket.help import installing
 
 #: Seconds for the import of one plug-in, and for two processes to find each other.
 _IMPORT, _RENDEZVOUS = 30.0, 30.0
@@ -315,7 +316,7 @@ def _versions(args: argparse.Namespace) -> Iterator[Finding]:
                 older.append((name, version, bound, dist.metadata["Name"]))
     for name, version, bound, by in dict.fromkeys(older):
         text = f"{name} is {version}, and {by} is tested from {bound} on"
-        yield Finding("versions", "PROBLEM", text, f"pip install '{name}>={bound}'")
+        yield Finding("versions", "PROBLEM", text, installing.library(name, f">={bound}"))
     if not older:
         yield Finding("versions", "ok", f"{compared} requirements of {len(ours)} packages are met")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.cli.document import ConfigError, Node, flow, suggestion
+from hocket.help import installing
 
 _NAME = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 _PATH = re.compile(rf"{_NAME}:{_NAME}")
@@ -51,7 +52,7 @@ def reference(node: Node, dotted: bool = False) -> Reference | None:
                 )
         path = value["class_path"]
         if not isinstance(path.value, str) or not _is_path(path.value, True):
-            raise ConfigError(path.where, f"class_path={path.plain()!r} is no import path. Write module.Class.")
+            raise ConfigError(path.where, f"class_path={path.plain()!r} is not an import path. Write module.Class.")
         return Reference(path.value, path.where, value.get("init_args") or Node({}, node.where, node.key))
     if "init_args" in value:
         typo = next(
@@ -161,7 +162,11 @@ def _no_module(name: str, package: Any) -> str:
         {each.stem for each in Path().glob("*.py")} | {each.parent.name for each in Path().glob("*/__init__.py")}
     )
     near = suggestion(name, here, f"The modules there are {', '.join(here[:8])}." if here else "")
-    write = "" if near.startswith("Did") else f" Write the name of its file, without .py, or type: pip install {name}"
+    write = (
+        ""
+        if near.startswith("Did")
+        else f" Write the name of its file, without .py, or type: {installing.library(name)}"
+    )
     return f"There is no module '{name}' in {Path.cwd()}, and none is installed. {near}{write}".rstrip()
 
 
@@ -180,7 +185,7 @@ def raised(doing: str, error: BaseException, advice: str = "") -> str:
     if advice:
         return f"{said} {advice}"
     if isinstance(error, ModuleNotFoundError) and error.name:
-        return f"{said} Correct that line, or type: pip install {error.name.partition('.')[0]}"
+        return f"{said} Correct that line, or type: {installing.library(error.name.partition('.')[0])}"
     return f"{said} Change the value here or that line; --traceback shows all calls."
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.cli.command import Command
 from hocket.cli.completion import completes, configurations, overrides
 from hocket.plugins import PluginError
+from hocket.training.direction import contradiction
 
 if TYPE_CHECKING:
     from hocket.cli.document import Node
@@ -260,6 +261,8 @@ def _check_sweep(sweep: Sweep) -> None:
             f"A sweep needs {' and '.join(f'--{name}' for name in missing)}: the metric that is best, such as --metric "
             "test/accuracy --mode max."
         )
+    if text := contradiction(sweep.metric, sweep.mode, lambda mode: f"--metric {sweep.metric} --mode {mode}"):
+        print(f"hocket: {text}", file=sys.stderr, flush=True)
     if sweep.sampler == "grid":
         from hocket.sweeps.space import grid
 

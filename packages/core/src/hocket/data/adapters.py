@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket.data.slices import Slices
 from hocket.data.source import Source
+from hocket.help import warn
 from hocket.plugins.errors import summarize
 
 if TYPE_CHECKING:
@@ -82,11 +82,10 @@ def _serving(data: Any) -> Iterator[type[DataSource]]:
                 raise
             if cls not in _skipped:
                 _skipped.add(cls)
-                warnings.warn(
+                warn(
                     f"The data adapter {cls.__module__}.{cls.__qualname__} is skipped for {type(data).__name__}: its serves() "
                     f"raised {summarize(error)}. Another adapter reads the data. Upgrade the library that registers it, or do "
-                    "not import it.",
-                    stacklevel=3,
+                    "not import it."
                 )
             continue
         if serves:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from hocket.checkpoints.plain_data import decode, encode
-from hocket.data.stateful import has_state
+from hocket.data.stateful import has_state, one_sided
+from hocket.help import warn
 
 
 class DataGenerators:
@@ -22,6 +23,9 @@ class DataGenerators:
 
     def __init__(self, data: Any) -> None:
         self._data = data
+        for owner in self._owners().values():
+            if problem := one_sided(owner):
+                warn(problem)
 
     def capture(self) -> dict[str, Any]:
         """Return the state of each as a tree."""
@@ -37,17 +41,19 @@ class DataGenerators:
         """Restore generators of the data set only."""
         self.restore({place: state for place, state in states.items() if place.startswith("dataset")}, samplers=False)
 
-    def _found(self) -> Iterator[tuple[str, Any]]:
-        seen: set[int] = set()
+    def _owners(self) -> dict[str, Any]:
         batch_sampler = getattr(self._data, "batch_sampler", None)
-        owners = {
+        return {
             "loader": self._data,
             "batch_sampler": batch_sampler,
             "batch_sampler.sampler": getattr(batch_sampler, "sampler", None),
             "sampler": getattr(self._data, "sampler", None),
             "dataset": getattr(self._data, "dataset", None),
         }
-        for role, owner in owners.items():
+
+    def _found(self) -> Iterator[tuple[str, Any]]:
+        seen: set[int] = set()
+        for role, owner in self._owners().items():
             if "sampler" in role and has_state(owner) and id(owner) not in seen:
                 seen.add(id(owner))
                 yield role, owner

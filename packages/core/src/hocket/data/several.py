@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal
@@ -16,6 +15,7 @@ from hocket.data.loaders import batch_size
 from hocket.data.slices import Slices
 from hocket.data.source import Position, Source, epoch_owners
 from hocket.data.stateful import has_state
+from hocket.help import warn
 
 Mode = Literal["cycle", "shortest", "in turn", "weighted"]
 
@@ -253,11 +253,10 @@ class SeveralSource:
             return batch
         if len(padding) < len(parts) and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"A batch of loader '{padding[0]}' has no slice for this rank, so this rank's slices of the other loaders do "
                 "not count in that step: they cannot be separated. Give the loader drop_last=True, or the strategy "
-                "uneven='end'.",
-                stacklevel=2,
+                "uneven='end'."
             )
         return Padding(batch)
 

@@ -5,6 +5,41 @@ from __future__ import annotations
 from typing import Any
 
 
+class Stateful:
+    """The base of plug-ins, which have no state unless they define both methods."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state to save in checkpoints: tensors, numbers, strings, and lists and dicts of them."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state that :meth:`state_dict` returned. Raises ValueError for an unknown key."""
+        if state_dict:
+            raise ValueError(f"{type(self).__name__} has no state, but was given {sorted(state_dict)}")
+
+
 def has_state(owner: Any) -> bool:
     """Whether an object has ``state_dict`` and ``load_state_dict``."""
     return callable(getattr(owner, "state_dict", None)) and callable(getattr(owner, "load_state_dict", None))
+
+
+#: Methods that belong together, and the modules with their defaults, of which a subclass overrides both or neither.
+_PAIRS = (("state_dict", "load_state_dict"), ("extra_state", "load_extra_state"))
+_DEFAULTS = (__name__, "hocket.task", "hocket.data.module", "hocket.checkpoints.component")
+
+
+def one_sided(owner: Any) -> str:
+    """Return which methods an object has and lacks, if it saves a state that it cannot restore, or the reverse; or empty."""
+    for pair in _PAIRS:
+        found = {name: getattr(owner, name, None) for name in pair}
+        own = {
+            name: callable(each) and getattr(each, "__module__", "") not in _DEFAULTS for name, each in found.items()
+        }
+        if len({*own.values()}) > 1:
+            there, lacking = sorted(pair, key=lambda name: not own[name])
+            arguments = ", state" if lacking == pair[1] else ""
+            return (
+                f"{type(owner).__name__} defines {there}() and no {lacking}(), so checkpoints cannot restore its state. Define "
+                f"def {lacking}(self{arguments}) too, or remove {there}()."
+            )
+    return ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import length_hint
@@ -15,6 +14,7 @@ from hocket.data.batches import Padding, unpadded
 from hocket.data.errors import DataError
 from hocket.data.loaders import is_loader_iterator
 from hocket.data.source import Source, one_epoch
+from hocket.help import warn
 
 #: Types of data that never ends.
 ENDLESS = (itertools.cycle, itertools.repeat, itertools.count)
@@ -141,10 +141,9 @@ class TrainingIterator:
             raise DataError(self._empty_message())
         declared = self._limited(self._source.length())
         if not self._read and declared is not None and self._handed_out < declared == self._length:
-            warnings.warn(
+            warn(
                 f"The training data said that an epoch has {declared} batches, and it ended after {self._handed_out}. "
-                "Schedules were planned for more; correct its __len__, or that of its data set.",
-                stacklevel=2,
+                "Schedules were planned for more; correct its __len__, or that of its data set."
             )
         self._length = self._handed_out
         self._read += self._handed_out if self._once else 0

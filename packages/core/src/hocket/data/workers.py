@@ -39,13 +39,13 @@ class _Start:
     """The ``worker_init_fn`` of such workers."""
 
     def __init__(self, initialize: Callable[[int], None] | None) -> None:
-        self._initialize = initialize
+        self.initialize = initialize
 
     def __call__(self, number: int) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # spawned workers do not inherit the mask
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-        if self._initialize is not None:
-            self._initialize(number)
+        if self.initialize is not None:
+            self.initialize(number)
 
 
 def _end_with_parent(parent: int) -> None:

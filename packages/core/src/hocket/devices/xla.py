@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hocket.devices.base import Device
+from hocket.help import installing
 from hocket.plugins.errors import PluginError
 
 
@@ -50,6 +51,6 @@ def _torch_xla() -> Any:
         there = importlib.util.find_spec("torch_xla") is not None
         problem = f"cannot be imported with torch {torch.__version__} ({error})" if there else "is not installed"
         raise PluginError(
-            f"device='xla' needs the package torch_xla, which {problem}. Install the extra in a separate environment, because "
-            "it works with torch 2.9 only; type: pip install 'hocket[xla]'. Without it, pass device='auto'."
+            f"device='xla' needs the package torch_xla, which {problem}. Install it in a separate environment, because "
+            f"it works with torch 2.9 only; type: {installing.command('xla')}. Without it, pass device='auto'."
         ) from error

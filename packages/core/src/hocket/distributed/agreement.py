@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 
 from hocket.checkpoints.storage.ranks import Ranks
 from hocket.data.batches import Counts
 from hocket.help import logged as help_logged
+from hocket.help import warn
 from hocket.state import State
 from hocket.training.requests import Decision
 
@@ -78,4 +77,4 @@ def compare_names(state: State) -> None:
     if state.strategy.rank == 0:
         for name in sorted({name for each in names for name in each}.difference(names[0])):
             ranks = [rank for rank, each in enumerate(names) if name in each]
-            warnings.warn(help_logged.lost(name, ranks), stacklevel=2)
+            warn(help_logged.lost(name, ranks))

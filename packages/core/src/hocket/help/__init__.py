@@ -4,3 +4,29 @@ Nothing here runs in a step. `arguments` and `attributes` know what other librar
 they call a plug-in, `objects` converts arguments whose meaning is plain, `failures` explains an exception of the user's model
 or loss, and `first_loss` checks the first batch of a fit.
 """
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+
+#: Packages between the user's code and the code that warns: hocket's own, and those that call them.
+_BETWEEN = re.compile(
+    r"(hocket(_(general|vision|nlp|strategies|loggers|report|migration))?|torch|pluggy|contextlib|functools|threading)(\.|$)"
+)
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the user's line: the latest one called from outside hocket, its packages and torch.
+
+    Filters know the warning by the module that calls this: ``warnings.filterwarnings("ignore", module="hocket")``.
+    """
+    user = own = sys._getframe(1)
+    while user.f_back is not None and _BETWEEN.match(user.f_globals.get("__name__", "")):
+        user = user.f_back
+    if _BETWEEN.match(user.f_globals.get("__name__", "")):  # in a thread of hocket's
+        user = own
+    registry = user.f_globals.setdefault("__warningregistry__", {})
+    module = own.f_globals["__name__"]
+    warnings.warn_explicit(message, category, user.f_code.co_filename, user.f_lineno, module, registry)

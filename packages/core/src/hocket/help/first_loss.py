@@ -13,6 +13,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
+from hocket.help import warn
 from hocket.losses import Loss
 from hocket.task import SupervisedTask, Task
 
@@ -44,7 +45,7 @@ def watched(state: State) -> Iterator[None]:
         if observer.refused:
             raise ValueError(observer.refused)
         if observer.found:
-            warnings.warn(observer.found, stacklevel=3)
+            warn(observer.found)
         if state.eval_label is None and not isinstance(state.train_data, DataLoader):
             _refuse_sample(task, outputs, batch, type(state.train_data).__name__)
         if isinstance(task, SupervisedTask):
@@ -79,11 +80,10 @@ def _check_numbers(task: Task, before: dict[str, Any], state: State) -> None:
     saved = any(each.name == "checkpoints" for each in state.bus.attachments)
     divided = state.microbatch is not None or state.strategy.world_size > 1
     if changed and (saved or divided):
-        warnings.warn(
+        warn(
             f"The loss of {type(task).__name__} changes self.{changed[0]}. It is called for each microbatch, and a resumed run "
             f"begins with the first value. Change self.{changed[0]} in batch_end(self, state) of the task, and return it from "
-            "extra_state().",
-            stacklevel=4,
+            "extra_state()."
         )
 
 
@@ -211,11 +211,10 @@ def _check_batch(task: SupervisedTask, batch: Any) -> None:
     if told or not isinstance(batch, tuple | list) or len(batch) < 3:
         return
     unused = ", ".join(f"batch[{index}]" for index in range(2, len(batch)))
-    warnings.warn(
+    warn(
         f"A batch is a {type(batch).__name__} of {len(batch)}, and nothing uses {unused}: the model gets batch[0], and the "
         "loss batch[1]. To use it, pass targets=lambda batch: batch[1:] with loss=lambda outputs, rest: …, or write a hocket."
-        "Task. Otherwise write inputs=0, targets=1.",
-        stacklevel=4,
+        "Task. Otherwise write inputs=0, targets=1."
     )
 
 
@@ -228,11 +227,10 @@ def _check_sample(task: SupervisedTask, batch: Any) -> None:
     if task.loss_function is None or not isinstance(inputs, Tensor) or not inputs.dim():
         return
     if isinstance(target, int | float) or (isinstance(target, Tensor) and not target.dim()):
-        warnings.warn(
+        warn(
             f"A batch has inputs of shape {tuple(inputs.shape)} and one number as the target, so it looks like a single "
             f"sample, and is counted as {len(inputs)} samples. Write DataLoader(dataset, batch_size=32), not batch_size=None; "
-            "or give the target a dimension of samples.",
-            stacklevel=4,
+            "or give the target a dimension of samples."
         )
 
 
@@ -266,7 +264,7 @@ def _check_weight(weight: Any, task: Task, batch: Any, outputs: Any) -> None:
     if not math.isfinite(number):
         raise ValueError(said)
     if 0 < number < 1 < samples or (number != samples and number == _right(task, batch, outputs)):
-        warnings.warn(f"{said} It is used as it is, which is right for a sum of sample weights.", stacklevel=4)
+        warn(f"{said} It is used as it is, which is right for a sum of sample weights.")
 
 
 _LOG = "Write loss=torch.nn.functional.cross_entropy, which takes logits, or end the model with torch.nn.LogSoftmax(dim=1)."

@@ -6,7 +6,6 @@ import difflib
 import inspect
 import os
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.help import names
+from hocket.help import names, warn
 
 #: Functions of torch.nn.functional that are losses of (outputs, targets), and the names that people use for them.
 _LOSSES = {
@@ -48,10 +47,6 @@ def short(value: Any) -> str:
     return text if len(text) <= 60 and "\n" not in text else f"{type(value).__name__}(…)"
 
 
-def _say(text: str) -> None:
-    warnings.warn(text, stacklevel=4)
-
-
 def precision(given: Any, arguments: Mapping[str, Any]) -> Any:
     """Convert a torch.dtype to the precision that computes in it, and keeps weights in float32 if it is 16-bit."""
     if not isinstance(given, torch.dtype):
@@ -63,7 +58,7 @@ def precision(given: Any, arguments: Mapping[str, Any]) -> Any:
             "`hocket plugins list --kind precisions`."
         )
     if found in ("fp16", "bf16"):
-        _say(
+        warn(
             f"precision={given} is read as precision='{found}': autocast, with weights in float32. Write that, or "
             f"'{found}-true' for weights in {given} too."
         )
@@ -99,7 +94,7 @@ def loss(given: Any, arguments: Mapping[str, Any]) -> Any:
         if name := named_loss(given):
             wanted = names.plain(given.rpartition(".")[2])
             if wanted.removesuffix("loss") != names.plain(name).removesuffix("loss"):
-                _say(f"loss={given!r} is read as loss=torch.nn.functional.{name}.")
+                warn(f"loss={given!r} is read as loss=torch.nn.functional.{name}.")
             return getattr(nn.functional, name)
         near = difflib.get_close_matches(given, _LOSSES, 1)
         raise ValueError(
@@ -133,10 +128,12 @@ def metrics(given: Any, arguments: Mapping[str, Any]) -> Any:
             return found, simple_metrics.METRICS[found]()
         if isinstance(each, type):
             return each.__name__, _instance(each, "metrics")
+        if callable(each) and not hasattr(each, "update") and _required(each) == []:  # a function that makes it
+            return one(each())
         return type(each).__name__, each
 
     if isinstance(given, Mapping):
-        return {name: one(each)[1] if isinstance(each, str | type) else each for name, each in given.items()}
+        return {name: one(each)[1] for name, each in given.items()}
     is_one = isinstance(given, str | type) or (hasattr(given, "update") and hasattr(given, "compute"))
     if not is_one and not isinstance(given, Sequence | set):
         if given is not None and (not callable(given) or _required(given)):
@@ -155,12 +152,12 @@ def metrics(given: Any, arguments: Mapping[str, Any]) -> Any:
     return dict(found)
 
 
-def _required(function: Any) -> list[str]:
-    """Return the arguments that a function needs; empty if its signature is unknown."""
+def _required(function: Any) -> list[str] | None:
+    """Return the arguments that a function needs; None if its signature is unknown."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return []
+        return None
     return [
         each.name
         for each in parameters
@@ -192,7 +189,7 @@ def checkpoints(given: Any, arguments: Mapping[str, Any]) -> Any:
 
     if given is True:
         folder = str(Path(arguments.get("folder", "runs")) / "checkpoints")
-        _say(f"checkpoints=True is read as checkpoints={folder!r}. Write the folder, so that each run has its own.")
+        warn(f"checkpoints=True is read as checkpoints={folder!r}. Write the folder, so that each run has its own.")
         return Checkpoints(folder)
     if given is None or given is False:
         return None

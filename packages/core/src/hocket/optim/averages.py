@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from torch.optim import Optimizer
 
 from hocket.algorithm import Algorithm, Phase
 from hocket.distributed.dtensors import shard_like
+from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.plugins.spec import Attachment
 from hocket.schedules import Constant
@@ -49,10 +49,9 @@ class OptimizerAverages(Algorithm):
         if not found:
             return None
         if not all(isinstance(getattr(each, "schedule", None), Constant) for each in state.schedules):
-            warnings.warn(
+            warn(
                 f"{type(found[0]).__name__} averages weights instead of lowering the learning rate, so a schedule slows it "
-                "down. Omit schedule=, or write schedule='constant(warmup=0.05dur)' to warm up.",
-                stacklevel=4,
+                "down. Omit schedule=, or write schedule='constant(warmup=0.05dur)' to warm up."
             )
         return Attachment("algorithms", "optimizer-averages", cls(state, found))
 
@@ -100,11 +99,10 @@ class OptimizerAverages(Algorithm):
 
     def _check_norms(self, state: State) -> None:
         if any(isinstance(each, _BatchNorm) and each.track_running_stats for each in state.model.modules()):
-            warnings.warn(
+            warn(
                 f"{type(self._optimizers[0]).__name__} evaluates averages of the weights, and the running statistics of "
                 "BatchNorm are those of the training weights. Use GroupNorm or LayerNorm, or compute the statistics again "
-                "before an evaluation that matters.",
-                stacklevel=2,
+                "before an evaluation that matters."
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -12,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hocket.data.stateful import has_state
+from hocket.help import warn
 from hocket.plugins import catalog
 from hocket.plugins.spec import build
 from hocket.schedules import Clock, Plateau, Schedule
@@ -176,10 +176,9 @@ def _check_lengths(scheduler: Any, state: State, by_default: bool) -> None:
             f"batches. Write total_steps={batches}; or pass schedule_every='1ep', so that it counts epochs."
         )
     if batches is not None and name == "OneCycleLR" and known["total_steps"] > batches:
-        warnings.warn(
+        warn(
             f"{name} has total_steps={known['total_steps']}, and this run of {duration} takes {batches} steps, so it does not "
-            f"reach its end. Write total_steps={batches}.",
-            stacklevel=2,
+            f"reach its end. Write total_steps={batches}."
         )
     if not by_default or duration is None or duration.unit is not Unit.EPOCH or (state.epoch_length or 2) < 2:
         return
@@ -190,10 +189,9 @@ def _check_lengths(scheduler: Any, state: State, by_default: bool) -> None:
     named = any("epoch" in code.co_varnames[:1] for each in functions if (code := getattr(each, "__code__", None)))
     if isinstance(scheduler, LRScheduler) and (counts_epochs or name == "ExponentialLR" or named):
         said = f" of {max(lengths)}" if counts_epochs else ""
-        warnings.warn(
+        warn(
             f"{name}{said} is stepped after each batch, not each epoch. For epochs write schedule_every='1ep' in the "
-            "Trainer; if batches are meant, schedule_every='1ba'.",
-            stacklevel=2,
+            "Trainer; if batches are meant, schedule_every='1ba'."
         )
 
 
@@ -386,9 +384,8 @@ def _make(given: Any, optimizer: Optimizer, every: Time, number: int) -> Learnin
             f"torch.optim.lr_scheduler.{type(made).__name__}(optimizer, …)."
         )
     if not has_state(made):
-        warnings.warn(
-            f"{type(made).__name__} has no state_dict and load_state_dict, so a resumed run begins with its initial state.",
-            stacklevel=6,
+        warn(
+            f"{type(made).__name__} has no state_dict and load_state_dict, so a resumed run begins with its initial state."
         )
     return (Updated if callable(getattr(made, "step_update", None)) else Stepped)(made, optimizer, every)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hocket import fast_paths
+from hocket.help import warn
 from hocket.help.objects import short
 from hocket.optim.closures import gets_closure
 from hocket.optim.groups import OPTIONS, make_groups, scale_rates
@@ -42,9 +42,8 @@ def make_optimizers(given: Any, task: Task, replacements: Sequence[Replacement])
         given = task.configure_optimizers()
         _check_configured(given)
     elif type(task).configure_optimizers is not Task.configure_optimizers:
-        warnings.warn(
-            f"optimizer= is used, and configure_optimizers() of {type(task).__name__} is not called. Omit one of them.",
-            stacklevel=4,
+        warn(
+            f"optimizer= is used, and configure_optimizers() of {type(task).__name__} is not called. Omit one of them."
         )
     if given is None:
         return {}
@@ -146,10 +145,9 @@ def _from_name(given: str | Mapping[Any, Any], part: nn.Module, replacements: Se
     plugin = catalog.find("optimizers", name).load()
     own = {key: config.pop(key) for key in OPTIONS if key in config}
     if own and (whole := next((each for each in replacements if not each.name), None)):
-        warnings.warn(
+        warn(
             f"optimizer={name!r}: ignored {' and '.join(own)}, which is about the parameters of "
-            f"{type(whole.old).__name__}, but {type(whole.new).__name__} replaces it.",
-            stacklevel=5,
+            f"{type(whole.old).__name__}, but {type(whole.new).__name__} replaces it."
         )
         own = {}
     routes = getattr(plugin, "routes", None)

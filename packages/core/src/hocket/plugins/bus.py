@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from hocket.algorithm import Algorithm
+from hocket.algorithm import Algorithm, Need, Phase
 from hocket.help import names
 from hocket.hookspecs import SPECS, Actions, Event, Events, Loggers, PrecisionHooks, StrategyHooks
 from hocket.plugins.delivery import Delivery
@@ -273,7 +273,13 @@ class Bus(_Hooks):
     def _every(self, hook: str, impl: pluggy.HookImpl) -> int:
         """Return the interval in batches between calls of an implementation; see `hocket.Callback.every_batches`."""
         attachment = self._attachments[impl.plugin_name]
-        every: int = (getattr(attachment.obj, "every_batches", None) or {}).get(hook, 1)
+        given = getattr(attachment.obj, "every_batches", None) or {}
+        if not isinstance(given, Mapping):
+            raise HookError(
+                f"{origin_of(attachment, hook)} has every_batches = {given!r}; it should be numbers of batches by event. Write "
+                f"every_batches = {{{hook!r}: {given if type(given) is int else 10}}}."
+            )
+        every: int = given.get(hook, 1)
         if every != 1 and (hook not in _IN_A_BATCH or type(every) is not int or every < 0):
             raise HookError(
                 f"{origin_of(attachment, hook)} has every_batches={{{hook!r}: {every!r}}}. Give events from after_dataloader "
@@ -408,11 +414,7 @@ def _implementations(attachment: Attachment) -> dict[str, Callable[..., Any]]:
                     else f"Algorithm '{attachment.name}' defines {name}(), a hook that algorithms do not implement. They may "
                     f"implement actions: {', '.join(sorted(_ACTIONS))}."
                 )
-        if unknown := [event for event in obj.events if not isinstance(event, Event)]:
-            raise HookError(
-                f"Algorithm '{attachment.name}' has {unknown[0]!r} in its `events`, which are members of hocket.Event. Write "
-                f"events = {{Event.{str(unknown[0]).upper()}}}, or another of {', '.join(Event.__members__)}."
-            )
+        _check_declarations(attachment)
         if not obj.events and type(obj).apply is not Algorithm.apply:
             raise HookError(
                 f"Algorithm '{attachment.name}' defines apply(), which would never be called: it declares no events. Write "
@@ -421,6 +423,35 @@ def _implementations(attachment: Attachment) -> dict[str, Callable[..., Any]]:
         for event in sorted(obj.events, key=lambda event: event.value):
             found[event.value] = _listener(obj, event)
     return found
+
+
+def _check_declarations(attachment: Attachment) -> None:
+    """Raise HookError for an algorithm whose `events`, `phase` or names of other algorithms are of another form."""
+    obj, who = attachment.obj, f"Algorithm '{attachment.name}' ({type(attachment.obj).__name__})"
+    given = obj.events if isinstance(obj.events, Collection) and not isinstance(obj.events, str) else [obj.events]
+    if given is not obj.events or not all(isinstance(event, Event) for event in given):
+        meant = [str(getattr(event, "value", event)).rpartition(".")[2].lower() for event in given]
+        near = [difflib.get_close_matches(names.hook(name) or name, _NAMES, 1) for name in meant]
+        write = ", ".join(f"hocket.Event.{name[0].upper()}" for name in near if name) or "hocket.Event.AFTER_LOSS"
+        raise HookError(
+            f"{who} has events = {obj.events!r}; it should be a set of members of hocket.Event. Write events = {{{write}}}. "
+            f"The members are {', '.join(Event.__members__)}."
+        )
+    for name, kind in (("phase", Phase), ("needs", Need)):
+        if not isinstance(given := getattr(obj, name), kind | int):
+            there = list(kind.__members__)
+            like = difflib.get_close_matches(str(given).upper(), there, 1) or there
+            raise HookError(
+                f"{who} has {name} = {given!r}; it should be a member of hocket.{kind.__name__}. Write {name} = "
+                f"hocket.{kind.__name__}.{like[0]}. The members are {', '.join(there)}."
+            )
+    for name in ("before", "after", "conflicts"):
+        given = getattr(obj, name)
+        if isinstance(given, str) or not isinstance(given, Collection) or not all(isinstance(n, str) for n in given):
+            raise HookError(
+                f"{who} has {name} = {given!r}; it should be a set of names of algorithms. Write {name} = "
+                f"{{{given if isinstance(given, str) else 'label-smoothing'!r}}}."
+            )
 
 
 def _listener(algorithm: Algorithm, event: Event) -> Callable[[Any], None]:

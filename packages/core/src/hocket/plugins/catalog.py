@@ -68,7 +68,7 @@ class Entry:
             raise  # pressed by the user
         except BaseException as error:  # includes SystemExit: a module that calls sys.exit must not end this process
             extra = extra_of(self.kind, self.name) if self.dist.startswith("hocket-") else None
-            install = "" if extra is None else f" (type: pip install 'hocket[{extra}]')"
+            install = "" if extra is None else f" (type: {_install(extra)})"
             raise BrokenPluginError(
                 f"{what} cannot be imported from {self.target}: {summarize(error)}. Install its missing dependencies{install}, "
                 f"upgrade {self.dist}, or remove '{self.name}'."
@@ -351,7 +351,7 @@ def _unknown(kind: str, name: str, short: str) -> str:
             return f"{what}: {entry.dist} {entry.version} provides it, but {switches.current().source} disables it."
     known = _known().get(kind, {})
     if short in known:
-        return f"{what} installed. It comes with an extra; type: pip install 'hocket[{known[short]}]'."
+        return f"{what} installed. Type: {_install(known[short])}."
     there = names(kind)
     module, dot, attribute = name.rpartition(".")
     if dot and ":" not in name and name.replace(".", "").isidentifier():
@@ -365,9 +365,15 @@ def _unknown(kind: str, name: str, short: str) -> str:
         return f"{what}. It is one of the {other} here: write {write}."
     near = others.alias(kind, short, [*there, *known]) or _near(short, [*there, *known])
     if near in known and near not in there:
-        return f"{what}. Did you mean '{near}'? It comes with an extra; type: pip install 'hocket[{known[near]}]'."
+        return f"{what}. Did you mean '{near}'? It is not installed; type: {_install(known[near])}."
     hint = f"Did you mean '{near}'? Installed:" if near else "Write one of the installed:"
     return f"{what}. {hint} {', '.join(there) or 'none'} (`hocket plugins list --kind {kind}`)."
+
+
+def _install(extra: str) -> str:
+    from hocket.help import installing  # only needed for error messages
+
+    return installing.command(extra)
 
 
 def _near(name: str, others: Iterable[str]) -> str | None:

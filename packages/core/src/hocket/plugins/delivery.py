@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import traceback
-import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from hocket.help import warn
 from hocket.hookspecs import Loggers, StrategyHooks
 from hocket.plugins.spec import Attachment
 
@@ -223,7 +223,7 @@ class Delivery:
         if self._message:
             with self._changed:
                 message, self._message = self._message, ""
-            warnings.warn(message, LoggerWarning, stacklevel=3)
+            warn(message, LoggerWarning)
         if self._exit is not None:
             pending, self._exit = self._exit, None
             raise pending

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import difflib
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hocket.help import warn
 from hocket.plugins.distributions import normal
 
 if TYPE_CHECKING:
@@ -55,11 +55,9 @@ class Switches:
         for name in sorted(((self.only or frozenset()) | self.disabled) - names):
             near = difflib.get_close_matches(name, names, 1)
             write = f"Did you mean '{near[0]}'?" if near else "`hocket plugins list` prints those that are installed."
-            warnings.warn(f"{self.source} names '{name}', but there is no plug-in of that name. {write}", stacklevel=4)
+            warn(f"{self.source} names '{name}', but there is no plug-in of that name. {write}")
         for dist in sorted(self.disabled_dists - dists):
-            warnings.warn(
-                f"{self.source} names 'dist:{dist}', but no distribution of that name has plug-ins.", stacklevel=4
-            )
+            warn(f"{self.source} names 'dist:{dist}', but no distribution of that name has plug-ins.")
 
 
 _warned: set[Switches] = set()

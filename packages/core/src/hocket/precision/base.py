@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from hocket.data.nesting import map_tensors
+from hocket.data.stateful import Stateful
 from hocket.optim import optimizers
 from hocket.types import Batch
 
 
-class Precision:
+class Precision(Stateful):
     """Base class of precisions; by default it keeps the model's dtypes. See :mod:`hocket.hookspecs.precision`.
 
     Example:
@@ -76,12 +77,3 @@ class Precision:
         # Optimizers such as LBFGS have to compute gradients again within a step; all others must not.
         optimizers.step(optimizer, closure)
         return True
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state to save in checkpoints, such as the loss scale."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state that :meth:`state_dict` returned."""
-        if state_dict:
-            raise ValueError(f"{type(self).__name__} has no state, but was given {sorted(state_dict)}")

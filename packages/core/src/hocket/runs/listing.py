@@ -133,7 +133,7 @@ def status_of(folder: Path, summary: Mapping[str, Any]) -> tuple[str, str]:
         if ticks is not None and ticks == process.get("started"):
             return "running", f"process {process['pid']} exists"
         if process.get("started") is not None:
-            return "killed", f"process {process['pid']} ended without a word"
+            return "killed", f"process {process['pid']} ended without recording why"
     where = f"it was begun on {process.get('host', 'an unknown machine')}, and last wrote {duration(age)} ago"
     return ("running" if age < _SILENT else "silent"), where
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.cli.document import flow
+from hocket.help import installing
 from hocket.plugins import PluginError
 from hocket.sweeps.space import Choices, Space
 
@@ -24,8 +25,8 @@ def check_installed(sampler: str) -> None:
     """Raise PluginError if Optuna, or a package that the sampler needs beside it, is not installed."""
     if find_spec("optuna") is None:
         raise PluginError(
-            "This sampler and pruning are Optuna's, which is not installed. Type: pip install 'hocket[optuna]'. Without "
-            "it, there are --sampler grid and random."
+            "This sampler and pruning are Optuna's, which is not installed. Type: "
+            f"{installing.command('optuna')}. Without it, there are --sampler grid and random."
         )
     if missing := [name for name in _NEEDS.get(sampler, ()) if find_spec(name) is None]:
         raise PluginError(

@@ -46,9 +46,13 @@ class LoggerConformance(CallbackConformance):
     def written(self, logger: Any, folder: Path) -> Mapping[str, Sequence[float]]:
         """Return the values of a run that the closed ``logger`` has written: every value by name, in order.
 
+        The form is ``{"train/loss": [2.3, 2.1, 1.8], "eval/loss": [2.2, 1.7]}``: the names that ``log_metrics`` was given, and
+        a float for each call that had the name, the earliest first, NaN and infinities included. Leave out positions,
+        hyperparameters, images and texts. Where a file renames values, undo that here.
+
         Args:
             logger: a logger from ``make``.
-            folder: the folder of the run, which need not exist.
+            folder: the folder of the run, which need not exist. Two runs of one logger's class have different ones.
         """
         raise NotImplementedError(
             f"{type(self).__name__} needs a written(self, logger, folder) that reads back what the logger wrote. If that "

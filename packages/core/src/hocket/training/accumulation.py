@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from hocket.help import warn
 from hocket.optim.closures import needs_closure
 from hocket.plugins.bus import Bus
 from hocket.training.means import Weighting
@@ -154,7 +154,7 @@ class Gradients:
             shares = {(mine / everyone, everyone) for mine, everyone in self.batches.values() if everyone}
             if len(shares) > 1:
                 self._warned = True
-                warnings.warn(_LOADERS, stacklevel=3)
+                warn(_LOADERS)
         return self.batch or (1.0, float(ranks))
 
     def gate(self, gradient: torch.Tensor) -> torch.Tensor | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from hocket.checkpoints.plain_data import decode, encode
 from hocket.data.nesting import map_tensors, move
 from hocket.distributed.dtensors import full
+from hocket.help import warn
 from hocket.training.metric_adapters import MetricAdapter, adapted, copy_of
 
 Reduce: TypeAlias = Literal["mean", "sum", "min", "max", "last", "metric"]
@@ -368,11 +368,10 @@ class OfMetric(Accumulator):
         self._metric = adapted(value)
         self._metric.detach()
         if self._saved and not self._metric.merges:
-            warnings.warn(
+            warn(
                 f"The logged metric {type(value).__name__} cannot add what another one saw, so what it saw before the "
                 "checkpoint is lost, and this interval begins where the run was resumed. Give it merge_state(others), or use a "
-                "torchmetrics metric whose states have a dist_reduce_fx.",
-                stacklevel=5,
+                "torchmetrics metric whose states have a dist_reduce_fx."
             )
             self._saved = []
         for state in self._saved:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from hocket.help import logged as help_logged
+from hocket.help import warn
 from hocket.training import scalars
 from hocket.training.accumulators import ACCUMULATORS, REDUCTIONS, Accumulator, Held, OfMetric, Reduce
 from hocket.training.metric_adapters import adapted, is_metric
@@ -342,9 +342,7 @@ class Aggregates:
         if name in self._warned or self._state.strategy.rank:
             return
         self._warned.add(name)
-        warnings.warn(
-            help_logged.differs(name, scope.over, reduce, {r: h[0] for r, h in by_rank.items()}, world), stacklevel=2
-        )
+        warn(help_logged.differs(name, scope.over, reduce, {r: h[0] for r, h in by_rank.items()}, world))
 
     # --- checkpoints
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hocket.algorithm import Need
+from hocket.help import warn
 from hocket.losses import Apart, Loss, as_loss
 from hocket.optim.closures import needs_closure
 from hocket.plugins.errors import PlanError
@@ -351,7 +351,7 @@ def hooks_without_idle(state: State, complete: Callable[[State], bool], compiled
 
 
 def _warn(what: str) -> None:
-    warnings.warn(f"{what}. Take the step with step(loss_function, batch, …) to change that.", stacklevel=5)
+    warn(f"{what}. Take the step with step(loss_function, batch, …) to change that.")
 
 
 def _idle(state: State) -> dict[Attachment, str]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Literal
+
+from hocket.help import warn
 
 #: Words that a name has, or that are part of one of its words.
 _PARTS = {"min": ("loss", "error", "perplexity"), "max": ("accuracy",)}
@@ -15,6 +18,28 @@ _WORDS = {
 }
 #: The words of a class's name, such as ``BinaryF1Score``.
 _OF_CLASSES = r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*"
+
+
+def contradiction(name: str, mode: str | None, write: Callable[[str], str]) -> str:
+    """Return the message about a mode that contradicts the metric's name, so that the worst counts as the best; or empty.
+
+    Args:
+        write: a function that writes a mode as its owner takes it, such as ``EarlyStopping(mode='max')``.
+    """
+    known = mode_of(name)
+    if known is None or mode not in ("max", "min") or mode == known:
+        return ""
+    better = {"max": "higher", "min": "lower"}
+    return (
+        f"{write(mode)} takes {better[mode]} values of {name!r} as better, and by its name "
+        f"{better[known]} ones are. Write {write(known)}, or give the metric another name if {mode!r} is right."
+    )
+
+
+def check_mode(name: str, mode: str | None, write: Callable[[str], str]) -> None:
+    """Warn about a mode that contradicts the metric's name; see `contradiction`."""
+    if text := contradiction(name, mode, write):
+        warn(text)
 
 
 def mode_of(name: str) -> Literal["max", "min"] | None:

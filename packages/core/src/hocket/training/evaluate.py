@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from hocket.data.checks import check_sets
 from hocket.data.several import prepared
 from hocket.data.source import Source, limited, one_epoch
 from hocket.data.training_iterator import ENDLESS, iterates_once
+from hocket.help import warn
 from hocket.help.arguments import understood
 from hocket.losses import Loss
 from hocket.state import State
@@ -117,10 +117,9 @@ class PreparedSet:
             return
         self._samples = None
         if weights.tried(state, samples) == "sum":
-            warnings.warn(
+            warn(
                 f"The loss of a sample given twice is twice its loss, so this is a sum over samples, and {label}/loss is "
-                "neither their sum nor their mean. Pass loss_reduction='sum' to the Trainer, or take the mean.",
-                stacklevel=2,
+                "neither their sum nor their mean. Pass loss_reduction='sum' to the Trainer, or take the mean."
             )
 
 
@@ -258,11 +257,10 @@ def _evaluate_set(
     decides = type(state.task).has_eval_loss is not Task.has_eval_loss  # and may measure in events
     if not values and not decides and not state.task.has_eval_loss(step.outputs):
         kind = type(state.task).__name__
-        warnings.warn(
+        warn(
             f"The evaluation of '{label}' measures nothing: there are no metrics, and {kind}.has_eval_loss(outputs) is False, "
             "as it is by default for a task with eval_forward. Define has_eval_loss(self, outputs), which returns True if the "
-            "loss takes the outputs of eval_forward; or pass metrics=.",
-            stacklevel=2,
+            "loss takes the outputs of eval_forward; or pass metrics=."
         )
     return values
 

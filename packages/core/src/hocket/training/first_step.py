@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from hocket.help import warn
 from hocket.hookspecs import PrecisionLike
 from hocket.prepared import PreparedModel
 from hocket.training.accumulation import Gradients
@@ -62,7 +62,7 @@ class FirstStep:
             self.versions = None
             held = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
             if any(versions.get(each, each.grad._version) != each.grad._version for each in held):
-                warnings.warn(_SCALED, stacklevel=5)
+                warn(_SCALED)
 
     def end(self, root: nn.Module) -> None:
         """Watch a model no longer."""

@@ -7,7 +7,6 @@ of an event, or calls an action that they may replace: `training/actions.py` has
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from hocket.data.batches import Counts
 from hocket.data.errors import DataError
 from hocket.data.training_iterator import TrainingIterator
 from hocket.distributed import agreement
+from hocket.help import warn
 from hocket.state import State
 from hocket.time import Interval, Unit
 from hocket.training import scalars
@@ -154,7 +154,7 @@ class FitLoop:
                 "these weights."
             )
         if self._raised and stage in _INEXACT:
-            warnings.warn(f"The last fit raised {self._raised} {_INEXACT[stage].format(batch)}", stacklevel=4)
+            warn(f"The last fit raised {self._raised} {_INEXACT[stage].format(batch)}")
 
     def _run(self) -> None:
         state, bus = self.state, self.state.bus

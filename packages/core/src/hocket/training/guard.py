@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 
 from hocket.distributed.dtensors import local, non_finite, total_norm
+from hocket.help import warn
 from hocket.state import State
 
 Policy = Literal["raise", "skip", "warn"]
@@ -96,7 +96,7 @@ class NonFiniteGuard:
             )
         if self._found > self._told:
             self._told = self._found
-            warnings.warn(f"A loss or gradient was not finite {self._found} times.", RuntimeWarning, stacklevel=2)
+            warn(f"A loss or gradient was not finite {self._found} times.", RuntimeWarning)
 
     def before_checkpoint(self, state: State) -> bool:
         """Whether the weights are finite on every rank; recorded checks are reported first.
@@ -114,7 +114,7 @@ class NonFiniteGuard:
         )
         if self._policy == "raise":
             raise FloatingPointError(message)
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        warn(message, RuntimeWarning)
         return False
 
     def state_dict(self) -> dict[str, Any]:
@@ -145,11 +145,7 @@ class NonFiniteGuard:
         if self._found & (self._found - 1) == 0:  # 1, 2, 4, 8, …: a run that has diverged would warn in every batch
             self._told = self._found
             often = f" It happened {self._found} times; the next warning comes at {2 * self._found}."
-            warnings.warn(
-                f"Not finite in {where}: loss {loss}{norm}; {done}.{often if self._found > 1 else ''}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            warn(f"Not finite in {where}: loss {loss}{norm}; {done}.{often if self._found > 1 else ''}", RuntimeWarning)
 
 
 def _gradients_finite(state: State) -> bool:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from hocket.callback import Callback
 from hocket.data.nesting import map_tensors
 from hocket.data.stateful import has_state
 from hocket.data.windows import Window
+from hocket.help import warn
 from hocket.plugins.spec import Attachment
 from hocket.state import State
 from hocket.training import seeding
@@ -93,7 +93,7 @@ class AutoMicrobatch(Callback):
                 once.restart()
             state.aggregates.restore(logged)
             logged = state.aggregates.snapshot()
-            warnings.warn(f"Out of memory with {size} samples at once; continuing with {size // 2}.", stacklevel=2)
+            warn(f"Out of memory with {size} samples at once; continuing with {size // 2}.")
 
 
 class _OncePerSample:
@@ -158,10 +158,9 @@ def largest_microbatch(state: State, mine: int, cache: Path | None) -> int:
         try:
             _write(cache, {**_read(cache), key: agreed})
         except OSError as error:
-            warnings.warn(
+            warn(
                 f"microbatch='auto' found {agreed}, but cannot store it in {cache} for later runs: {error.strerror or error}. "
-                "Training continues; the next run searches again.",
-                stacklevel=2,
+                "Training continues; the next run searches again."
             )
     return agreed
 

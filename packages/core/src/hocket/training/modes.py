@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import nn
 
+from hocket.help import warn
 from hocket.task import Task
 
 
@@ -39,7 +39,7 @@ def train_mode(task: Task) -> None:
         )
     else:
         return
-    warnings.warn(message, stacklevel=6)
+    warn(message)
 
 
 def _call_own_train(task: Task) -> None:

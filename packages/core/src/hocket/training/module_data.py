@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from hocket.checkpoints.plain_data import encode
 from hocket.data.module import DataModule, is_foreign
 from hocket.distributed.agreement import ranks_of
-from hocket.help import attributes, names
+from hocket.help import attributes, names, warn
 from hocket.help.objects import short
 from hocket.state import State
 from hocket.training import seeding
@@ -134,5 +133,5 @@ def checked(data: Any, given: Mapping[str, Any]) -> DataModule:
         except TypeError as error:
             raise TypeError(f"{name} of data={kind}(…) takes other arguments: {error}. {write}") from None
     if message := attributes.uncalled(type(data), DataModule):
-        warnings.warn(message, stacklevel=4)
+        warn(message)
     return data

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -13,6 +12,7 @@ import torch
 
 from hocket.data.batches import unpadded
 from hocket.data.windows import Window
+from hocket.help import warn
 from hocket.state import State
 from hocket.task import Task
 from hocket.training.actions import miscounted
@@ -61,10 +61,9 @@ def _parts(state: State, number: int) -> Iterator[_Part]:
         duplicates = state.strategy.world_size // state.strategy.data_ranks
         totals = [total // duplicates for total in state.bus.all_reduce(torch.tensor(samples), "sum").tolist()]
     if sum(totals) < number and state.strategy.rank == 0:
-        warnings.warn(
+        warn(
             f"{number} steps were requested on a batch of {sum(totals)} samples, and {sum(map(bool, totals))} are taken: each "
-            "needs a sample. Give larger batches, or request fewer steps, as with a larger initial= of batch-size-warmup.",
-            stacklevel=2,
+            "needs a sample. Give larger batches, or request fewer steps, as with a larger initial= of batch-size-warmup."
         )
     padding = next((part for part, size in zip(parts, samples, strict=True) if size), state.step.batch)
     for part, size, everyone in zip(parts, samples, totals, strict=True):

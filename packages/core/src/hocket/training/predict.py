@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
@@ -16,6 +15,7 @@ from hocket.data.samplers import DRAWN
 from hocket.data.several import prepared
 from hocket.data.source import limited, one_epoch
 from hocket.data.training_iterator import ENDLESS
+from hocket.help import warn
 from hocket.state import State
 from hocket.training import seeding
 from hocket.training.modes import eval_mode
@@ -35,10 +35,9 @@ def predict(state: State, data: Iterable[Any], limit: float | None = None, keep:
             "limit_predict=100."
         )
     if isinstance(getattr(data, "sampler", None), DRAWN):
-        warnings.warn(
+        warn(
             f"predict(data) was given a {type(data).__name__} that draws samples in random order, and outputs are in that "
-            "order. For the order of the data set, give it shuffle=False.",
-            stacklevel=3,
+            "order. For the order of the data set, give it shuffle=False."
         )
     with (
         state.another_step() as step,

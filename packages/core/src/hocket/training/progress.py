@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hocket.help import warn
 from hocket.time import Time, Unit
 from hocket.timestamp import Timestamp
 
@@ -45,11 +45,10 @@ class Progress:
         end = self.max_duration
         if end is not None and end.unit is Unit.EPOCH and not self.epoch_length and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"The training data has no length, so the completed fraction of duration='{end}' stays at 0 until the first "
                 "epoch ends, and with it whatever is given in 'dur'. Give the duration in batches, such as "
-                "duration='1000ba', or define __len__ of the data set.",
-                stacklevel=3,
+                "duration='1000ba', or define __len__ of the data set."
             )
         return self.displayed()
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hocket.help import logged as help_logged
+from hocket.help import warn
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -45,7 +45,7 @@ def reduce_interval(state: State) -> None:
     values = state.aggregates.reduce_interval()
     if values:
         if twice := [name for name in values if name in state.logged]:
-            warnings.warn(help_logged.twice(twice), stacklevel=2)
+            warn(help_logged.twice(twice))
         log(state, values)
 
 

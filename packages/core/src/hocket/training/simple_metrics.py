@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hocket.help import names
+from hocket.help import names, warn
 from hocket.training.weights import classes
 
 #: Losses of torch with several binary labels, which take logits.
@@ -150,11 +149,10 @@ class Accuracy(Mean):
                 "torchmetrics.classification.MulticlassAccuracy(10, average='micro', ignore_index=…)}."
             )
         if self.binary and self.cut is None and not self.logits:
-            warnings.warn(
+            warn(
                 "The metric 'accuracy' reads binary outputs as logits, which are positive above 0, but these are all from 0 to "
                 "1, as probabilities are. For those pass loss='binary_cross_entropy' to the Trainer, or write "
-                "metrics={'accuracy': torchmetrics.classification.BinaryAccuracy(threshold=0.5)}.",
-                stacklevel=2,
+                "metrics={'accuracy': torchmetrics.classification.BinaryAccuracy(threshold=0.5)}."
             )
         if self.several:
             return float(self.elements) / float(self.element_number)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hocket.data.nesting import map_tensors
-from hocket.help import attributes
+from hocket.help import attributes, warn
 from hocket.plugins.errors import PlanError
 from hocket.plugins.kinds import singular
 from hocket.task import Task
@@ -338,19 +337,15 @@ class Steps:
                     "train with step(self.loss_of, batch), which calls forward(batch) and loss(outputs, batch) separately."
                 )
         if self._state.step.metrics is not None:
-            warnings.warn(
-                "train_metrics see the outputs of step(self.loss_of, batch) only, not those of other loss functions.",
-                stacklevel=2,
-            )
+            warn("train_metrics see the outputs of step(self.loss_of, batch) only, not those of other loss functions.")
 
     def _check_attributes(self, function: str, before: Mapping[str, Any]) -> None:
         """Warn of a loss function that changes numbers or tensors of the task."""
         now = _attributes(self._state.task)
         if changed := [name for name, each in now.items() if name in before and before[name] != each]:
-            warnings.warn(
+            warn(
                 f"{function} changes self.{changed[0]}, and may be called several times, as with microbatches. Change it in "
-                f"{self.caller} after step(…); a tensor is returned by hocket.Loss(loss, kept=…) as step(…).kept.",
-                stacklevel=4,
+                f"{self.caller} after step(…); a tensor is returned by hocket.Loss(loss, kept=…) as step(…).kept."
             )
 
     def _check_names(self) -> None:
@@ -358,11 +353,10 @@ class Steps:
         functions = [code.co_name for code, name in self._steps if not name and hasattr(code, "co_name")]
         names = self._state.optimizer_names
         if len(functions) == 2 and len(names) > 1:
-            warnings.warn(
+            warn(
                 f"step(…) of {' and '.join(functions)} names no optimizer, so each of the two losses trains all of "
                 f"{', '.join(map(repr, names))}. If one is for {names[0]!r} alone, write step(loss_function, batch, "
-                f"{names[0]!r}).",
-                stacklevel=4,
+                f"{names[0]!r})."
             )
 
     def _check_shared(self, indices: Sequence[int]) -> None:

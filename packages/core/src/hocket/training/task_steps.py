@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from hocket.help import warn
 from hocket.training import by_hand, scalars
 from hocket.training.by_hand import ByHand
 from hocket.training.step import Step
@@ -170,27 +170,24 @@ class TaskSteps(Steps):
         state, epoch, self._epoch = self._state, self._epoch, Counter()
         kind = type(state.task).__name__
         if epoch["batches"] and not epoch["called"]:
-            warnings.warn(
+            warn(
                 f"train_batch of {kind} called step(…) in no batch of this epoch, so no optimizer has stepped. Call "
-                "step(self.loss_function, batch) where it should train.",
-                stacklevel=2,
+                "step(self.loss_function, batch) where it should train."
             )
         elif epoch["batches"] == state.timestamp.batch:  # the first epoch, from its beginning
             idle = [n for n, each in zip(state.optimizer_names, state.optimizers, strict=True) if not epoch[id(each)]]
             if idle:
-                warnings.warn(
+                warn(
                     f"train_batch of {kind} stepped {', '.join(map(repr, idle))} in no batch of the first epoch. Write step("
-                    f"self.loss_function, batch, {idle[0]!r}) where it should train, or remove that optimizer.",
-                    stacklevel=2,
+                    f"self.loss_function, batch, {idle[0]!r}) where it should train, or remove that optimizer."
                 )
 
     def fit_end(self) -> None:
         """Warn of gradients that no step has used."""
         for names in self.waiting:
-            warnings.warn(
+            warn(
                 f"The fit ends with gradients of {', '.join(map(repr, names)) or 'all optimizers'} that no by_hand.step() has "
-                "used. The next fit, or a run that resumes from a checkpoint, continues with them; otherwise they are lost.",
-                stacklevel=2,
+                "used. The next fit, or a run that resumes from a checkpoint, continues with them; otherwise they are lost."
             )
 
     @property

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hocket.data.errors import DataError
+from hocket.help import warn
 from hocket.state import State
 from hocket.time import Time, TimeError, Unit, time_of
 from hocket.training.fit import FitLoop
-from hocket.training.limits import Limits
+
+if TYPE_CHECKING:
+    from hocket.training.limits import Limits
 
 
 def plan_fit(
@@ -40,7 +43,7 @@ def plan_fit(
         return False
     fresh = asked is None and loop.left is None
     if fresh and limits is not None and (reached := limits.reached(state)) is not None:
-        warnings.warn(f"Training is over: {reached} are done. Pass fit(duration=…) for more.", stacklevel=4)
+        warn(f"Training is over: {reached} are done. Pass fit(duration=…) for more.")
         return False
     longer = planned is None or (planned.unit is end.unit and end > planned)
     state.progress.fit_until, state.progress.max_duration = end, end if longer else planned
@@ -69,7 +72,7 @@ def fit_until(
     elif planned is not None:
         until = planned
         if state.timestamp.count(until.unit) >= until.value and loop.left is None:
-            warnings.warn(f"Training is over: {until} are done. Pass fit(duration=…) for more.", stacklevel=5)
+            warn(f"Training is over: {until} are done. Pass fit(duration=…) for more.")
             return None
     else:
         raise ValueError(
@@ -82,10 +85,9 @@ def fit_until(
         )
     left = until.value - state.timestamp.count(until.unit)
     if left <= 0 and state.resumed_from is not None:
-        warnings.warn(
+        warn(
             f"Training is over: {until} were done before the checkpoint {state.resumed_from}. Nothing is trained; give a "
-            "longer duration=, or fit(duration=…) for more.",
-            stacklevel=5,
+            "longer duration=, or fit(duration=…) for more."
         )
     loop.data.check(left if until.unit is Unit.EPOCH else 0, left if until.unit is Unit.BATCH else 0)
     return until

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from hocket.help import warn
 from hocket.training import simple_metrics
 
 if TYPE_CHECKING:
@@ -132,8 +132,7 @@ def warn_of_nothing(state: State, who: str, name: str) -> None:
         write = "Write log_every='1ep' in the Trainer"
     else:
         write = f"Write {near[0]!r}" if near else "Log it with state.log, or monitor another value"
-    warnings.warn(
+    warn(
         f"{who} monitors '{name}', and no plug-in has logged a value of that name in this epoch. There are: "
-        f"{', '.join(sorted(set(logged))) or 'none'}. {write}.",
-        stacklevel=3,
+        f"{', '.join(sorted(set(logged))) or 'none'}. {write}."
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hocket.data import batches, nesting
-from hocket.help import names
+from hocket.help import names, warn
 from hocket.losses import WHOLE, Loss, as_loss, own_loss
 from hocket.task import SupervisedTask
 from hocket.training.trial import on_trial
@@ -84,13 +83,12 @@ def in_training(state: State, loss: Loss, samples: int) -> Weight:
             "for instance with reduction='mean'; loss_reduction='mean' uses the loss as it is."
         )
     if found == "neither":
-        warnings.warn(
+        warn(
             "The loss of several samples is not the mean of their losses, so a batch that is split into microbatches or "
             "divided over ranks has another loss than the full batch: the mean of the parts, weighted by samples. If the "
             "loss is a mean over something else, such as labels that count, return (mean, weight); if it is over pairs of "
             "the batch, as a contrastive loss, say loss_reduction='batch', which refuses to divide batches; if this is "
-            "intended, pass loss_reduction='mean' to the Trainer.",
-            stacklevel=2,
+            "intended, pass loss_reduction='mean' to the Trainer."
         )
     return by_samples
 
@@ -101,11 +99,10 @@ def in_evaluation(state: State, loss: Loss, label: str) -> Weight:
         return of_labels(state, plain_too=True) or by_samples
     weight = of_own_loss(state.outputs, state.batch, state.model)
     if weight is None and state.loss_reduction is None:
-        warnings.warn(
+        warn(
             f"{type(state.model).__name__} computes its loss itself, and it is not certain what that is a mean over: "
             f"{label}/loss is the mean over batches, weighted by their samples. If that is right, pass "
-            "loss_reduction='mean'; for another weight, loss= a function that returns (mean, weight).",
-            stacklevel=2,
+            "loss_reduction='mean'; for another weight, loss= a function that returns (mean, weight)."
         )
     return by_samples if weight is None else weight
 

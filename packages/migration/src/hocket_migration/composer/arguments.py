@@ -84,7 +84,7 @@ def duration_of(given: int | str | Time | None, ssr: float) -> Time | None:
     scaled = Time(int(time.value * ssr), time.unit)
     if not scaled.value:
         raise ValueError(
-            f"max_duration='{time}' times scale_schedule_ratio={ssr} is no time. Give the duration in 'ba'."
+            f"max_duration='{time}' times scale_schedule_ratio={ssr} is not a time. Give the duration in 'ba'."
         )
     return scaled
 

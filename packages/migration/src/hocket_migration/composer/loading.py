@@ -6,7 +6,6 @@ import ast
 import datetime
 import os
 import pickle
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 
 import hocket
+from hocket.help import warn
 from hocket_migration import files
 from hocket_migration.composer import algorithms, names, position
 from hocket_migration.composer.core.event import Event
@@ -140,9 +140,7 @@ def required_algorithms(loaded: Loaded | None, given: Sequence[Any], exclude: Se
                 f"The checkpoint {loaded.path} is of a model that {name} has changed, with arguments that are not known: "
                 f"{text!r}. Pass algorithms=[{name}(…)], or load_exclude_algorithms=['{name}']."
             ) from None
-        warnings.warn(
-            f"Applied {text}, which the checkpoint {loaded.path} needs. Pass it as algorithms= too.", stacklevel=4
-        )
+        warn(f"Applied {text}, which the checkpoint {loaded.path} needs. Pass it as algorithms= too.")
     return missing
 
 
@@ -231,7 +229,7 @@ def _ignore(tree: dict[str, Any], ignore: Any) -> None:
         return
     for glob in ignore:
         if not _remove(tree, "", glob):
-            warnings.warn(f"load_ignore_keys: nothing in the checkpoint matches {glob!r}.", stacklevel=5)
+            warn(f"load_ignore_keys: nothing in the checkpoint matches {glob!r}.")
 
 
 def _remove(tree: dict[str, Any], prefix: str, glob: str) -> bool:
@@ -254,9 +252,7 @@ def _load_optimizer(
     optimizer = trainer.state.optimizers[0]
     kind = type(optimizer).__name__
     if "SAMOptimizer" in saved:
-        warnings.warn(
-            f"mosaicml's checkpoints of runs with SAM do not have the state of {kind}, so it begins anew.", stacklevel=5
-        )
+        warn(f"mosaicml's checkpoints of runs with SAM do not have the state of {kind}, so it begins anew.")
         return
     if kind not in saved:
         raise ValueError(

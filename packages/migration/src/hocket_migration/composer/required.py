@@ -15,5 +15,5 @@ def require(module: str, needs: str) -> Any:
         if (error.name or "").partition(".")[0] != package:
             raise
         raise ModuleNotFoundError(
-            f"{needs} needs the package {package}. Run pip install 'hocket-migration[composer]'.", name=package
+            f"{needs} needs the package {package}. Type: pip install {package}.", name=package
         ) from None

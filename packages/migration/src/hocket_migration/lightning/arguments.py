@@ -241,7 +241,7 @@ def _devices(given: Any, accelerator: str) -> int | None:
             "CUDA_VISIBLE_DEVICES=1,3 python train.py."
         )
     if given < -1 or not given:
-        raise ValueError(f"Trainer(devices={given!r}) is no device. Write devices=1 or more, -1 for all, or 'auto'.")
+        raise ValueError(f"Trainer(devices={given!r}) is not a device. Write devices=1 or more, -1 for all, or 'auto'.")
     if given == -1:
         import torch
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 import zipfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.checkpoints import CheckpointError
+from hocket.help import warn
 from hocket_migration import files
 from hocket_migration.lightning import callbacks
 from hocket_migration.lightning.arguments import REFUSED_PATHS
@@ -157,7 +157,7 @@ def named(trainer: TrainerView, path: Any, weights_only: bool | None) -> dict[st
             last = [files.named_by(writer._fs, each) for each in writer._find_last_checkpoints(trainer)]
             found = max(last, key=files.modified, default="")
         if not found and path == "last":
-            warnings.warn("ckpt_path='last': there is no checkpoint yet, so none is loaded.", stacklevel=4)
+            warn("ckpt_path='last': there is no checkpoint yet, so none is loaded.")
             return None
         if not found:
             raise ValueError(

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
+from hocket.help import installing
+
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
@@ -19,8 +21,8 @@ def require(package: str = "") -> ModuleType:
         except ModuleNotFoundError as raised:
             error = error or raised
     raise ModuleNotFoundError(
-        "hocket_migration.lightning needs Lightning, which is not installed. Install it: pip install "
-        "'hocket-migration[lightning]'.",
+        "hocket_migration.lightning needs Lightning, which is not installed. Type: "
+        f"{installing.command('lightning', 'hocket-migration')}.",
         name="lightning",
     ) from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from hocket.help import warn
 
 _FORMS = (
     "an optimizer; a list of optimizers; ([optimizers], [schedulers]); {'optimizer': …, 'lr_scheduler': …, 'monitor': …}; a "
@@ -98,9 +99,8 @@ def _check_keys(given: Mapping[str, Any], kind: str) -> None:
             f"{', '.join(map(repr, given)) or 'none'}. Return {_FORMS}."
         )
     if unknown := given.keys() - {"optimizer", "lr_scheduler", "monitor"}:
-        warnings.warn(
-            f"configure_optimizers() of {kind} returned a dict with {', '.join(map(repr, sorted(unknown)))}, without effect.",
-            stacklevel=3,
+        warn(
+            f"configure_optimizers() of {kind} returned a dict with {', '.join(map(repr, sorted(unknown)))}, without effect."
         )
 
 
@@ -108,10 +108,9 @@ def _config(given: Any, monitor: str | None, automatic: bool, kind: str) -> Sche
     values = dict(given) if isinstance(given, Mapping) else {"scheduler": given}
     known = set(SchedulerConfig.__dataclass_fields__)
     if unknown := values.keys() - known:
-        warnings.warn(
+        warn(
             f"The scheduler of {kind} has the keys {', '.join(map(repr, sorted(unknown)))}, which are not used. Known are "
-            f"{', '.join(sorted(known))}.",
-            stacklevel=4,
+            f"{', '.join(sorted(known))}."
         )
         values = {key: value for key, value in values.items() if key in known}
     if "scheduler" not in values:

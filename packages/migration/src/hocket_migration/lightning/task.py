@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from torch import Tensor
 import hocket
 from hocket.data import batches
 from hocket.data.batches import Counts
+from hocket.help import warn
 from hocket_migration.lightning import algorithms
 from hocket_migration.lightning.actions import Actions, NoLoss
 from hocket_migration.lightning.arguments import BATCHES, NOT_CALLED
@@ -197,9 +197,7 @@ class LightningTask(TrainedModule):
                         "Define lr_scheduler_step(self, scheduler, metric), which steps it."
                     )
         if not optimizers:
-            warnings.warn(
-                f"configure_optimizers() of {kind} returned None, so its weights do not change.", stacklevel=2
-            )
+            warn(f"configure_optimizers() of {kind} returned None, so its weights do not change.")
             optimizers = [NoOptimizer(module.parameters(), lr=0.0)]
         trainer.optimizers = optimizers
         return list(optimizers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from hocket.data.batches import Counts
 from hocket.data.windows import Window
+from hocket.help import warn
 from hocket.time import Time, Unit
 from hocket.training.evaluate import evaluate
 from hocket.training.requests import Decision
@@ -253,10 +253,9 @@ class TrainedModule(EvaluatedModule):
             self._end_of_epoch_schedulers(state)
         if self._output is None and self.model.automatic_optimization and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"training_step of {type(self.model).__name__} returned None, so nothing is trained on such a batch. Return "
-                "the loss, unless this is on purpose.",
-                stacklevel=2,
+                "the loss, unless this is on purpose."
             )
         self._end_batch()
         self._write_step(state)

@@ -51,7 +51,7 @@ def check_types(name: str, given: Mapping[str, Any]) -> None:
     model = given.get("model")
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(
-            f"{name}(model=) was given {model!r}, which is no torch.nn.Module. Load the model first: "
+            f"{name}(model=) was given {model!r}, which is not a torch.nn.Module. Load the model first: "
             f"{name}(model=AutoModel….from_pretrained({model if isinstance(model, str) else 'name'!r}), …)."
         )
     args = given.get("args")

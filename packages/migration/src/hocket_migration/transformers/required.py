@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 
+from hocket.help import installing
+
 
 def require(*modules: str) -> None:
     """Import transformers, and other modules that its Trainer needs.
@@ -17,7 +19,7 @@ def require(*modules: str) -> None:
             if error.name != module:
                 raise  # a broken installation
             raise ModuleNotFoundError(
-                f"hocket_migration.transformers needs the package {module}, which is not installed. Type: pip install "
-                "'hocket-migration[transformers]'.",
+                f"hocket_migration.transformers needs the package {module}, which is not installed. Type: "
+                f"{installing.command('transformers', 'hocket-migration')}.",
                 name=module,
             ) from None

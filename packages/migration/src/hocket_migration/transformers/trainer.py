@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import random
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, denumpify_detensorize
 
 import hocket
+from hocket.help import warn
 from hocket_migration.transformers import arguments, overrides
 from hocket_migration.transformers.batches import Batches, OfRank
 from hocket_migration.transformers.flow import Flow
@@ -203,12 +203,11 @@ class OnHocket(transformers.Trainer):
             function = type(self.model).forward
         if overrides.ignores_items(function):
             name = getattr(function, "__qualname__", type(function).__name__)
-            warnings.warn(
+            warn(
                 f"{name} returns the mean over a batch and does not use num_items_in_batch, and transformers adds up the "
                 f"means of the {steps} batches of a step: the loss and its gradient are {steps} times as large. This run does "
                 f"the same. Set loss_is_scaled_for_ga = False in a subclass of Trainer, or trainer.loss_is_scaled_for_ga = "
-                "False, to train on their mean.",
-                stacklevel=4,
+                "False, to train on their mean."
             )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

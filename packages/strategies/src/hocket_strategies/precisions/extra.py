@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from hocket.help import installing
+
 
 def torchao(module: str) -> Any:
     """Return the module ``torchao.<module>``. Raises ImportError saying how to install it."""
@@ -14,7 +16,7 @@ def torchao(module: str) -> Any:
         return importlib.import_module(f"torchao.{module}")
     except ImportError as error:
         raise ImportError(
-            f"This precision needs torchao, which cannot be imported here ({error}). Type: pip install "
-            "'hocket-strategies[torchao]'; if it is installed, take the release of torchao that was made for this torch "
-            f"({torch.__version__})."
+            f"This precision needs torchao, which cannot be imported here ({error}). Type: "
+            f"{installing.command('torchao', 'hocket-strategies')}; if it is installed, take the "
+            f"release of torchao that was made for this torch ({torch.__version__})."
         ) from error

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from hocket.checkpoints.component import Check, Component, PerRank, Saved, Tree
+from hocket.help import warn
 from hocket.state import State
 from hocket.training.fit import FitLoop
 
@@ -62,10 +62,9 @@ class TrainingData(Component):
         position = None if saved is None else self._mine(saved)
         if position is not None:
             if changed := self._loop.data.changed(position):
-                warnings.warn(
+                warn(
                     f"The training data differs from the checkpoint's: {changed}. It continues with it from the end of the "
-                    "epoch. To continue as before, give the Trainer the same data, batch size and global_batch= as then.",
-                    stacklevel=2,
+                    "epoch. To continue as before, give the Trainer the same data, batch size and global_batch= as then."
                 )
             self._loop.data.load_state_dict(position)
             self._state.progress.epoch_length = self._loop.data.length

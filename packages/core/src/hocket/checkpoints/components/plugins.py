@@ -105,9 +105,11 @@ def how_to_get(kind: str, each: Mapping[str, Any]) -> str:
         return f"Pass {kind}=['{short}'] to the Trainer."
     if each["dist"] in (None, "this process"):
         return f"Pass an instance of it to the Trainer: {kind}=[{each['class'].rpartition('.')[2]}(…)]."
+    from hocket.help import installing
+
     return (
         f"It comes with {each['dist']} {each['version']}, which is not installed or switched off; type: "
-        f"pip install '{each['dist']}=={each['version']}', and pass {kind}=['{short}'] to the Trainer."
+        f"{installing.library(each['dist'], '==' + each['version'])}; and pass {kind}=['{short}'] to the Trainer."
     )
 
 

@@ -122,7 +122,7 @@ def parse(raw: bytes, where: str) -> Manifest:
         raise CheckpointError(f'{where}: it is not the manifest of a checkpoint (no "format": "{FORMAT}").')
     version = content.get("version")
     if type(version) is not int or not (version == VERSION or version in UPGRADES):
-        advice = "run: pip install -U hocket" if type(version) is int and version > VERSION else "write it anew"
+        advice = "install a newer hocket" if type(version) is int and version > VERSION else "write it anew"
         raise CheckpointError(
             f"{where}: the checkpoint has format version {version!r}; this hocket reads "
             f"{', '.join(map(str, sorted({*UPGRADES, VERSION})))}. To read it, {advice}."

@@ -55,11 +55,13 @@ class Remote:
             # No cached listings, because other processes write, and objects may be lost.
             self._fs, root = url_to_fs(url, **{"use_listings_cache": False, "skip_instance_cache": True, **options})
         except ImportError as error:
+            from hocket.help import installing
+
             scheme = url.partition("://")[0]
-            advice = "pip install 'hocket[remote]'" + (
+            advice = installing.command("remote") + (
                 "" if scheme == "s3" else f", and fsspec's package for {scheme}://"
             )
-            raise ImportError(f"{url} cannot be reached: {error}. Run: {advice}") from error
+            raise ImportError(f"{url} cannot be reached: {error}. Type: {advice}") from error
         self._root = root.rstrip("/")
         self._url = url.rstrip("/")
         self._attempts, self._wait, self._lease = attempts, wait, lease

@@ -8,7 +8,6 @@ import re
 import shutil
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -22,6 +21,7 @@ from hocket.checkpoints.storage.errors import CheckpointError, DamagedCheckpoint
 from hocket.checkpoints.storage.locks import InUse, Lock
 from hocket.checkpoints.storage.manifest import LATEST, Manifest, Unfinished
 from hocket.checkpoints.storage.ranks import ALONE, Ranks
+from hocket.help import warn
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ class Store:
 
     Args:
         folder: a local folder, made when it is first written to, or a URL such as ``s3://bucket/run``, which needs
-            ``pip install 'hocket[remote]'``. A relative path refers to the current working directory.
+            the extra ``remote``. A relative path refers to the current working directory.
             Links in it are not checkpoints.
         options: for the file system of a URL, as in ``fsspec.filesystem``.
 
@@ -285,11 +285,11 @@ class Store:
     def _newest_first(self) -> list[str]:
         for name, problem in sorted(self._place.manifests().items()):
             if isinstance(problem, str):
-                warnings.warn(f"{self} skips '{name}': {problem}", DamagedCheckpointWarning, stacklevel=3)
+                warn(f"{self} skips '{name}': {problem}", DamagedCheckpointWarning)
         return self.names()[::-1]
 
     def _warn_skipped(self, name: str, problem: str) -> None:
-        warnings.warn(f"{self} skips '{name}', which is damaged: {problem}", DamagedCheckpointWarning, stacklevel=3)
+        warn(f"{self} skips '{name}', which is damaged: {problem}", DamagedCheckpointWarning)
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint, valid or not."""

@@ -76,7 +76,13 @@ class DataSource:
 
     def iterate(self) -> Iterator[Any]:
         """Return a new iterator over the data."""
-        batches: Iterator[Any] = iter(self.data)
+        try:
+            batches: Iterator[Any] = iter(self.data)
+        except Exception as error:
+            from hocket.help import starting_workers
+
+            starting_workers.explain(error, self.data)
+            raise
         self._iterator = ref(batches) if loaders.has_workers(batches) else None
         return batches
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from hocket.data.source import Position, known_length
 from hocket.data.sources.base import DataSource
 from hocket.data.stateful import has_state
 from hocket.data.workers import sheltered
+from hocket.help import warn
 
 
 class ByIndex(DataSource):
@@ -132,11 +132,10 @@ class ByIndex(DataSource):
         if self._warned or not loader.num_workers or not has_state(loader.dataset):
             return
         self._warned = True
-        warnings.warn(
+        warn(
             f"{type(loader.dataset).__name__} has a state_dict, but it cannot be read from the {loader.num_workers} worker "
             "processes that load its samples, so a resumed run begins with the initial state of the data set. Use "
-            "num_workers=0, or let samples depend only on their index and on the epoch, which set_epoch receives.",
-            stacklevel=3,
+            "num_workers=0, or let samples depend only on their index and on the epoch, which set_epoch receives."
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +9,7 @@ from hocket.data import loaders
 from hocket.data.slices import Slices
 from hocket.data.source import Position
 from hocket.data.sources.base import DataSource
+from hocket.help import warn
 
 
 class Replay(DataSource):
@@ -32,10 +32,9 @@ class Replay(DataSource):
         """See :meth:`hocket.data.Source.position`."""
         if batches is not None and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"{type(self.data).__name__} has no position to save, so a resumed run reads the past batches of the current "
                 "epoch again, and discards them. Use a map-style data set, or data with state_dict and load_state_dict, such "
-                "as torchdata's StatefulDataLoader.",
-                stacklevel=2,
+                "as torchdata's StatefulDataLoader."
             )
         return super().position(batches)

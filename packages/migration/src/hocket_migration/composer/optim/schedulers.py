@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from hocket.help import warn
 from hocket_migration.composer.core.state import State
 
 
@@ -136,10 +136,9 @@ def every_batch(schedulers: Sequence[Any], given: bool | None) -> bool:
         return given
     torchs = any(isinstance(each, LRScheduler) for each in schedulers)
     if torchs and not all(isinstance(each, LRScheduler) for each in schedulers):
-        warnings.warn(
+        warn(
             "All schedulers are stepped after each epoch, because one is of torch. Write step_schedulers_every_batch=True to "
-            "step them after each batch, or False.",
-            stacklevel=4,
+            "step them after each batch, or False."
         )
     return not torchs
 
