@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hocket.runs.files import SUMMARY
+from hocket import safe_files
 
 #: The file in a run's folder that names its owner.
 RECORD = "run.json"
@@ -169,6 +169,8 @@ class RunFolder:
 
     def files(self) -> list[str]:
         """Return the names of files and folders there, sorted, without checkpoints and marks; empty if another run owns it."""
+        from hocket.runs.files import SUMMARY
+
         if not self._claimed:
             return []
         entries = [
@@ -203,7 +205,7 @@ class TemporaryFolder(RunFolder):
 def _read_mark(folder: Path) -> dict[str, Any] | None:
     """Return the content of the mark; None without a mark, an empty dict if it cannot be read."""
     try:
-        mark = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        mark = safe_files.parsed(safe_files.content(folder / RECORD))
         return {**mark, "run": str(mark["run"])}
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -222,7 +224,8 @@ def _write_mark(folder: Path, run: Run, checkpoints: str | None, replace: bool) 
         began = before.get("began", began)
     mark = {"run": run.id, "name": run.name, "began": began, "checkpoints": checkpoints}
     temporary = folder / f".{RECORD}.{os.urandom(8).hex()}"
-    temporary.write_text(json.dumps(mark) + "\n", encoding="utf-8")
+    with temporary.open("x", encoding="utf-8") as file:  # never what is there already
+        file.write(json.dumps(mark) + "\n")
     try:
         if before is not None:
             temporary.replace(record)

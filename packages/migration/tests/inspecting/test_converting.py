@@ -247,7 +247,7 @@ def test_only_regular_files_are_read_and_links_stay_links(tmp_path, capsys, migr
     for action in ("inspect", "convert"):
         assert migrate(action, project) == 1
         printed = capsys.readouterr().out
-        assert "pipe.py: not read: this is not a regular file." in printed
+        assert "pipe.py: not read: it is a pipe and not a regular file." in printed
         assert "other.py: not read: this is a link to a file that is not in the folder." in printed
     assert migrate("convert", project, "--in-place") == 1
     assert secret.read_text() == "import composer\n"

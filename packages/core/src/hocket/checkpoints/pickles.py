@@ -1,4 +1,4 @@
-"""Count the objects in a file of ``torch.save`` before any of them is created. Needs no torch.
+"""Read files of ``torch.save``, after counting the objects in them before any of them is created. Counting needs no torch.
 
 torch's restricted unpickler executes nothing that a file names, but performs all the work that it requests. Files of a few
 bytes can request endless work: containers that hold each other, keys that take forever to hash, buffers of any size, storages
@@ -8,13 +8,16 @@ that end far behind the file.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import pickletools
+import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from hocket import safe_files
 from hocket.checkpoints.storage.errors import CheckpointError
 
 #: Objects that a file may unfold into, beyond a few for each that it contains, and how deeply they may be nested.
@@ -32,10 +35,33 @@ class _Object:
         self.value, self.below = value, below
 
 
+def load(path: Path, allowed: Sequence[Any] = ()) -> Any:
+    """Return what a file of ``torch.save`` holds, on the CPU. Nothing that it names is executed.
+
+    Args:
+        allowed: classes, or pairs of a function and the name that the file has for it, besides those of tensors and plain data.
+
+    Raises:
+        OSError: it is not a regular file, or cannot be opened.
+        CheckpointError: it requests more than it contains.
+        Exception: any other if it is damaged, or holds other objects.
+    """
+    check(path)
+    import torch
+
+    with torch.serialization.safe_globals([*allowed]):
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def reason(error: BaseException) -> str:
+    """Return the first line of what an unpickler says, or the name of its exception if it says nothing."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", str(error).strip() or type(error).__name__).partition("\n")[0].rstrip(". ")
+
+
 def check(path: Path) -> None:
     """Raise CheckpointError if a file of ``torch.save`` requests more than it contains; other exceptions if it is damaged."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with safe_files.opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
         if not zipfile.is_zipfile(file):
             file.seek(0)
             for _ in range(_LEGACY):

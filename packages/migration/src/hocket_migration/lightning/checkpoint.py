@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hocket.checkpoints import CheckpointError
+from hocket import safe_files
+from hocket.checkpoints import CheckpointError, pickles
 from hocket_migration.lightning import callbacks
 from hocket_migration.lightning.arguments import REFUSED_PATHS
 from hocket_migration.lightning.framework import overrides
@@ -26,9 +27,8 @@ def save(trainer: TrainerView, path: Any, weights_only: bool) -> None:
     if trainer.is_global_zero:
         target = Path(os.fspath(path))
         target.parent.mkdir(parents=True, exist_ok=True)
-        written = target.with_name(f".{target.name}.part")
-        torch.save(saved, written)
-        written.replace(target)
+        with safe_files.replacing(target) as file:
+            torch.save(saved, file)
     trainer.strategy.barrier("save_checkpoint")
 
 
@@ -176,13 +176,20 @@ def read(path: Any, weights_only: bool | None) -> dict[str, Any]:
         CheckpointError: there is no such file, it was not written by Lightning, or it holds other objects.
     """
     file = Path(os.fspath(path))
-    if not file.is_file():
+    if not file.exists():
         raise CheckpointError(f"There is no checkpoint file {str(path)!r}. Give ckpt_path= the path of a .ckpt file.")
     try:
-        saved = torch.load(file, map_location="cpu", weights_only=weights_only is not False)
+        if weights_only is False:
+            with safe_files.opened(file) as opened:
+                saved = torch.load(opened, map_location="cpu", weights_only=False)
+        else:
+            saved = pickles.load(file)
+    except (OSError, CheckpointError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(f"{str(path)!r} is not read: {reason.rstrip('. ')}.") from None
     except Exception as error:
         raise CheckpointError(
-            f"{str(path)!r} cannot be read: {type(error).__name__}: {str(error).splitlines()[0].rstrip('. ')}. "
+            f"{str(path)!r} cannot be read: {type(error).__name__}: {pickles.reason(error)}. "
             + (
                 "It may hold objects, such as hyperparameters: if you trust its source, write fit(…, weights_only=False)."
                 if zipfile.is_zipfile(file)
