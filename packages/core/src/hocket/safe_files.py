@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 #: Bytes of a file that is read at once, of a line of JSON, and levels of its nesting.
-BYTES, LINE, DEPTH = 1 << 23, 1 << 23, 100
+BYTES, LINE, DEPTH = 1 << 23, 1 << 23, 500
 #: Bytes of lines that are read together.
-_BLOCK = 1 << 20
+BLOCK = 1 << 20
 #: Maximum number of characters of a message: names inside files have any length.
 _LONGEST = 10_000
 _KINDS = {
@@ -96,7 +96,7 @@ def blocks(path: Path | str, within: Path | str | None = None) -> Iterator[tuple
     """
     with opened(path, within) as file:
         left = b""
-        while block := file.read(_BLOCK):
+        while block := file.read(BLOCK):
             *lines, left = (left + block).split(b"\n")
             if len(left) > LINE:
                 raise UnsafeFileError(errno.EFBIG, f"a line has more than {LINE:,} bytes", str(path))

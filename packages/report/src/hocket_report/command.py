@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from hocket.cli.command import Command
 from hocket.plugins import PluginError
@@ -23,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     from hocket_report.page import write
 
     try:
-        path = write(args.runs, args.out)
+        path = write(args.runs, args.out, progress=sys.stderr.isatty())
     except (ValueError, OSError, ImportError) as error:
         raise PluginError(str(error)) from error
     print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")

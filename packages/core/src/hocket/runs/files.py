@@ -62,6 +62,13 @@ def content(path: Path, within: Path | None = None) -> dict[str, Any]:
     return {}
 
 
+def size(path: Path) -> int:
+    """Return the bytes of a file; 0 if it does not exist."""
+    with suppress(OSError):
+        return path.stat().st_size
+    return 0
+
+
 def number(value: Any) -> float | None:
     """Return a value of a line as a number, ``"NaN"`` and ``"Infinity"`` too; None if it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
