@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 #: What bytes are replaced by: what readers have stumbled on.
 TOKENS = [
     b"\x00", b"\xff\xfe", b"\x1b[2J", b"\xc2\x9b31m", b"\xe2\x80\xae", b"\\ud800", b"[" * 2000, b'{"a":' * 700, b"9" * 5000,
@@ -36,7 +38,7 @@ def mutate(path: Path, rng: random.Random, others: list[Path]) -> str:
     if path.suffix in (".json", ".jsonl", ".ipynb"):
         ways += [_values] * 5
     elif path.suffix == ".yaml":
-        ways += [_lines] * 4 + [_bomb]
+        ways += [_lines] * 3 + [_values] * 4 + [_bomb]
     if path.name == "manifest.json" or path.with_name("manifest.json").is_file():
         ways = [_resealed] * 5 + ways
     elif path.suffix in (".pt", ".ckpt", ".bin"):
@@ -99,19 +101,22 @@ def _special(path: Path, rng: random.Random) -> None:
 
 
 def _values(path: Path, rng: random.Random) -> None:
-    """Replace values of JSON by others."""
+    """Replace values of JSON or YAML by others."""
 
-    def change(value: Any, share: float) -> Any:
+    def change(value: Any) -> Any:
         if rng.random() < share:
             return rng.choice(VALUES)
         if isinstance(value, dict):
-            made = {key: change(each, share) for key, each in value.items() if rng.random() > share / 2}
+            made = {key: change(each) for key, each in value.items() if rng.random() > share / 2}
             return made | ({"\x1b[1m": 1} if rng.random() < share else {})
-        return [change(each, share) for each in value] if isinstance(value, list) else value
+        return [change(each) for each in value] if isinstance(value, list) else value
 
-    lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
-    share = rng.choice((0.02, 0.1, 0.3))
-    path.write_text("\n".join(json.dumps(change(json.loads(line), share)) for line in lines) + "\n")
+    share, text = rng.choice((0.02, 0.1, 0.3)), path.read_text()
+    if path.suffix == ".yaml":
+        path.write_text(yaml.safe_dump(change(yaml.safe_load(text)), sort_keys=False))
+        return
+    lines = text.splitlines() if path.suffix == ".jsonl" else [text]
+    path.write_text("\n".join(json.dumps(change(json.loads(line))) for line in lines) + "\n")
 
 
 def _resealed(path: Path, rng: random.Random) -> None:
@@ -144,7 +149,8 @@ def _lines(path: Path, rng: random.Random) -> None:
         lines[at : at + 1] = rng.choice(
             [
                 [], [lines[at]] * 2, [f"  {lines[at]}"], [lines[at].lstrip()],
-                [lines[at] + rng.choice(TOKENS).decode("latin-1")], [f"{key}: &x {{y: *x}}"], [f"{key}: {json.dumps(rng.choice(VALUES))}"], [f"{key}: " + "[" * 300 + "]" * 300],
+                [lines[at] + rng.choice(TOKENS).decode("latin-1")], [f"{key}: &x {{y: *x}}"],
+                [f"{key}: {json.dumps(rng.choice(VALUES))}"], [f"{key}: " + "[" * 300 + "]" * 300],
                 [rng.choice(lines)], [f'{key}: "\\e[31m\\u202e"'], [f"{key}: {rng.choice(lines).partition(':')[2]}"],
             ]
         ) or [""]  # fmt: skip

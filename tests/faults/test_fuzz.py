@@ -81,14 +81,7 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     histogram = {"batch": 3, "histogram": "h", "counts": [1, 2], "edges": [0, 1, 2]}
     (media / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in (row, table, histogram)))
     (media / "1.png").write_bytes(b"png")
-    entry = {
-        "number": 0,
-        "name": "k",
-        "parameters": {"seed": 1},
-        "status": "pruned",
-        "value": 0.5,
-        "metrics": {"test/loss": 0.5},
-    }
+    entry = {"name": "k", "parameters": {"seed": 1}, "status": "pruned", "value": 0.5, "metrics": {"test/loss": 0.5}}
     (folder / "runs/sweep.json").write_text(json.dumps({"definition": {"metric": "test/loss"}, "trials": [entry]}))
     weights = torch.nn.Linear(3, 2).state_dict()
     lightning = {
@@ -152,27 +145,41 @@ def kinds(valid: Path) -> dict[str, list[Command]]:
         ["checkpoint", "inspect", at], ["checkpoint", "verify", at], ["checkpoint", "diff", at, "weights.safetensors"],
         ["checkpoint", "export", at, "out.safetensors"], ["train", "--from", at, "fast_dev_run=1"],
     ]  # fmt: skip
+    migrate: list[Command] = [["migrate", "inspect", "project"], ["migrate", "convert", "project", "--in-place"]]
+    train: Command = ["train", "config.yaml", "fast_dev_run=1"]
+    again: Command = [
+        "train",
+        "config.yaml",
+        "run_name=a",
+        "checkpoints=runs/a/checkpoints",
+        "resume=auto",
+        "duration=3ep",
+    ]
+
+    def export(path: str) -> Command:
+        return ["checkpoint", "export", path, "out.safetensors"]
+
     return {
-        "config.yaml": [["plan", "config.yaml"], ["train", "config.yaml", "fast_dev_run=1"], ["train", "config.yaml", "--print-config"]],
+        "config.yaml": [["plan", "config.yaml"], train, ["train", "config.yaml", "--print-config"]],
         "sweep.yaml": [["sweep", "sweep.yaml", "--prefix", "false"], ["plan", "sweep.yaml"]],
-        "runs/a/config.yaml": [["train", "--from", "runs/a", "fast_dev_run=1"], ["report", "runs/a"]],
-        "runs/a/metrics.jsonl": RUN,
+        "runs/a/config.yaml": [["train", "--from", "runs/a", "fast_dev_run=1"], ["report", "runs/a"], again],
+        "runs/a/metrics.jsonl": [*RUN, again],
         "runs/k/metrics.jsonl": RUN,
-        "runs/a/summary.json": [*RUN, ["train", "config.yaml", "fast_dev_run=1"]],
-        "runs/a/run.json": [*RUN, ["train", "config.yaml"]],
-        "runs/a/media/metrics.jsonl": RUN,
+        "runs/a/summary.json": [*RUN, again],
+        "runs/a/run.json": [*RUN, again],
+        "runs/a/media/metrics.jsonl": [*RUN, again],
         "runs/sweep.json": RUN,
-        f"{at}/manifest.json": read,
-        f"{at}/{tree}": read,
-        f"{at}/{shards[0]}": read,
-        "lightning.ckpt": [(lightning, "lightning.ckpt"), ["checkpoint", "export", "lightning.ckpt", "out.safetensors"]],
-        "composer.pt": [(composer, "composer.pt"), ["checkpoint", "export", "composer.pt", "out.safetensors"]],
-        "hf/part.bin": [["checkpoint", "export", "hf", "out.safetensors"]],
-        "hf/pytorch_model.bin.index.json": [["checkpoint", "export", "hf", "out.safetensors"]],
-        "weights.safetensors": [["checkpoint", "diff", "weights.safetensors", at], ["checkpoint", "export", "weights.safetensors", "o.safetensors"]],
-        "project/train.ipynb": [["migrate", "inspect", "project"], ["migrate", "convert", "project", "--in-place"]],
-        "project/train.py": [["migrate", "inspect", "project"], ["migrate", "convert", "project", "--in-place"]],
-    }  # fmt: skip
+        f"{at}/manifest.json": [*read, again],
+        f"{at}/{tree}": [*read, again],
+        f"{at}/{shards[0]}": [*read, again],
+        "lightning.ckpt": [(lightning, "lightning.ckpt"), export("lightning.ckpt")],
+        "composer.pt": [(composer, "composer.pt"), export("composer.pt")],
+        "hf/part.bin": [export("hf")],
+        "hf/pytorch_model.bin.index.json": [export("hf")],
+        "weights.safetensors": [["checkpoint", "diff", "weights.safetensors", at], export("weights.safetensors")],
+        "project/train.ipynb": migrate,
+        "project/train.py": migrate,
+    }
 
 
 def case(number: int, valid: Path, folder: Path) -> tuple[str, str, Command]:

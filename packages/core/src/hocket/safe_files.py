@@ -137,8 +137,9 @@ def replacing(path: Path | str, mode: int | None = None) -> Iterator[BinaryIO]:
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name[:100]}.{os.urandom(8).hex()}")
+    file = open(temporary, "xb")  # noqa: SIM115  (fails if there is anything, and follows no link)
     try:
-        with open(temporary, "xb") as file:  # fails if there is anything, and follows no link
+        with file:
             yield file
         if mode is not None:
             os.chmod(temporary, mode)

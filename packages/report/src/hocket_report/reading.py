@@ -118,8 +118,8 @@ def _configuration(folder: Path, logged: Logged, damaged: list[str]) -> tuple[di
     except FileNotFoundError:
         pass
     except (OSError, document.ConfigError) as error:
-        why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
-        damaged.append(f"{path} is not shown: {why}")
+        why = error.strerror if isinstance(error, OSError) else str(error).removeprefix(f"{path}: ")
+        damaged.append(f"{path} is not shown: {str(why).rstrip('.')}")
     given = {name: value for name, value in logged.hyperparameters.items() if value is not None}
     return dict(_flat(given, "")), "the arguments of the Trainer"
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 NAME, KEY = "config.yaml", "x-hocket"
 #: The variable with overrides, separated as in a shell: ``HOCKET_OVERRIDES="duration=1ep optimizer.adamw.lr=0.1"``.
 VARIABLE = "HOCKET_OVERRIDES"
+#: What it was made from that is a list of texts.
+_LISTS = ("environment", "overrides", "changed")
 #: The length of a checksum, which no version has.
 _CHECKSUM = 64
 
@@ -241,7 +243,12 @@ def made_of(root: Node, base: Path | None) -> dict[str, Any]:
         found[str(name)] = [
             os.path.normpath(os.path.join(inside, each)) for each in paths if base or os.path.isabs(each)
         ]
-    return {**made, "modules": known, "sources": found}
+    lists = {key: [str(each) for each in made[key]] for key in _LISTS if isinstance(made.get(key), list)}
+    versions = made.get("versions")
+    return {
+        **{key: value for key, value in made.items() if key not in _LISTS}, **lists, "modules": known, "sources": found,
+        "versions": versions if isinstance(versions, dict) else {},
+    }  # fmt: skip
 
 
 def _of_file(file: Path, place: str) -> str:
