@@ -15,8 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-#: What a command may take of a small file: seconds, and bytes beyond those of the process that it is forked from.
-SECONDS, BYTES = 10.0, 500 << 20
+#: What a command may take of a small file: seconds of a processor, and bytes beyond those of the process that it is forked
+#: from; and the seconds after which it waits for something that does not come, on a machine that others use too.
+SECONDS, BYTES, WAIT = 10.0, 500 << 20, 60.0
 
 
 #: Bytes that a fork takes without doing anything.
@@ -58,7 +59,7 @@ def call(function: Callable[[], int | None], folder: Path) -> Ended:
     if not (child := os.fork()):
         _run(function, folder, output)
     code = usage = None
-    while code is None and time.monotonic() < began + SECONDS + 1:
+    while code is None and time.monotonic() < began + WAIT:
         done, status, usage = os.wait4(child, os.WNOHANG)
         code = os.waitstatus_to_exitcode(status) if done else None
         time.sleep(0.002)
@@ -69,7 +70,7 @@ def call(function: Callable[[], int | None], folder: Path) -> Ended:
         _, status, usage = os.wait4(child, 0)
         code = os.waitstatus_to_exitcode(status)
     assert usage is not None
-    seconds = time.monotonic() - began
+    seconds = usage.ru_utime + usage.ru_stime
     return Ended(code, output.read_text(errors="replace"), seconds, (usage.ru_maxrss << 10) - _idle[0])
 
 
@@ -83,6 +84,7 @@ def _run(function: Callable[[], int | None], folder: Path, output: Path) -> None
         faulthandler.enable(sys.stderr)
         warnings.resetwarnings()  # those that pytest turns into errors
         os.chdir(folder)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(SECONDS) + 2,) * 2)
         resource.setrlimit(resource.RLIMIT_AS, (_status("VmSize") + (2 << 30),) * 2)  # the machine survives
         try:
             code = function() or 0

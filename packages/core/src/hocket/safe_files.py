@@ -136,6 +136,8 @@ def replacing(path: Path | str, mode: int | None = None) -> Iterator[BinaryIO]:
         mode: the permissions; those that the umask leaves unless given.
     """
     path = Path(path)
+    if path.is_dir() and not path.is_symlink():
+        raise UnsafeFileError(errno.EISDIR, "it is a folder, and no file replaces it", str(path))
     temporary = path.with_name(f".{path.name[:100]}.{os.urandom(8).hex()}")
     file = open(temporary, "xb")  # noqa: SIM115  (fails if there is anything, and follows no link)
     try:

@@ -39,6 +39,8 @@ class LinesFile:
 
     def truncate(self, path: Path, run: str) -> bytes:
         """Remove the lines written after the checkpoint, and return them. A file that was changed since is left as it is."""
+        if os.path.lexists(path):
+            safe_files.check(path.lstat(), path)
         owner = _owner(path)
         if not path.exists() or not (owner == run or (owner is None and self.size)):
             return b""
