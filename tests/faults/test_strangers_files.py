@@ -10,12 +10,17 @@ import random
 import socket
 import stat
 import sys
+import zipfile
 from array import array
 from pathlib import Path
 from typing import Any
 
+import guarded
+import numpy as np
 import pytest
+import torch
 import yaml
+from test_fuzz import composer, lightning
 
 from hocket import safe_files
 from hocket.cli import document, main
@@ -271,3 +276,67 @@ def test_a_report_reads_what_a_scan_reads() -> None:
     Path("runs/a/metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     ours, theirs = reading.read(Path("runs/a"), 400, lambda: None).about, listing.read(Path("runs/a"))
     assert ours.position == theirs.position and ours.values == theirs.values
+
+
+def pickled(name: str, content: bytes) -> None:
+    with zipfile.ZipFile(name, "w") as archive:
+        for part, raw in (("data.pkl", content), ("version", b"3\n"), ("byteorder", b"little")):
+            archive.writestr(f"a/{part}", raw)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02}X\x0a\x00\x00\x00state_dictcbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85Rs.",  # 2 GB by their number alone
+        b"\x80\x02)q\x00" + b"h\x00h\x00\x86q\x00" * 60 + b"}h\x00K\x01s.",  # a key that takes forever to hash
+        b"\x80\x02]q\x00h\x00a.",  # a list that contains itself
+        b"\x80\x02" + b"]" * 3000 + b"a" * 2999 + b".",
+        b"\x80\x02.",
+        b"",
+    ],
+)
+def test_readers_of_peers_checkpoints_check_pickles_first(content: bytes) -> None:
+    """In a fork: without the check, most of them end neither soon nor in little memory."""
+    pickled("a.ckpt", content)
+    for read in (lightning, composer):
+        ended = guarded.call(lambda read=read: read("a.ckpt"), Path.cwd())
+        assert ended.fault == "" and "'a.ckpt'" in ended.output and ended.seconds < 5
+
+
+@pytest.mark.parametrize("kind", KINDS[:-2])
+def test_readers_of_peers_checkpoints_refuse_other_things_than_files(kind: str) -> None:
+    special(Path("a.ckpt"), kind)
+    assert "regular file" in guarded.call(lambda: lightning("a.ckpt"), Path.cwd()).output
+    if kind != "folder":
+        assert "regular file" in guarded.call(lambda: composer("a.ckpt"), Path.cwd()).output
+
+
+def test_random_numbers_of_numpy_are_read_and_allocate_what_the_file_has() -> None:
+    """An array that a file wants to be large has no more elements than bytes in the file."""
+    from hocket_migration.composer.loading import find
+
+    state = np.random.RandomState(1).get_state()
+    torch.save({"state": {}, "rng": [{"numpy": state}]}, "a.pt")
+    loaded = find("a.pt")
+    assert loaded is not None and np.array_equal(loaded.tree["rng"][0]["numpy"][1], state[1])
+
+    class Large:
+        def __reduce__(self) -> Any:
+            return np.zeros(0).__reduce__()[0], (np.ndarray, (1 << 40,), b"b")
+
+    torch.save({"state": {}, "rng": Large()}, "b.pt")
+    loaded = find("b.pt")
+    assert loaded is not None and loaded.tree["rng"].size == 0
+
+
+def test_exported_weights_have_the_mode_of_other_files() -> None:
+    from hocket.checkpoints import export
+
+    torch.save(torch.nn.Linear(2, 1).state_dict(), "a.pt")
+    before = os.umask(0o027)
+    try:
+        export("a.pt", "a.safetensors")
+        Path("other").touch()
+    finally:
+        os.umask(before)
+    assert Path("a.safetensors").stat().st_mode == Path("other").stat().st_mode
