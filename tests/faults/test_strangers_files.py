@@ -23,7 +23,7 @@ import yaml
 from test_fuzz import composer, lightning
 
 from hocket import safe_files
-from hocket.cli import document, main
+from hocket.cli import document, main, recorded
 from hocket.runs import files, listing
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no such files there")
@@ -226,6 +226,10 @@ def test_a_recorded_configuration_may_hold_anything(capsys: Any) -> None:
     ):
         Path("a/config.yaml").write_text(f"model: mod:f\nx-hocket: {made}\n")
         assert main(["train", "--from", "a"]) == 2
+    now = "1: 2\nx-hocket: {run: 1, changed: 3}\n"
+    for made in ("text", "[1]", "{run: [1]}", "{run: 1, changed: 3}"):
+        Path("a/config.yaml").write_text(f"model: mod:f\nx-hocket: {made}\n")
+        assert recorded.continued(Path("a/config.yaml"), now).startswith(("1: 2", "#"))
 
 
 @pytest.mark.parametrize("most", [40, 4096])

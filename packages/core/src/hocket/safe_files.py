@@ -23,7 +23,7 @@ BLOCK = 1 << 20
 _LONGEST = 10_000
 _KINDS = {
     stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket",
-    stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link",
+    stat.S_IFLNK: "a link",
 }  # fmt: skip
 
 
@@ -36,6 +36,8 @@ class UnsafeFileError(OSError):
 
 def check(about: os.stat_result, path: Path | str) -> None:
     """Raise UnsafeFileError unless it is the status of a regular file."""
+    if stat.S_ISDIR(about.st_mode):
+        raise UnsafeFileError(errno.EISDIR, "Is a directory and not a regular file", str(path))
     if not stat.S_ISREG(about.st_mode):
         kind = _KINDS.get(stat.S_IFMT(about.st_mode), "a special file")
         raise UnsafeFileError(errno.EINVAL, f"it is {kind} and not a regular file", str(path))

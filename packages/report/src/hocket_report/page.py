@@ -30,9 +30,7 @@ _WRITE = "--out report.html"
 
 
 def write(
-    folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
-    out: str | os.PathLike[str] = "report.html",
-    progress: bool = False,
+    folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], out: str | os.PathLike[str] = "report.html"
 ) -> Path:
     """Write a page about one run, or a comparison of several, and return its path.
 
@@ -42,7 +40,6 @@ def write(
     Args:
         folders: the folders of the runs, with what the logger ``jsonl`` has written there.
         out: the file to write; its folder is made.
-        progress: whether to show on stderr how much of the runs is read.
 
     Raises:
         ValueError: a folder is no run's, or none was given; or ``out`` is no name of a page, or a file that is no report.
@@ -57,7 +54,12 @@ def write(
         >>> write([trainer.fit().run_folder], "report.html").name
         'report.html'
     """
-    given = [Path(each) for each in ([folders] if isinstance(folders, str | os.PathLike) else folders)]
+    return compare([folders] if isinstance(folders, str | os.PathLike) else folders, out, progress=False)
+
+
+def compare(folders: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str], progress: bool) -> Path:
+    """Write a page about runs; see `write`. ``progress`` shows on stderr how much of the runs is read."""
+    given = [Path(each) for each in folders]
     if not given:
         raise ValueError("A report needs the folder of a run, such as runs/a; `hocket runs` lists them.")
     for folder in given:

@@ -185,15 +185,16 @@ def continued(file: Path, now: str) -> str:
     They are those of all its parts, so that a repetition can say that it will differ.
     """
     try:
-        before, after = (parse(text, str(file)).plain() for text in (safe_files.text(file, within=file.parent), now))
+        before, after = (parse(text, str(file)) for text in (safe_files.text(file, within=file.parent), now))
     except (OSError, ConfigError, UnicodeDecodeError):
         return now
-    was, made = before.pop(KEY, None) or {}, after.pop(KEY)
+    was, made = made_of(before, None), after.value.pop(KEY).plain()
     if was.get("run") != made["run"]:
         return now
-    differ = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+    then, values = before.plain(), after.plain()
+    differ = {str(key) for key in then.keys() | values.keys() if then.get(key) != values.get(key)}
     changed = sorted({*was.get("changed", ()), *differ - {"resume", "run_name"}})
-    return text(after, {**made, "changed": changed}) if changed else now
+    return text(values, {**made, "changed": changed}) if changed else now
 
 
 def write(folder: Path, text: str) -> None:
