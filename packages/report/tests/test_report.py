@@ -24,8 +24,8 @@ from hocket.cli.document import parse
 from hocket.loggers.png import png
 from hocket.runs import files
 from hocket_report import Report, vega, write
-from hocket_report.curves import Logged, downsampled
-from hocket_report.curves import read as read_curves
+from hocket_report.logged import Logged, downsampled
+from hocket_report.logged import read as read_curves
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 #: A text that would leave every element, attribute and script that it may stand in.
@@ -378,9 +378,8 @@ def test_downsampling_keeps_the_extremes_and_the_ends(values: list[float], most:
 
 def test_epochs_are_interpolated() -> None:
     logged = Logged()
-    for epoch, batch in [(0, 5), (0, 10), (1, 10), (1, 15), (2, 20), (2, 25)]:
-        logged.positions["epoch"].append(epoch)
-        logged.positions["batch"].append(batch)
+    rows = [(0, 5), (0, 10), (1, 10), (1, 15), (2, 20), (2, 25)]
+    logged.add([{"epoch": epoch, "batch": batch} for epoch, batch in rows])
     assert logged.epochs() == [0.5, 1.0, 1.0, 1.5, 2.0, 2.5]
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from hocket import safe_files
 from hocket.algorithm import Algorithm, Phase
 from hocket.checkpoints.plain_data import decode, encode
 from hocket.checkpoints.policy import Checkpoints
@@ -273,7 +274,7 @@ class LossSpikeGuard(Algorithm):
         self._journal.append({**batch.at, **done, "values": values, "scores": scores, "samples": indices})
         if state.strategy.rank == 0:
             lines = "".join(f"{json.dumps(each)}\n" for each in self._journal)
-            (state.run_folder / JOURNAL).write_text(lines, encoding="utf-8")
+            safe_files.replace(state.run_folder / JOURNAL, lines)
         state.log({"loss-spike-guard/spikes": len(self._journal)})
         where = f"batch {batch.at['batch']} (epoch {batch.at['epoch']}, batch {batch.at['batch_in_epoch']} in it)"
         found = ", ".join(

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hocket import safe_files
+
 #: The file in a run's folder that names its owner.
 RECORD = "run.json"
 #: Maximum number of characters and bytes of a name, so that it is a valid file name on all systems.
@@ -177,10 +179,10 @@ class RunFolder:
 
     def files(self) -> list[str]:
         """Return the names of files and folders there, sorted, without checkpoints and marks; empty if another run owns it."""
-        if not self._claimed:
-            return []
         from hocket.runs.files import SUMMARY
 
+        if not self._claimed:
+            return []
         entries = [
             each for each in self.path.iterdir() if not each.name.startswith(".") and each.name not in (RECORD, SUMMARY)
         ]
@@ -213,7 +215,7 @@ class TemporaryFolder(RunFolder):
 def _read_mark(folder: Path) -> dict[str, Any] | None:
     """Return the content of the mark; None without a mark, an empty dict if it cannot be read."""
     try:
-        mark = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        mark = safe_files.parsed(safe_files.content(folder / RECORD))
         return {**mark, "run": str(mark["run"])}
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -232,7 +234,8 @@ def _write_mark(folder: Path, run: Run, checkpoints: str | None, replace: bool) 
         began = before.get("began", began)
     mark = {"run": run.id, "name": run.name, "began": began, "checkpoints": checkpoints}
     temporary = folder / f".{RECORD}.{os.urandom(8).hex()}"
-    temporary.write_text(json.dumps(mark) + "\n", encoding="utf-8")
+    with temporary.open("x", encoding="utf-8") as file:  # never what is there already
+        file.write(json.dumps(mark) + "\n")
     try:
         if before is not None:
             temporary.replace(record)

@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from hocket import safe_files
+
 
 def is_url(path: Any) -> bool:
     """Whether a path names a file system, as ``s3://bucket/a`` does."""
@@ -40,9 +42,8 @@ def write(saved: Any, path: Any) -> None:
         return
     target = Path(os.fspath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
-    written = target.with_name(f".{target.name}.part")
-    torch.save(saved, written)
-    written.replace(target)
+    with safe_files.replacing(target) as file:
+        torch.save(saved, file)
 
 
 def opened(path: Any) -> Any:

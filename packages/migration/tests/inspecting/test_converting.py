@@ -247,7 +247,7 @@ def test_only_regular_files_are_read_and_links_stay_links(tmp_path, capsys, migr
     for action in ("inspect", "convert"):
         assert migrate(action, project) == 1
         printed = capsys.readouterr().out
-        assert "pipe.py: not read: this is not a regular file." in printed
+        assert "pipe.py: not read: it is a pipe and not a regular file." in printed
         assert "other.py: not read: this is a link to a file that is not in the folder." in printed
     assert migrate("convert", project, "--in-place") == 1
     assert secret.read_text() == "import composer\n"
@@ -281,3 +281,15 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path, migrate):
     for out in ("file/out", "file/deeper/out"):
         with pytest.raises(OSError, match=r"file/.*out cannot be written: .*file is not a folder"):
             migrate("convert", tmp_path / "a.py", "--out", tmp_path / out)
+
+
+def test_a_hard_link_outside_of_the_project_keeps_what_it_had(tmp_path, migrate):
+    outside, project = tmp_path / "outside.py", tmp_path / "p"
+    project.mkdir()
+    outside.write_text("import lightning as L\nL.Trainer()\n")
+    outside.chmod(0o750)
+    os.link(outside, project / "m.py")
+    assert migrate("convert", str(project), "--in-place") in (0, None)
+    assert outside.read_text().startswith("import lightning as L")
+    assert (project / "m.py").read_text().startswith("import hocket_migration.lightning as L")
+    assert (project / "m.py").stat().st_mode & 0o777 == 0o750 and sorted(os.listdir(project)) == ["m.py"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from hocket.cli.command import Command
 from hocket.plugins import PluginError
@@ -20,10 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page and print its path."""
-    from hocket_report.page import write
+    from hocket_report.page import compare
 
     try:
-        path = write(args.runs, args.out)
+        path = compare(args.runs, args.out, progress=sys.stderr.isatty())
     except (ValueError, OSError, ImportError) as error:
         raise PluginError(str(error)) from error
     print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import math
-from array import array
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from hocket.runs import files
+from hocket_report.logged import Logged, points
 
-#: Points of all curves of a page, and of one curve at least.
-_POINTS, _LEAST = 20_000, 40
 #: The sections of the page: title, the prefixes of metrics there, and what to add to a run without any.
 SECTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("Loss", ("loss",), "loggers: [jsonl]"),
@@ -23,88 +17,6 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("Memory", ("memory",), "callbacks: [memory-monitor]"),
     ("Other values", (), ""),
 )
-
-
-@dataclass(slots=True)
-class Logged:
-    """What a run logged: its positions, and the rows and values of each metric."""
-
-    positions: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in files.POSITION})
-    series: dict[str, tuple[array[int], array[float]]] = field(default_factory=dict)
-    hyperparameters: dict[str, Any] = field(default_factory=dict)
-    #: Number of malformed lines, without a truncated last line, which a killed run leaves.
-    damaged: int = 0
-
-    @property
-    def rows(self) -> int:
-        """The number of rows."""
-        return len(self.positions["batch"])
-
-    def epochs(self) -> list[float]:
-        """Return completed epochs with fractions, interpolated between the rows at which the count changes."""
-        batches, epochs = self.positions["batch"], self.positions["epoch"]
-        knots: list[tuple[float, float]] = [(0.0, 0.0)]
-        for batch, epoch in zip(batches, epochs, strict=True):
-            if epoch > knots[-1][1] and batch > knots[-1][0]:
-                knots.append((batch, epoch))
-        starts = [batch for batch, _ in knots]
-        found = []
-        for batch, epoch in zip(batches, epochs, strict=True):
-            index = min(max(bisect_right(starts, batch) - 1, 0), len(knots) - 2)
-            if len(knots) == 1:
-                found.append(epoch)
-                continue
-            (left, low), (right, high) = knots[index], knots[index + 1]
-            found.append(max(epoch, min(low + (batch - left) / (right - left) * (high - low), epoch + 1)))
-        return found
-
-
-def read(path: Path) -> Logged:
-    """Read a file of metrics. Skip malformed lines, and lines of another kind."""
-    logged = Logged()
-    for line in files.lines(path):
-        if not line:
-            logged.damaged += 1
-        if isinstance(line.get("hyperparameters"), dict):
-            logged.hyperparameters = logged.hyperparameters or line["hyperparameters"]
-        position = {name: files.finite(line.get(name)) for name in files.POSITION}
-        if position["batch"] is None:
-            continue
-        row = logged.rows
-        for name, column in logged.positions.items():
-            column.append(position[name] or 0.0)
-        for name, value in line.items():
-            if name in position or (found := files.number(value)) is None:
-                continue
-            rows, values = logged.series.setdefault(name, (array("q"), array("d")))
-            rows.append(row)
-            values.append(found)
-    return logged
-
-
-def downsampled(values: Sequence[float], most: int) -> list[int]:
-    """Return the indices of at most ``most`` values that draw the same line: of each column of pixels the first, the last, the
-    least and the greatest (M4; Jugel et al. 2014, "M4: A Visualization-Oriented Time Series Data Aggregation").
-
-    Non-finite values count neither as least nor as greatest; a column of only those keeps its first and last.
-
-    Example:
-        >>> from hocket_report.curves import downsampled
-        >>> downsampled([0, 0, 9, 0, 0, 0, 0, -9, 0, 0], 8)
-        [0, 2, 4, 5, 7, 9]
-    """
-    if len(values) <= most:
-        return list(range(len(values)))
-    columns = max(most // 4, 1)
-    kept: list[int] = []
-    for column in range(columns):
-        begin, end = column * len(values) // columns, (column + 1) * len(values) // columns
-        finite = [index for index in range(begin, end) if math.isfinite(values[index])]
-        chosen = {begin, end - 1}
-        if finite:
-            chosen |= {min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)}
-        kept += sorted(chosen)
-    return kept
 
 
 def section_of(name: str) -> str:
@@ -135,7 +47,7 @@ def charts(runs: Sequence[Logged], evaluated: Sequence[str] = ()) -> dict[str, A
         shared = rest if title in ("Loss", "Metrics") and rest else prefix if prefix == "lr" else name
         grouped[title].setdefault(shared, []).append(name)
     total = sum(len(run.series) for run in runs)
-    most = max(_POINTS // max(total, 1), _LEAST)
+    most = points(total)
     kept: list[dict[int, int]] = [{} for _ in runs]
     found: list[dict[str, Any]] = []
     reduced = False
@@ -146,25 +58,23 @@ def charts(runs: Sequence[Logged], evaluated: Sequence[str] = ()) -> dict[str, A
                 for number, run in enumerate(runs):
                     if label not in run.series:
                         continue
-                    rows, values = run.series[label]
-                    indices = downsampled(values, most)
-                    reduced = reduced or len(indices) < len(values)
-                    for index in indices:
-                        kept[number].setdefault(rows[index], 0)
+                    curve = run.series[label]
+                    curve.thin(most)
+                    reduced = reduced or len(curve.values) < curve.count
+                    kept[number].update(dict.fromkeys(curve.rows, 0))
                     curves.append(
                         {
-                            "run": number, "label": label, "at": [rows[index] for index in indices],
-                            "y": [_short(values[index]) for index in indices], "of": len(values),
-                            "odd": sum(not math.isfinite(value) for value in values),
+                            "run": number, "label": label, "at": list(curve.rows), "y": [*map(_short, curve.values)],
+                            "of": curve.count, "odd": curve.odd,
                         }
                     )  # fmt: skip
             found.append({"section": title, "title": shared, "curves": curves})
     positions = []
     for number, run in enumerate(runs):
-        order = sorted(kept[number])
-        kept[number] = {row: index for index, row in enumerate(order)}
+        places = [place for place, row in enumerate(run.kept) if row in kept[number]]
+        kept[number] = {run.kept[place]: index for index, place in enumerate(places)}
         columns: Mapping[str, Sequence[float]] = run.positions | {"epoch": run.epochs()}
-        positions.append({name: [_short(column[row]) for row in order] for name, column in columns.items()})
+        positions.append({name: [_short(column[place]) for place in places] for name, column in columns.items()})
     for chart in found:
         for curve in chart["curves"]:
             curve["at"] = [kept[curve["run"]][row] for row in curve["at"]]

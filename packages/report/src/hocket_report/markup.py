@@ -40,7 +40,7 @@ def table(head: Sequence[Any], rows: Iterable[Sequence[Any]], class_: str | None
     """Return a table that scrolls within its panel, the first cell of each row as its heading."""
     body = [tag("tr", *(tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:]))) for row in rows]
     top = tag("thead", tag("tr", *(tag("th", cell, scope="col") for cell in head))) if head else ""
-    return tag("div", tag("table", top, tag("tbody", *body), class_=class_), class_="scroll")
+    return tag("div", tag("table", top, tag("tbody", *body), class_=class_), class_="scroll", tabindex="0")
 
 
 def section(name: str, title: str, *content: Any) -> Markup:

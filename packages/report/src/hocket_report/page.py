@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
+import math
 import os
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from hocket.run_folder import writable
-from hocket.runs import listing
+from hocket.runs import files, listing
+from hocket.safe_files import BLOCK, opened, printable, replace
 from hocket_report import curves, panels, reading, vega
+from hocket_report.logged import points
 from hocket_report.markup import Markup, code, escape, hint, joined, section, tag
 from hocket_report.reading import Run
 from hocket_report.samples import Samples
@@ -49,23 +54,61 @@ def write(
         >>> write([trainer.fit().run_folder], "report.html").name
         'report.html'
     """
-    given = [folders] if isinstance(folders, str | os.PathLike) else folders
-    runs = [reading.read(Path(folder)) for folder in given]
-    listing.tell_apart([run.about for run in runs])
-    if not runs:
+    return compare([folders] if isinstance(folders, str | os.PathLike) else folders, out, progress=False)
+
+
+def compare(folders: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str], progress: bool) -> Path:
+    """Write a page about runs; see `write`. ``progress`` shows on stderr how much of the runs is read."""
+    given = [Path(each) for each in folders]
+    if not given:
         raise ValueError("A report needs the folder of a run, such as runs/a; `hocket runs` lists them.")
+    for folder in given:
+        reading.check(folder)
     path = Path(out)
     with writable(path.parent, _WRITE):
         _check(path)
+    runs = _read(given, progress)
+    listing.tell_apart([run.about for run in runs])
     for line in (line for run in runs for line in run.damaged):
-        print(f"hocket: {line}; the report leaves that out.", file=sys.stderr)
+        print(printable(f"hocket: {line}; the report leaves that out."), file=sys.stderr)
     text = render(runs)
     with writable(path.parent, _WRITE):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        replace(path, text)
     return path
+
+
+def _read(folders: Sequence[Path], progress: bool) -> list[Run]:
+    bar, most = _Bar(folders, progress), points(len(folders))
+    try:
+        return [reading.read(folder, most, bar.begin(number)) for number, folder in enumerate(folders)]
+    finally:
+        bar.clear()
+
+
+class _Bar:
+    """Shows on stderr which part of the files of metrics is read."""
+
+    def __init__(self, folders: Sequence[Path], shown: bool) -> None:
+        self._ends = list(itertools.accumulate(files.size(folder / files.METRICS) for folder in folders))
+        self._shown, self._number, self._done, self._latest = shown, 0, 0, -math.inf
+
+    def begin(self, number: int) -> Callable[[], None]:
+        """Return what is called after each block of the file of a run."""
+        self._number, self._done = number, self._ends[number - 1] if number else 0
+        return self._advance
+
+    def _advance(self) -> None:
+        self._done = min(self._done + BLOCK, self._ends[self._number])
+        if self._shown and time.monotonic() > self._latest + 0.1:
+            self._latest, share = time.monotonic(), self._done / max(self._ends[-1], 1)
+            where = f"run {self._number + 1} of {len(self._ends)}"
+            print(f"\r{'█' * int(share * 30):<30} {share:4.0%}, {where}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Remove the bar."""
+        if self._shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def _check(path: Path) -> None:
@@ -73,10 +116,18 @@ def _check(path: Path) -> None:
     if path.suffix not in (".html", ".htm"):
         name = path / "report.html" if path.is_dir() else path.with_suffix(".html")
         raise ValueError(f"A report is an HTML page, and '{path}' does not end in .html. Write {name}.")
-    if path.is_dir() or (path.exists() and _MARK.encode() not in path.read_bytes()[:2000]):
+    if os.path.lexists(path) and not _is_report(path):
         raise ValueError(
             f"'{path}' exists and is no report, so it is not replaced. Write another name, such as report.html."
         )
+
+
+def _is_report(path: Path) -> bool:
+    try:
+        with opened(path) as file:
+            return _MARK.encode() in file.read(2000)
+    except OSError:
+        return False
 
 
 def render(runs: list[Run]) -> str:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hocket import safe_files
 from hocket.cli import document
 from hocket.runs import files, listing
-from hocket_report import curves
+from hocket_report.logged import Logged
+from hocket_report.logged import read as read_logged
 
 #: Larger configurations are not shown.
-_MOST_BYTES = 1_000_000
+_MOST_BYTES = 200_000
 
 
 @dataclass(slots=True)
@@ -21,7 +24,7 @@ class Run:
     """A run to show."""
 
     about: listing.RunOnDisk
-    logged: curves.Logged
+    logged: Logged
     summary: Mapping[str, Any]
     profile: Mapping[str, Any]
     #: The configuration as values by dotted key, and the file that it is from.
@@ -40,8 +43,8 @@ class Run:
         return self.about.folder
 
 
-def read(folder: Path) -> Run:
-    """Read a run. Raises ValueError, for people, if the folder does not belong to one."""
+def check(folder: Path) -> None:
+    """Raise ValueError, for people, if the folder does not belong to a run."""
     if not folder.is_dir():
         given = "is a file" if folder.exists() else "does not exist"
         raise ValueError(f"{folder} {given}. Give the folder of a run, such as runs/a; `hocket runs` lists them.")
@@ -56,47 +59,67 @@ def read(folder: Path) -> Run:
             f"{folder} is no run's folder: it has no {files.MARK} and no {files.METRICS}, which runs write with loggers: "
             f"[jsonl]. {write}."
         )
-    mark, about, logged = files.content(folder / files.MARK), listing.read(folder), curves.read(folder / files.METRICS)
-    summary = files.content(folder / files.SUMMARY)
+
+
+def read(folder: Path, most: int, advance: Callable[[], None]) -> Run:
+    """Read a run, each of its files once.
+
+    Args:
+        most: the points of a curve that are kept.
+        advance: called while long files are read.
+    """
+    names = (files.MARK, files.SUMMARY, "profile/summary.json")
+    mark, summary, profile = (files.content(folder / name, within=folder) for name in names)
+    damaged = [
+        f"{folder / name} {_fault(folder, name)}"
+        for name, content in zip(names, (mark, summary, profile), strict=True)
+        if os.path.lexists(folder / name) and not content
+    ]
+    logged = read_logged(folder / files.METRICS, most, advance)
+    if logged.damaged:
+        lines = "1 line" if logged.damaged == 1 else f"{logged.damaged} lines"
+        damaged.append(f"{folder / files.METRICS} has {lines} that cannot be read")
+    if logged.problem:
+        damaged.append(f"{folder / files.METRICS} {logged.problem}")
+    ranges = {name: curve.range for name, curve in logged.series.items()}
+    about = listing.about(folder, mark, summary, lambda: (logged.last, ranges))
     if summary.get("run") != mark.get("run", summary.get("run")):
         summary = {}
-    configuration, configured_by = _configuration(folder, logged)
+    configuration, configured_by = _configuration(folder, logged, damaged)
     checkpoints, elsewhere = _checkpoints(folder, mark)
     return Run(
         about=about,
         logged=logged,
         summary=summary,
-        profile=files.content(folder / "profile" / "summary.json"),
+        profile=profile,
         configuration=configuration,
         configured_by=configured_by,
         checkpoints=checkpoints,
         checkpoints_elsewhere=elsewhere,
-        media=list(files.objects(folder / files.MEDIA / files.METRICS)),
-        damaged=_damaged(folder, logged),
+        media=list(files.objects(folder / files.MEDIA / files.METRICS, within=folder)),
+        damaged=damaged,
     )
 
 
-def _damaged(folder: Path, logged: curves.Logged) -> list[str]:
-    names = (files.MARK, files.SUMMARY, "profile/summary.json")
-    found = [
-        f"{folder / name} is damaged"
-        for name in names
-        if (folder / name).is_file() and not files.content(folder / name)
-    ]
-    if logged.damaged:
-        lines = "1 line" if logged.damaged == 1 else f"{logged.damaged} lines"
-        found.append(f"{folder / files.METRICS} has {lines} that cannot be read")
-    return found
+def _fault(folder: Path, name: str) -> str:
+    try:
+        safe_files.content(folder / name, within=folder)
+    except OSError as error:
+        return f"is not read: {error.strerror}"
+    return "is damaged"
 
 
-def _configuration(folder: Path, logged: curves.Logged) -> tuple[dict[str, str], str]:
+def _configuration(folder: Path, logged: Logged, damaged: list[str]) -> tuple[dict[str, str], str]:
     path = folder / files.CONFIG
-    if path.is_file() and path.stat().st_size <= _MOST_BYTES:
-        try:
-            found = document.parse(path.read_text(encoding="utf-8", errors="replace"), str(path)).plain()
-            return dict(_flat(found, "")), files.CONFIG
-        except Exception:  # whatever another program may have written
-            pass
+    try:
+        raw = safe_files.content(path, _MOST_BYTES, within=folder)
+        found = document.parse(raw.decode("utf-8", errors="replace"), str(path)).plain()
+        return dict(_flat(found, "")), files.CONFIG
+    except FileNotFoundError:
+        pass
+    except (OSError, document.ConfigError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error).removeprefix(f"{path}: ")
+        damaged.append(f"{path} is not shown: {str(why).rstrip('.')}")
     given = {name: value for name, value in logged.hyperparameters.items() if value is not None}
     return dict(_flat(given, "")), "the arguments of the Trainer"
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hocket.runs import files
+from hocket.safe_files import content
 from hocket_report.markup import Markup, code, hint, joined, section, table, tag
 from hocket_report.panels import name_of
 from hocket_report.reading import Run
@@ -66,10 +67,10 @@ class Samples:
         for name in names if isinstance(names, list) else ():
             path = files.inside(run.folder / files.MEDIA, name)
             try:
-                if path is None or path.stat().st_size > self._bytes:
+                if path is None:
                     left += 1
                     continue
-                data = base64.b64encode(path.read_bytes()).decode()
+                data = base64.b64encode(content(path, self._bytes, within=run.folder)).decode()
             except OSError:
                 left += 1
                 continue

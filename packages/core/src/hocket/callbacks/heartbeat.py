@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hocket import safe_files
 from hocket.callback import Callback
 from hocket.callbacks.ticking import Ticking
 from hocket.help import warn
@@ -119,6 +120,4 @@ class Heartbeat(Callback):
             "run": state.run.id, "name": state.run.name, "host": socket.gethostname(), "pid": os.getpid(),
         }  # fmt: skip
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._file.with_name(f".{self._file.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(beat) + "\n", encoding="utf-8")
-        temporary.replace(self._file)
+        safe_files.replace(self._file, json.dumps(beat) + "\n")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket import safe_files
 from hocket.callback import Callback
 from hocket.callbacks.memory_monitor import resident_peak
 from hocket.data.nesting import map_tensors
@@ -84,7 +85,7 @@ class MemoryReport(Callback):
                 "",
                 *advice(state, self._evaluating is None),
             ]
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        safe_files.replace(path, "\n".join(lines) + "\n")
         if state.device.type == "cuda":
             torch.cuda.memory._dump_snapshot(str(path.with_suffix(".pickle")))
         state.bus.log_text(state, f"memory/{name}", "```\n" + "\n".join(lines) + "\n```")

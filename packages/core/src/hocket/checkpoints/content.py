@@ -113,11 +113,14 @@ class Content:
                 f"The checkpoint's content has version {tree.get('version')!r}, and this hocket reads {VERSION}. Upgrade the "
                 "older."
             )
-        if not tree["ranks"]:
-            raise ContentError("The checkpoint has no rank's state: its list 'ranks' is empty.")
         from hocket.checkpoints.report import shapes_of
 
-        weights = shapes_of(decode(tree["model"], copy=False))
+        model, own = decode(tree.get("model"), copy=False), tree.get("ranks")
+        if not isinstance(own, list) or not own or not all(isinstance(each, Mapping) for each in own):
+            raise ContentError("The checkpoint has no rank's state: its list 'ranks' is missing, empty or damaged.")
+        if not isinstance(model, Mapping):
+            raise ContentError("The checkpoint has no weights: its 'model' is missing or damaged.")
+        weights = shapes_of(model)
         if ignore:
             from hocket.checkpoints.ignoring import ignoring
 

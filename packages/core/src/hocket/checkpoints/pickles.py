@@ -1,4 +1,4 @@
-"""Count the objects in a file of ``torch.save`` before any of them is created. Needs no torch.
+"""Read files of ``torch.save``, after counting the objects in them before any of them is created. Counting needs no torch.
 
 torch's restricted unpickler executes nothing that a file names, but performs all the work that it requests. Files of a few
 bytes can request endless work: containers that hold each other, keys that take forever to hash, buffers of any size, storages
@@ -8,13 +8,16 @@ that end far behind the file.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import pickletools
+import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from hocket import safe_files
 from hocket.checkpoints.storage.errors import CheckpointError
 
 #: Objects that a file may unfold into, beyond a few for each that it contains, and how deeply they may be nested.
@@ -32,16 +35,48 @@ class _Object:
         self.value, self.below = value, below
 
 
-def check(path: Path) -> None:
+def load(source: Path | BinaryIO, allowed: Sequence[Any] = ()) -> Any:
+    """Return what a file of ``torch.save`` holds, on the CPU. Nothing that it names is executed.
+
+    Args:
+        source: the file's path, or its content, such as an `io.BytesIO`.
+        allowed: classes, or pairs of a function and the name that the file has for it, besides those of tensors and plain data.
+
+    Raises:
+        OSError: it is not a regular file, or cannot be opened.
+        CheckpointError: it requests more than it contains.
+        Exception: any other if it is damaged, or holds other objects.
+    """
+    check(source)
+    import torch
+
+    with torch.serialization.safe_globals([*allowed]):
+        return torch.load(source, map_location="cpu", weights_only=True)
+
+
+def reason(error: BaseException) -> str:
+    """Return the first line of what an unpickler says, or the name of its exception if it says nothing."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", str(error).strip() or type(error).__name__).partition("\n")[0].rstrip(". ")
+
+
+def check(source: Path | BinaryIO) -> None:
     """Raise CheckpointError if a file of ``torch.save`` requests more than it contains; other exceptions if it is damaged."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        if not zipfile.is_zipfile(file):
-            file.seek(0)
-            for _ in range(_LEGACY):
-                _check(file, None)
-            return
-    with zipfile.ZipFile(path) as archive:
+    if not isinstance(source, Path):
+        _check_file(source)
+        source.seek(0)
+        return
+    with safe_files.opened(source) as file:
+        _check_file(file)
+
+
+def _check_file(file: BinaryIO) -> None:
+    size = file.seek(0, os.SEEK_END)
+    if not zipfile.is_zipfile(file):
+        file.seek(0)
+        for _ in range(_LEGACY):
+            _check(file, None)
+        return
+    with zipfile.ZipFile(file) as archive:
         listed = archive.infolist()
         records = {each.filename.partition("/")[2]: each for each in listed}
         if sum(each.file_size for each in listed) > size:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from hocket import safe_files
 from hocket.checkpoints import pickles
 from hocket.checkpoints.report import Report, some
 from hocket.checkpoints.storage import format as formats
@@ -139,10 +138,11 @@ def _if_import_path(text: str) -> str:
 
 
 def _read_index(folder: Path, name: str) -> dict[str, Tensor]:
-    _check_kind(folder / name)
-    if (size := (folder / name).stat().st_size) > manifests.LIMIT:
-        raise CheckpointError(f"{name}: it has {size} bytes; at most {manifests.LIMIT} are read.")
-    index = manifests.parse_json((folder / name).read_bytes(), name)
+    try:
+        raw = safe_files.content(folder / name, manifests.LIMIT)
+    except OSError as error:
+        raise CheckpointError(f"{folder / name}: {error.strerror or error}.") from None
+    index = manifests.parse_json(raw, name)
     places = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
         raise CheckpointError(f"{name}: it has no weight_map from names to files.")
@@ -168,9 +168,7 @@ def _read_file(path: Path) -> tuple[dict[str, Tensor], Sequence[str]]:
     try:
         if path.suffix == ".safetensors":
             return shards.load(path), ()
-        pickles.check(path)
-        with torch.serialization.safe_globals([(_Omitted, name) for name in _NOT_WEIGHTS]):
-            content = torch.load(path, map_location="cpu", weights_only=True)
+        content = pickles.load(path, [(_Omitted, name) for name in _NOT_WEIGHTS])
     except OSError as error:
         raise CheckpointError(f"{path}: it cannot be read: {error.strerror or error}.") from None
     except CheckpointError as error:
@@ -180,7 +178,7 @@ def _read_file(path: Path) -> tuple[dict[str, Tensor], Sequence[str]]:
             f"{path}: it was not read: it is not a file of torch.save, is damaged, or holds objects besides tensors, which "
             "hocket never makes from a file. If you trust it and it holds a model, save its state_dict alone, and give that "
             f"file: torch.save(torch.load({str(path)!r}, weights_only=False).state_dict(), 'weights.pt'). "
-            f"({_first_line(error)})"
+            f"({pickles.reason(error)})"
         ) from None
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path}: it holds a {type(content).__name__} and no state_dict.")
@@ -197,14 +195,10 @@ def _read_file(path: Path) -> tuple[dict[str, Tensor], Sequence[str]]:
 
 def _check_kind(path: Path) -> None:
     """Raise CheckpointError unless it is a regular file. Links are followed, because other tools' caches consist of links."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise CheckpointError(
-            f"{path}: it is not a regular file (a pipe, a device, a socket or a folder), and is not read."
-        )
-
-
-def _first_line(error: BaseException) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", str(error) or type(error).__name__).strip().partition("\n")[0]
+    try:
+        safe_files.check(path.stat(), path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}.") from None
 
 
 def _flat(content: Any, where: str) -> dict[str, Tensor]:
@@ -267,24 +261,29 @@ def export(source: Path | str, target: Path | str) -> int:
     """
     target = Path(target)
     weights = read_weights(source)
-    temporary = target.parent / f".{target.name}.{os.urandom(8).hex()}"
     if target.exists() and not target.is_file():
         raise CheckpointError(f"{target} is not a regular file, and is not replaced. Give another name.")
     try:
         copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
         target.parent.mkdir(parents=True, exist_ok=True)
-        save_file(copies, temporary, metadata={"format": "pt"})
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(target)
+        write_tensors(copies, target, {"format": "pt"})
     except KeyError as error:
         raise CheckpointError(f"{target} was not written: safetensors has no dtype for {error}.") from None
     except Exception as error:  # the library has an exception of its own for a full disk
         raise CheckpointError(f"{target} was not written: {error}.") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
     return len(copies)
+
+
+def write_tensors(tensors: dict[str, Tensor], target: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write contiguous tensors, each with its own memory, to a safetensors file, which appears complete or not at all.
+
+    safetensors itself would give it mode 600, whatever the umask.
+    """
+    with safe_files.replacing(target) as file:
+        save_file(tensors, file.name, metadata)
+        os.chmod(file.name, stat.S_IMODE(os.fstat(file.fileno()).st_mode))
+        with open(file.name, "rb+") as written:
+            os.fsync(written.fileno())
 
 
 def load_weights(

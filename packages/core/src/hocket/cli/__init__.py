@@ -16,6 +16,7 @@ from hocket.cli.command import Command, parser_of
 from hocket.cli.errors import explains
 from hocket.plugins import PluginError, catalog, switches
 from hocket.plugins.distributions import AUTOLOAD, UNREADABLE
+from hocket.safe_files import printable
 
 __all__ = ["Command", "main"]
 
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         else:
             notes = [" ".join(each.split()) for each in getattr(error, "__notes__", ())]
-            print(" ".join([f"hocket: {error}", *notes]), file=sys.stderr)
+            print(printable(" ".join([f"hocket: {error}", *notes])), file=sys.stderr)
         return 1 if isinstance(error, ArithmeticError) else 2
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hocket.cli.command import Command
+from hocket.safe_files import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the action. A checkpoint that cannot be read prints one paragraph on stderr and returns 2."""
-    from hocket.checkpoints.storage.errors import CheckpointError, printable
+    from hocket.checkpoints.storage.errors import CheckpointError
 
     try:
         return {"inspect": _inspect, "verify": _verify, "export": _export, "diff": _diff}[args.action](args)
@@ -64,7 +65,6 @@ def _within(place: str) -> list[str]:
 def _inspect(args: argparse.Namespace) -> int:
     from hocket.checkpoints.storage import format as formats
     from hocket.checkpoints.storage import references, tree_json
-    from hocket.checkpoints.storage.errors import printable
     from hocket.checkpoints.storage.urls import local_folder
 
     *_, newest = _within(args.path)
@@ -117,7 +117,7 @@ def _text(value: Any) -> str:
 
 def _verify(args: argparse.Namespace) -> int:
     from hocket.checkpoints.storage import format as formats
-    from hocket.checkpoints.storage.errors import CheckpointError, printable
+    from hocket.checkpoints.storage.errors import CheckpointError
     from hocket.checkpoints.storage.urls import local_folder
 
     code = 0
@@ -129,9 +129,7 @@ def _verify(args: argparse.Namespace) -> int:
             print(f"hocket checkpoint: {printable(str(error))}", file=sys.stderr)
             code = 2
             continue
-        print(f"{path}: {'valid' if not problems else 'not valid'}")
-        for problem in problems:
-            print(f"  {problem}")
+        print(printable("\n  ".join([f"{path}: {'valid' if not problems else 'not valid'}", *problems])))
         code = max(code, int(bool(problems)))
     return code
 
@@ -145,7 +143,6 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _diff(args: argparse.Namespace) -> int:
-    from hocket.checkpoints.storage.errors import printable
 
     a, b = (_everything(path, args.only) for path in (args.a, args.b))
     lines = [f"- {path}: only in {args.a}" for path in a if path not in b]

@@ -33,6 +33,7 @@ from hocket.data.module import is_module
 from hocket.help import objects
 from hocket.optim.groups import OPTIONS
 from hocket.plugins import Entry, PluginError, catalog, signatures, spec
+from hocket.safe_files import printable
 from hocket.settings import Settings
 from hocket.trainer import Trainer
 from hocket.training import simple_metrics
@@ -77,7 +78,9 @@ def trainer_from(
         trainer.state.config = recorded.text(described.resolved(), made)
         if read.repeats is not None and trainer.state.strategy.rank == 0:
             differ = recorded.differences(read.made, made, trainer.settings.seed)
-            print(f"hocket: {read.repeats} is repeated as {trainer.state.run_name}{differ}.", file=sys.stderr)
+            print(
+                printable(f"hocket: {read.repeats} is repeated as {trainer.state.run_name}{differ}."), file=sys.stderr
+            )
         elif (changed := recorded.changed_modules(read.made, made)) and trainer.state.strategy.rank == 0:
             there = ", ".join(f"{each} ({sys.modules[each].__file__})" for each in changed)
             print(f"hocket: {args.config} was recorded with other contents of {there}.", file=sys.stderr)
@@ -112,7 +115,7 @@ def _warnings_in_yaml() -> Iterator[None]:
 
     def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
         if issubclass(category, UserWarning) and not issubclass(category, DeprecationWarning):
-            print(f"hocket: {in_yaml(' '.join(str(message).split()))}", file=sys.stderr, flush=True)
+            print(printable(f"hocket: {in_yaml(' '.join(str(message).split()))}"), file=sys.stderr, flush=True)
         else:
             shown_before(message, category, *rest)
 

@@ -12,14 +12,18 @@ from typing import Any
 
 import yaml
 
+from hocket import safe_files
 from hocket.plugins import PluginError
+
+#: Limits of a configuration: its bytes, its levels, and the values that aliases unfold into beyond a few for each written one.
+_BYTES, _DEPTH, _VALUES = 1 << 20, 64, 10_000
 
 
 class ConfigError(PluginError):
     """A configuration is wrong. The message begins with file and line, or with the override on the command line."""
 
     def __init__(self, where: str, message: str) -> None:
-        super().__init__(f"{where}: {' '.join(message.split())}")
+        super().__init__(safe_files.printable(f"{where}: {' '.join(message.split())}"))
 
 
 @dataclass(slots=True)
@@ -142,7 +146,7 @@ def text_of(name: str) -> str:
             "processes; `hocket train --print-config > config.yaml` writes a configuration.",
         )
     try:
-        return file.read_text(encoding="utf-8")
+        return safe_files.text(file, _BYTES)
     except UnicodeDecodeError as error:
         raise ConfigError(name, f"It is not a text file in UTF-8: {error}. Save it as UTF-8.") from None
     except OSError as error:
@@ -186,7 +190,13 @@ def _parse(text: str, name: str, lines: bool = True) -> Node | None:
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        return None if node is None else _Tree(loader, name, lines).node(node)
+        if node is None:
+            return None
+        tree = _Tree(loader, name, lines)
+        tree.measure(node)
+        return tree.node(node)
+    except RecursionError:
+        raise ConfigError(name, _DEEP) from None
     except yaml.MarkedYAMLError as error:
         # The place is where the text began.
         begun = "end of stream" in (error.problem or "") or "simple key" in (error.context or "")
@@ -203,6 +213,7 @@ def _parse(text: str, name: str, lines: bool = True) -> Node | None:
             loader.dispose()
 
 
+_DEEP = f"Its values are nested in more than {_DEPTH} levels. Write a flatter configuration."
 _INTERPOLATION = (
     "hocket replaces neither ${…} nor {{…}}: write the value, give it on the command line, such as seed=3 or "
     'folder="$HOME/runs", or put the text into quotes if it is meant as it stands.'
@@ -236,31 +247,69 @@ class _Tree:
 
     def __init__(self, loader: _Loader, name: str, lines: bool) -> None:
         self._loader, self._name, self._lines = loader, name, lines
-        self._open: list[Any] = []
 
     def _where(self, node: Any) -> str:
         return f"{self._name}:{node.start_mark.line + 1}" if self._lines else self._name
 
+    def measure(self, root: Any) -> None:
+        """Raise ConfigError for values that contain themselves, are nested deeply, or are repeated by aliases of aliases.
+
+        Each value is visited once, however often it is repeated.
+        """
+        found: dict[int, tuple[int, int]] = {}  # the values that it unfolds into, and its levels
+        entered: set[int] = set()
+        left = [root]
+        while left:
+            node = left[-1]
+            if isinstance(node, yaml.MappingNode):
+                children = [child for pair in node.value for child in pair]
+            else:
+                children = node.value if isinstance(node, yaml.SequenceNode) else []
+            if id(node) in entered:
+                left.pop()
+                below = [found[id(child)] for child in children]
+                found[id(node)] = 1 + sum(n for n, _ in below), 1 + max((depth for _, depth in below), default=0)
+                continue
+            entered.add(id(node))
+            for child in children:
+                if id(child) not in entered:
+                    left.append(child)
+                elif id(child) not in found:
+                    raise ConfigError(self._where(child), "This value contains itself by an alias. Write it out.")
+        values, levels = found[id(root)]
+        if levels > _DEPTH:
+            raise ConfigError(self._name, _DEEP)
+        if values > _VALUES + 4 * len(found):
+            raise ConfigError(
+                self._name,
+                f"Its aliases repeat each other so often that {len(found):,} values unfold into {values:,}. Write out what is "
+                "meant, or let fewer anchors contain aliases.",
+            )
+
     def node(self, node: Any, key: str | None = None) -> Node:
         where = self._where(node)
-        if any(node is each for each in self._open):
-            raise ConfigError(where, "This value contains itself by an alias. Write it out.")
         if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.startswith("tag:yaml.org,2002:python"):
             raise ConfigError(
                 where, f"The tag {node.tag} has no meaning here. Name a class as `{{module:Class: {{…}}}}`."
             )
-        self._open.append(node)
+        if isinstance(node, yaml.MappingNode):
+            return Node(self._mapping(node), where, key or where)
+        if isinstance(node, yaml.SequenceNode):
+            return Node([self.node(item) for item in node.value], where, key or where)
+        if node.style is None and "${" in node.value:
+            raise ConfigError(where, f"{node.value} is not filled in. {_INTERPOLATION}")
+        return Node(self._scalar(node), where, key or where, node.value if node.style is None else None)
+
+    def _scalar(self, node: Any) -> Any:
         try:
-            if isinstance(node, yaml.MappingNode):
-                return Node(self._mapping(node), where, key or where)
-            if isinstance(node, yaml.SequenceNode):
-                return Node([self.node(item) for item in node.value], where, key or where)
-            if node.style is None and "${" in node.value:
-                raise ConfigError(where, f"{node.value} is not filled in. {_INTERPOLATION}")
-            value = self._loader.construct_object(node)
-            return Node(value, where, key or where, node.value if node.style is None else None)
-        finally:
-            self._open.pop()
+            return self._loader.construct_object(node)
+        except yaml.YAMLError:
+            raise
+        except Exception as error:  # PyYAML checks no value of an explicit tag, and no number of thousands of digits
+            short = node.value if len(node.value) <= 40 else f"{node.value[:40]}…"
+            kind = node.tag.rpartition(":")[2]
+            text = f"{short!r} is not a value of the kind {kind!r}: {error}. Write another, or put it into quotes."
+            raise ConfigError(self._where(node), text) from None
 
     def _mapping(self, node: Any) -> dict[Any, Node]:
         own: dict[Any, Node] = {}
@@ -279,7 +328,7 @@ class _Tree:
                 braces = name.start_mark.index == node.start_mark.index + 1  # {{…}}
                 write = _INTERPOLATION if braces else "Write a name before the colon, or put the key into quotes."
                 raise ConfigError(where, f"A key is a list or a mapping; it should be text. {write}")
-            key = self._loader.construct_object(name)
+            key = self._scalar(name)
             if key in own:
                 said, write = f"'{name.value}' is given twice", "Remove one of them."
                 first = next(each for each in own if each == key)

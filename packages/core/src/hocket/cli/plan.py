@@ -7,6 +7,7 @@ import argparse
 from hocket.cli.arguments import add_arguments
 from hocket.cli.command import Command
 from hocket.cli.template import print_config
+from hocket.safe_files import escaped
 
 
 def run(args: argparse.Namespace) -> int:
@@ -16,7 +17,7 @@ def run(args: argparse.Namespace) -> int:
     from hocket.cli.config import trainer_from
 
     with trainer_from(args) as trainer:
-        print(trainer.plan())
+        print(escaped(str(trainer.plan())))
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,10 +37,13 @@ def run(args: argparse.Namespace) -> int:
         )
     import torch
     from safetensors import SafetensorError, safe_open
-    from safetensors.torch import save_file
+
+    from hocket import safe_files
+    from hocket.checkpoints.weights import write_tensors
 
     if Path(args.out).exists():
         try:
+            safe_files.check(os.stat(args.out), args.out)
             with safe_open(args.out, "pt") as file:
                 earlier = list(file.keys()) == ["outputs"]
         except (OSError, SafetensorError):
@@ -56,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
                 "The model's output is not a tensor; this command writes tensors only. Use Trainer.predict."
             )
         Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-        save_file({"outputs": torch.cat(outputs).contiguous()}, args.out)
+        write_tensors({"outputs": torch.cat(outputs).contiguous()}, Path(args.out))
         print(f"{sum(map(len, outputs))} rows in {args.out}")
     return 0
 

@@ -6,7 +6,6 @@ file, overrides, versions and modules that it was made from.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import os
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hocket import safe_files
 from hocket.cli.document import ConfigError, Node, dump, parse
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 NAME, KEY = "config.yaml", "x-hocket"
 #: The variable with overrides, separated as in a shell: ``HOCKET_OVERRIDES="duration=1ep optimizer.adamw.lr=0.1"``.
 VARIABLE = "HOCKET_OVERRIDES"
+#: What it was made from that is a list of texts.
+_LISTS = ("environment", "overrides", "changed")
 #: The length of a checksum, which no version has.
 _CHECKSUM = 64
 
@@ -54,7 +56,8 @@ class Source:
             print(f"hocket: {VARIABLE} overrides {', '.join(self.environment)}.", file=sys.stderr, flush=True)
         if elsewhere := self._elsewhere():
             there = ", ".join(f"{name} ({place})" for name, place in elsewhere.items())
-            print(f"hocket: {there} is imported from where it was recorded, not from this folder.", file=sys.stderr)
+            said = f"hocket: {there} is imported from where it was recorded, not from this folder."
+            print(safe_files.printable(said), file=sys.stderr)
 
     def folders(self) -> list[str]:
         """Return the folders whose modules can be imported, in this order: that of the file, and the working folder.
@@ -171,7 +174,7 @@ def _paths(node: Node) -> Iterator[str]:
 
 def _digest(file: str | None) -> str | None:
     try:
-        return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        return None if file is None else hashlib.sha256(safe_files.content(file)).hexdigest()
     except OSError:
         return None
 
@@ -182,25 +185,21 @@ def continued(file: Path, now: str) -> str:
     They are those of all its parts, so that a repetition can say that it will differ.
     """
     try:
-        before, after = (parse(text, str(file)).plain() for text in (file.read_text(encoding="utf-8"), now))
+        before, after = (parse(text, str(file)) for text in (safe_files.text(file, within=file.parent), now))
     except (OSError, ConfigError, UnicodeDecodeError):
         return now
-    was, made = before.pop(KEY, None) or {}, after.pop(KEY)
+    was, made = made_of(before, None), after.value.pop(KEY).plain()
     if was.get("run") != made["run"]:
         return now
-    differ = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+    then, values = before.plain(), after.plain()
+    differ = {str(key) for key in then.keys() | values.keys() if then.get(key) != values.get(key)}
     changed = sorted({*was.get("changed", ()), *differ - {"resume", "run_name"}})
-    return text(after, {**made, "changed": changed}) if changed else now
+    return text(values, {**made, "changed": changed}) if changed else now
 
 
 def write(folder: Path, text: str) -> None:
     """Write ``config.yaml`` into the folder of a run, atomically."""
-    temporary = folder / f".{NAME}.{os.getpid()}"
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(folder / NAME)
-    finally:
-        temporary.unlink(missing_ok=True)
+    safe_files.replace(folder / NAME, text)
 
 
 # --- repeat a run
@@ -213,7 +212,7 @@ def read(place: str) -> tuple[Node, dict[str, Any]]:
     """
     file = Path(place)
     file = file / NAME if file.is_dir() else file
-    if file.is_file():
+    if file.exists() and not file.is_dir():
         where, text = str(file), _of_file(file, place)
     else:
         where, text = place, _of_checkpoint(place)
@@ -245,15 +244,24 @@ def made_of(root: Node, base: Path | None) -> dict[str, Any]:
         found[str(name)] = [
             os.path.normpath(os.path.join(inside, each)) for each in paths if base or os.path.isabs(each)
         ]
-    return {**made, "modules": known, "sources": found}
+    lists = {key: [str(each) for each in made[key]] for key in _LISTS if isinstance(made.get(key), list)}
+    versions = made.get("versions")
+    return {
+        **{key: value for key, value in made.items() if key not in _LISTS}, **lists, "modules": known, "sources": found,
+        "versions": versions if isinstance(versions, dict) else {},
+    }  # fmt: skip
 
 
 def _of_file(file: Path, place: str) -> str:
     """Return the text of a file that may be a recorded configuration. Raises ConfigError for any other file of a run."""
     folder, text = file.parent, None
     if file.suffix in (".yaml", ".yml") or not (folder / NAME).is_file():
-        with contextlib.suppress(UnicodeDecodeError):
-            text = file.read_text(encoding="utf-8")
+        try:
+            text = safe_files.text(file, within=None if str(file) == place else folder)
+        except UnicodeDecodeError:
+            pass
+        except OSError as error:
+            raise ConfigError(f"--from {place}", f"{file}: {error.strerror}. Give the folder of another run.") from None
     if text is None:
         found = (folder / NAME).is_file()
         write = f"Write --from {shlex.quote(str(folder))}" if found else "Give the folder of a run, such as runs/a"

@@ -18,6 +18,7 @@ from hocket.cli.command import Command
 from hocket.plugins import PluginError
 from hocket.runs import listing
 from hocket.runs.listing import RunOnDisk
+from hocket.safe_files import printable
 from hocket.training.direction import mode_of
 
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
@@ -25,8 +26,8 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "=": operator.eq,
 }  # fmt: skip
 _FIELDS = ("name", "began", "status", "position", "duration")
-#: Columns of metrics without --metrics.
-_MOST = 3
+#: Columns of metrics without --metrics, and characters of a text in the table.
+_MOST, _LONGEST = 3, 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -193,15 +194,21 @@ def _print(runs: Sequence[RunOnDisk], names: Sequence[str], sorted_by: str | Non
         if ranked is not None:
             found = each.values.get(ranked)
             row.append("" if found is None else _text(found[1 if mode == "min" else 2]))
-        rows.append([cell if cell.isprintable() else repr(cell) for cell in row])
+        rows.append(row)
+    head, *rows = [[_cell(each) for each in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for line in (head, *rows):
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
     for each in runs:
         if each.status in ("failed", "killed", "silent"):
-            print(f"{each.label}: {each.status}: {' '.join(each.reason.split())[:200]}")
+            print(f"{_cell(each.label)}: {each.status}: {_cell(' '.join(each.reason.split()))}")
     if any(each.status == "unknown" for each in runs):
         print("unknown: no status was recorded. Runs with loggers: [jsonl] record status, position and metrics.")
+
+
+def _cell(text: str) -> str:
+    """Return a text of a file as it is shown in one line: of limited length, and without what controls a terminal."""
+    return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…").replace("\n", "\\n")
 
 
 def _text(value: float | None) -> str:

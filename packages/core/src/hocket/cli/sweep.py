@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.cli.command import Command
 from hocket.cli.completion import completes, configurations, overrides
 from hocket.plugins import PluginError
+from hocket.safe_files import escaped
 from hocket.training.direction import contradiction
 
 if TYPE_CHECKING:
@@ -401,23 +402,24 @@ def _ended(record: Record, entry: Entry, study: Study | None) -> None:
         study.tell(entry.asked, entry.value, entry.status == "pruned")
     value = "" if entry.value is None else f" {record.definition['metric']} {entry.value:.6g}"
     error = f": {entry.error}" if entry.error else ""
-    print(f"{entry.name} {entry.status}{value} ({described(entry.parameters)}){error}", flush=True)
+    print(escaped(f"{entry.name} {entry.status}{value} ({described(entry.parameters)}){error}"), flush=True)
 
 
 def _finish(sweep: Sweep, record: Record, interrupted: bool, args: argparse.Namespace) -> int:
     from hocket.runs.files import CONFIG
     from hocket.sweeps.space import described
 
-    print(f"\n{record.table()}\n")
+    print(f"\n{escaped(record.table())}\n")
     if (best := record.best()) is not None:
         again = f"to run it again: hocket train --from {shlex.quote(str(sweep.folder / best.name))}"
         if not (sweep.folder / best.name / CONFIG).is_file():
             again = f"it tried {described(best.parameters)}, and left no files, as with fast_dev_run or overfit"
-        print(f"best: {best.name}; {again}")
+        print(escaped(f"best: {best.name}; {again}"))
     failed = [each for each in record.trials if each.status == "failed"]
     if failed:
         output = sweep.folder / ".sweep" / f"{failed[0].name}.txt"
-        print(f"{len(failed)} failed, {failed[0].name} by {failed[0].error.rstrip('.')}; all it printed is in {output}")
+        by = failed[0].error.rstrip(".")
+        print(escaped(f"{len(failed)} failed, {failed[0].name} by {by}; all it printed is in {output}"))
     print(f"trials in {sweep.folder}, and all values in {sweep.folder / 'sweep.json'}")
     if interrupted:
         print("hocket: interrupted; the same command continues the sweep.", file=sys.stderr)

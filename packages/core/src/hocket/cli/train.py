@@ -46,8 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from safetensors.torch import save_file
-
+    from hocket.checkpoints.weights import write_tensors
     from hocket.cli.config import trainer_from
     from hocket.plugins.spec import Attachment
     from hocket.sweeps.trial import Trial, note_plan
@@ -76,7 +75,7 @@ def _train(args: argparse.Namespace) -> int:
             if folder.lasting:
                 # Copies: tied weights share memory, which safetensors does not support.
                 file = folder.claim() / "weights.safetensors"
-                save_file({name: tensor.detach().clone().contiguous() for name, tensor in weights.items()}, file)
+                write_tensors({name: tensor.detach().clone().contiguous() for name, tensor in weights.items()}, file)
                 print(f"weights in {file}")
         if trial is not None:
             trial.finish(result, trainer.state)

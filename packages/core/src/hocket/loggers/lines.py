@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
+
+from hocket import safe_files
 
 
 class LinesFile:
@@ -36,6 +39,8 @@ class LinesFile:
 
     def truncate(self, path: Path, run: str) -> bytes:
         """Remove the lines written after the checkpoint, and return them. A file that was changed since is left as it is."""
+        if os.path.lexists(path):
+            safe_files.check(path.lstat(), path)
         owner = _owner(path)
         if not path.exists() or not (owner == run or (owner is None and self.size)):
             return b""
@@ -54,6 +59,8 @@ class LinesFile:
     def open(self, path: Path, run: str) -> None:
         """Open the file to append to it. A file of another run is renamed first."""
         path.parent.mkdir(exist_ok=True)
+        if os.path.lexists(path):  # a pipe would be waited for, and what a link leads to is not this run's
+            safe_files.check(path.lstat(), path)
         _keep(path, run)
         self.size, self._sum = _mend(path)
         self._file = path.open("ab", buffering=0)
@@ -108,8 +115,8 @@ def strict(value: Any) -> Any:
 def _owner(path: Path) -> str | None:
     """Return the run that the first line names, or None."""
     try:
-        with path.open("rb") as file:
-            return str(json.loads(file.readline(1 << 20))["run"])
+        with safe_files.opened(path) as file:
+            return str(safe_files.parsed(file.readline(1 << 20))["run"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hocket import safe_files
 from hocket.loggers.lines import LinesFile, strict
 from hocket.loggers.png import png
 from hocket.runs.files import MEDIA, inside, objects, parsed
@@ -72,7 +73,8 @@ class Media:
             if self._bytes + written + len(data) > _MOST_BYTES:
                 break
             file = folder / f"{words}-{digest}-ba{line['batch']}-at{self._lines.size}-{number}.png"
-            file.write_bytes(data)
+            with safe_files.replacing(file) as written_to:
+                written_to.write(data)
             files.append(file.relative_to(index.parent).as_posix())
             written += len(data)
         self._bytes += written

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hocket import safe_files
 from hocket.history import POSITION
 from hocket.loggers.lines import encode
 from hocket.plugins import catalog
@@ -102,9 +103,7 @@ class RunSummary:
             "fit_seconds": self._seconds,
             "fit_batches": self._batches,
         }  # fmt: skip
-        temporary = self._path.with_name(f".{SUMMARY}.{os.getpid()}")
-        temporary.write_text(encode(content) + "\n", encoding="utf-8")
-        temporary.replace(self._path)
+        safe_files.replace(self._path, encode(content) + "\n")
 
 
 def _plan(state: State) -> dict[str, Any]:

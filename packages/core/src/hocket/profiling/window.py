@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from hocket import hookimpl, summary
+from hocket import hookimpl, safe_files, summary
 from hocket.profiling.phases import Phases
 from hocket.profiling.summary import in_words, summarize
 from hocket.profiling.trace import Trace
@@ -296,7 +296,7 @@ def _write(state: State, settings: Settings, measured: dict[str, Any], first: in
         folder = state.run_folder / "profile"
         folder.mkdir(exist_ok=True)
         for name, text in (("summary.json", json.dumps(found, indent=2) + "\n"), ("summary.txt", words)):
-            (folder / name).write_text(text, encoding="utf-8")
+            safe_files.replace(folder / name, text)
         where = [f"the profile is in {folder}"] if state.folder.lasting else []
     except OSError as error:
         where = [f"the profile was not written: {error}"]

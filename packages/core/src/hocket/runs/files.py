@@ -9,45 +9,64 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hocket import safe_files
+
 #: Files and folders within a run's folder: who owns it, what was logged, state and plan, images and tables, configuration.
 MARK, METRICS, SUMMARY, MEDIA, CONFIG = "run.json", "metrics.jsonl", "summary.json", "media", "config.yaml"
 #: The record of a sweep, in the folder above those of its trials.
 SWEEP = "sweep.json"
 #: The keys of a line of metrics that are a position.
 POSITION = ("epoch", "batch", "sample", "token", "seconds")
-#: Longer files of one object are not read.
-_MOST_BYTES = 20_000_000
 
 
 def parsed(line: bytes | str) -> dict[str, Any]:
     """Return the JSON object of a line; an empty dict if it is none, such as half a line of a killed run."""
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
+        found = safe_files.parsed(line)
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def objects(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON Lines file, and skip malformed lines. An unreadable file yields nothing."""
-    return filter(None, lines(path))
+def objects(path: Path, within: Path | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a JSON Lines file, and skip malformed lines. An unreadable file yields nothing.
+
+    Links out of ``within`` are not followed; it is the file's folder unless given.
+    """
+    return filter(None, lines(path, within))
 
 
-def lines(path: Path) -> Iterator[dict[str, Any]]:
+def lines(path: Path, within: Path | None = None) -> Iterator[dict[str, Any]]:
     """Parse each line of a JSON Lines file. Yield an empty dict for a malformed line, and skip a truncated last line."""
-    with suppress(OSError), path.open("rb") as file:
-        for line in file:
-            found = parsed(line)
-            if found or line.endswith(b"\n"):
-                yield found
-
-
-def content(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file; an empty dict if it cannot be read."""
     with suppress(OSError):
-        if path.stat().st_size <= _MOST_BYTES:
-            return parsed(path.read_bytes())
+        for found in blocks(path, within):
+            yield from found
+
+
+def blocks(path: Path, within: Path | None = None) -> Iterator[list[dict[str, Any]]]:
+    """Yield many lines at a time, as :func:`lines` does. Raises OSError, also for a line that is too long."""
+    for block, complete in safe_files.blocks(path, within or path.parent):
+        raw, found = b",".join(block), []
+        if b"[" not in raw and raw.count(b"{") == len(block):  # flat objects, which are parsed faster together
+            with suppress(ValueError):
+                found = json.loads(b"[%b]" % raw)
+        if len(found) != len(block) or set(map(type, found)) != {dict}:
+            found = [parsed(line) for line in block]
+        yield found if complete else [*filter(None, found)]
+
+
+def content(path: Path, within: Path | None = None) -> dict[str, Any]:
+    """Return the JSON object of a file; an empty dict if it cannot be read, or is a link out of ``within``, its folder."""
+    with suppress(OSError):
+        return parsed(safe_files.content(path, within=within or path.parent))
     return {}
+
+
+def size(path: Path) -> int:
+    """Return the bytes of a file; 0 if it does not exist."""
+    with suppress(OSError):
+        return path.stat().st_size
+    return 0
 
 
 def number(value: Any) -> float | None:

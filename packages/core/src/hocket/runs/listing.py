@@ -6,7 +6,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +22,10 @@ STATUSES = ("finished", "pruned", "failed", "interrupted", "running", "killed", 
 
 #: The statuses of trials that are over, in the record of a sweep.
 _SWEPT = ("finished", "pruned", "failed", "interrupted")
+
+
+#: The last position of a run, and the latest, least and greatest value of each metric.
+_Scanned = tuple[Mapping[str, float], Mapping[str, tuple[float, float, float]]]
 
 
 @dataclass(slots=True)
@@ -71,12 +75,22 @@ def _below(folder: Path, depth: int) -> Iterable[Path]:
 def read(folder: Path) -> RunOnDisk:
     """Return what the files of a run say. Never raises because of their content."""
     mark, summary = files.content(folder / files.MARK), files.content(folder / files.SUMMARY)
+    return about(folder, mark, summary, lambda: _scanned(folder / files.METRICS))
+
+
+def about(folder: Path, mark: Mapping[str, Any], summary: Mapping[str, Any], scan: Callable[[], _Scanned]) -> RunOnDisk:
+    """Return what the contents of a run's files say.
+
+    Args:
+        scan: returns the last position and the values in the file of metrics, for runs without a final summary.
+    """
     if summary.get("run") != mark.get("run", summary.get("run")):
         summary = {}  # of an earlier run in this folder
     status, reason = status_of(folder, summary)
-    position, values = _numbers(summary.get("position")), _values(summary.get("values"))
+    position: Mapping[str, float] = _numbers(summary.get("position"))
+    values: Mapping[str, tuple[float, float, float]] = _values(summary.get("values"))
     if status not in ("finished", "failed", "interrupted"):  # what was logged since the summary was written
-        position, values = _scanned(folder / files.METRICS)
+        position, values = scan()
     elif summary.get("stop_reason") and _as_trial(folder).get("status") == "pruned":
         status = "pruned"
     best, evaluated = summary.get("best"), summary.get("evaluated")
@@ -193,7 +207,7 @@ def _values(value: Any) -> dict[str, tuple[float, float, float]]:
     return found
 
 
-def _scanned(path: Path) -> tuple[dict[str, float], dict[str, tuple[float, float, float]]]:
+def _scanned(path: Path) -> _Scanned:
     """Return the last position, and latest, least and greatest values, from the file itself."""
     position: dict[str, float] = {}
     values: dict[str, tuple[float, float, float]] = {}

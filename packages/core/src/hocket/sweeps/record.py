@@ -60,7 +60,7 @@ class Record:
         try:
             saved = read(file)
             before, trials = dict(saved["definition"]), [Entry(**each) for each in saved["trials"]]
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise PluginError(f"{file} cannot be read ({error}), so its trials are unknown. {name}") from None
         now = json.loads(json.dumps(definition))
         if all(each.value is None for each in trials):  # nothing was compared yet

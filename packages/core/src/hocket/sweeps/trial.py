@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hocket import safe_files
 from hocket.callback import Callback
 from hocket.training.requests import Decision
 from hocket.training.watching import check_name
@@ -92,12 +93,10 @@ def end_with_sweep(file: str) -> None:
 
 
 def read(file: Path) -> Any:
-    """Read JSON that `write` wrote."""
-    return json.loads(file.read_text(encoding="utf-8"))
+    """Read JSON that `write` wrote. Raises OSError and ValueError."""
+    return safe_files.parsed(safe_files.content(file, 1 << 26, within=file.parent))
 
 
 def write(file: Path, content: Any) -> None:
     """Write JSON atomically."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content, indent=1, allow_nan=True) + "\n", encoding="utf-8")
-    temporary.replace(file)
+    safe_files.replace(file, json.dumps(content, indent=1, allow_nan=True) + "\n")

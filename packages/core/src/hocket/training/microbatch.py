@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hocket import safe_files
 from hocket.callback import Callback
 from hocket.data.nesting import map_tensors
 from hocket.data.stateful import has_state
@@ -270,17 +270,12 @@ def _key(state: State, batch: Batch) -> str:
 
 def _write(cache: Path, content: dict[str, Any]) -> None:
     cache.parent.mkdir(parents=True, exist_ok=True)
-    temporary = cache.with_name(f".{cache.name}.{os.urandom(8).hex()}")
-    try:
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
-        temporary.replace(cache)
-    finally:
-        temporary.unlink(missing_ok=True)
+    safe_files.replace(cache, json.dumps(content, indent=1) + "\n")
 
 
 def _read(cache: Path) -> dict[str, Any]:
     try:
-        found = json.loads(cache.read_text())
+        found = safe_files.parsed(safe_files.content(cache))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

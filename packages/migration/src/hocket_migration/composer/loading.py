@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import datetime
 import os
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 import hocket
+from hocket.checkpoints import CheckpointError, pickles
 from hocket.help import warn
 from hocket_migration import files
 from hocket_migration.composer import algorithms, names, position
@@ -92,20 +92,27 @@ def _loaded(path: Path, file: Any) -> Loaded:
 def _read(file: Any, path: Path) -> Any:
     allowed: list[Any] = [datetime.timedelta, torch.torch_version.TorchVersion, *_NUMPY]
     try:
-        with torch.serialization.safe_globals(allowed):
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+        return pickles.load(file, allowed)
+    except (OSError, CheckpointError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ValueError(f"load_path={str(path)!r} is not read: {reason.rstrip('. ')}.") from None
+    except Exception as error:
         raise ValueError(
-            f"load_path={str(path)!r} has objects of a class that is not loaded for safety, or is damaged: {error} If you "
-            "trust the file, name the class with torch.serialization.add_safe_globals([…]) first."
+            f"load_path={str(path)!r} has objects of a class that is not loaded for safety, or is damaged: "
+            f"{pickles.reason(error)}. If you trust the file, name the class with torch.serialization.add_safe_globals([…]) "
+            "first."
         ) from error
 
 
-_RECONSTRUCT: Any = np.zeros(0).__reduce__()[0]
+def _reconstruct(kind: Any, shape: Any, code: Any) -> np.ndarray[Any, Any]:
+    """Return an array without elements, whatever shape a file asks for: its state, which follows, brings as many bytes."""
+    return np.ndarray((0,))
+
+
 #: What random numbers of NumPy 1 and 2 are pickled with.
 _NUMPY: list[Any] = [
-    (_RECONSTRUCT, "numpy.core.multiarray._reconstruct"),
-    (_RECONSTRUCT, "numpy._core.multiarray._reconstruct"),
+    (_reconstruct, "numpy.core.multiarray._reconstruct"),
+    (_reconstruct, "numpy._core.multiarray._reconstruct"),
     np.ndarray,
     np.dtype,
     type(np.dtype(np.uint32)),

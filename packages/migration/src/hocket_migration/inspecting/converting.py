@@ -8,8 +8,10 @@ import difflib
 import json
 import os
 import shutil
+import stat
 from pathlib import Path
 
+from hocket.safe_files import replacing
 from hocket_migration.inspecting import project
 from hocket_migration.inspecting.moving import Mover, apply
 from hocket_migration.inspecting.names import framework_of
@@ -66,7 +68,7 @@ class Conversion:
                 shutil.copy(self.root, target / self.root.name)
         for file in self.files:
             if (lines := self.changed.get(file.name)) is not None:
-                path = file.path if folder is None else Path(folder) / file.name
+                path = file.path.resolve() if folder is None else Path(folder) / file.name
                 _write(path, file, lines)
 
 
@@ -118,13 +120,18 @@ def _order(finding: Finding) -> tuple[str, int, int, int]:
 
 
 def _write(path: Path, file: SourceFile, lines: list[str]) -> None:
+    """Replace a file. Another name that it has elsewhere, a hard link, keeps what it had."""
+    with replacing(path, stat.S_IMODE(path.stat().st_mode)) as opened:
+        opened.write(_content(file, lines))
+
+
+def _content(file: SourceFile, lines: list[str]) -> bytes:
     if file.notebook is None:
-        path.write_bytes("".join(lines).encode(file.encoding))
-        return
+        return "".join(lines).encode(file.encoding)
     bounds = [*sorted(file.cells.items(), key=lambda item: item[1])]
     for index, (number, first) in enumerate(bounds):
         last = bounds[index + 1][1] - 1 if index + 1 < len(bounds) else len(lines)
         text = "".join(lines[first - 1 : last]).removesuffix("\n")
         cell = file.notebook["cells"][number - 1]
         cell["source"] = text if isinstance(cell["source"], str) else lines_of(text)
-    path.write_text(json.dumps(file.notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return (json.dumps(file.notebook, indent=1, ensure_ascii=False) + "\n").encode()

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hocket import safe_files
+
 #: Folders that are not part of a project.
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
 
@@ -73,9 +75,6 @@ def read(path: str | Path) -> tuple[list[SourceFile], list[Problem]]:
             if not each.exists() or not each.resolve().is_relative_to(root.resolve()):
                 problems.append(Problem(name, "this is a link to a file that is not in the folder"))
             continue  # a file in the folder is read where it is
-        if not each.is_file():  # a pipe, which would be waited for
-            problems.append(Problem(name, "this is not a regular file"))
-            continue
         read_one = _read(each, name, problems)
         (problems if isinstance(read_one, Problem) else found).append(read_one)  # type: ignore[arg-type]
     if not paths:
@@ -107,9 +106,9 @@ def _read(path: Path, name: str, of_cells: list[Problem]) -> SourceFile | Proble
     notebook = None
     encoding = "utf-8"
     try:
-        raw = path.read_bytes()
+        raw = safe_files.content(path)
         if path.suffix == ".ipynb":
-            notebook = json.loads(raw.decode("utf-8"))
+            notebook = safe_files.parsed(raw.decode("utf-8"))
             text, cells = _code_of(notebook)
         else:
             encoding = tokenize.detect_encoding(io.BytesIO(raw).readline)[0]
@@ -127,6 +126,8 @@ def _read(path: Path, name: str, of_cells: list[Problem]) -> SourceFile | Proble
         return Problem(name, f"{_syntax(error)}", error.lineno or 0)
     except (json.JSONDecodeError, AttributeError, TypeError, KeyError) as error:
         return Problem(name, f"this is not a notebook: {error}")
+    except safe_files.UnsafeFileError as error:
+        return Problem(name, str(error.strerror))
     except OSError as error:
         return Problem(name, f"the file cannot be read: {error.strerror}")
     except (ValueError, RecursionError, MemoryError) as error:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hocket.checkpoints import CheckpointError
+from hocket import safe_files
+from hocket.checkpoints import CheckpointError, pickles
 from hocket.help import warn
 from hocket_migration import files
 from hocket_migration.lightning import callbacks
@@ -184,10 +186,17 @@ def read(path: Any, weights_only: bool | None) -> dict[str, Any]:
             f"There is no checkpoint file {str(path)!r}. Give ckpt_path= the path of a .ckpt file."
         ) from error
     try:
-        saved = torch.load(file, map_location="cpu", weights_only=weights_only is not False)
+        if weights_only is False:
+            with safe_files.opened(file) if isinstance(file, Path) else file as opened:
+                saved = torch.load(opened, map_location="cpu", weights_only=False)
+        else:
+            saved = pickles.load(file)
+    except (OSError, CheckpointError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(f"{str(path)!r} is not read: {reason.rstrip('. ')}.") from None
     except Exception as error:
         raise CheckpointError(
-            f"{str(path)!r} cannot be read: {type(error).__name__}: {str(error).splitlines()[0].rstrip('. ')}. "
+            f"{str(path)!r} cannot be read: {type(error).__name__}: {pickles.reason(error)}. "
             + (
                 "It may hold objects, such as hyperparameters: if you trust its source, write fit(…, weights_only=False)."
                 if zipfile.is_zipfile(file)

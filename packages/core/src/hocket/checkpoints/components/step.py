@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hocket.checkpoints.component import Check, Component, PerRank, Saved, Tree
+from torch import Tensor
+
+from hocket.checkpoints.component import Check, Component, ContentError, PerRank, Saved, Tree
 from hocket.checkpoints.components.values import Decoded
 from hocket.checkpoints.plain_data import encode
 from hocket.data.batches import Counts
@@ -45,8 +47,12 @@ class Losses(Component):
         return encode([self._state.loss, dict(self._state.loss_parts)])
 
     def check(self, saved: PerRank, checkpoint: Saved) -> Check:
-        """Accept any saved state; a new rank takes that of rank 0."""
-        return Check(checkpoint.decode(saved.own))
+        """Accept a loss and its parts; a new rank takes those of rank 0. Raises ContentError for anything else."""
+        state = checkpoint.decode(saved.own)
+        loss, parts = state if isinstance(state, list | tuple) and len(state) == 2 else ("", "")
+        if not isinstance(loss, Tensor | None) or not isinstance(parts, Mapping):
+            raise ContentError("The checkpoint's 'loss' is not a loss and its parts by name.")
+        return Check(state)
 
     def load_state_dict(self, saved: list[Any]) -> None:
         """Set them in the step."""

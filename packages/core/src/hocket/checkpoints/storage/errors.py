@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-#: Maximum number of characters of a message: names inside files have any length.
-_LONGEST = 10_000
+from hocket.safe_files import printable
 
 
 class CheckpointError(RuntimeError):
@@ -15,14 +14,6 @@ class CheckpointError(RuntimeError):
 
     def __init__(self, message: str = "") -> None:
         super().__init__(printable(message))
-
-
-def printable(text: str) -> str:
-    """Return text that is safe for a terminal: unprintable characters but line ends are escaped, and long text is shortened."""
-    if len(text) > _LONGEST:
-        half = _LONGEST // 2
-        text = f"{text[:half]} … {text[-half:]}"
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 class DamagedCheckpointWarning(UserWarning):

@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hocket import safe_files
 from hocket.checkpoints.storage import disk, header, partials, tree_json
 from hocket.checkpoints.storage import manifest as manifests
 from hocket.checkpoints.storage import references as refs
@@ -315,7 +316,7 @@ def _wanted(
 
 def _tree(folder: Path, manifest: Manifest, only: Sequence[str] | None) -> Any:
     name = manifest.tree
-    raw = manifests.check_file(folder, name, manifest.files[name]).read_bytes()
+    raw = safe_files.content(manifests.check_file(folder, name, manifest.files[name]), manifests.LIMIT, links=False)
     if hashlib.sha256(raw).hexdigest() != manifest.files[name].sha256:
         raise CheckpointError(f"{name}: its content is not what was written (another SHA-256).")
     node = manifests.parse_json(raw, name)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hocket import safe_files
 from hocket.checkpoints.storage import tree_json
 from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.header import pickled
@@ -81,7 +81,7 @@ def _digest(content: dict[str, Any]) -> str:
 def load(folder: Path) -> Manifest:
     """Return the manifest of a folder. Raises CheckpointError if there is none or it is damaged."""
     try:
-        raw = regular(folder, NAME, LIMIT).read_bytes()
+        raw = safe_files.content(folder / NAME, LIMIT, links=False)
     except FileNotFoundError:
         kind = "the folder has no manifest.json" if folder.is_dir() else "there is no such folder"
         raise CheckpointError(f"{folder} is not a checkpoint: {kind}.") from None
@@ -89,8 +89,10 @@ def load(folder: Path) -> Manifest:
         raise CheckpointError(
             f"{folder} is not a checkpoint: it is a file, and a checkpoint is a folder with manifest.json.{_advice(folder)}"
         ) from None
-    except (OSError, ValueError) as error:  # no permission, too long a name, a null byte in it
-        raise CheckpointError(f"{folder} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+    except safe_files.UnsafeFileError as error:
+        raise CheckpointError(f"{folder}/{NAME}: {error.strerror}.") from None
+    except OSError as error:  # no permission, too long a name
+        raise CheckpointError(f"{folder} cannot be read: {error.strerror}.") from None
     return parse(raw, f"{folder}/{NAME}")
 
 
@@ -110,8 +112,8 @@ def _advice(file: Path) -> str:
 def pointed(file: Path) -> str | None:
     """Return the checkpoint name in a store's file `LATEST`, or None if it has none or cannot be read."""
     try:
-        return regular(file.parent, file.name, 1 << 12).read_text().strip() or None
-    except (OSError, CheckpointError, UnicodeDecodeError):
+        return safe_files.content(file, 1 << 12, links=False).decode().strip() or None
+    except (OSError, UnicodeDecodeError):
         return None
 
 
@@ -177,28 +179,16 @@ def _refuse(constant: str) -> Any:
     raise ValueError(f"it has a bare {constant}")
 
 
-def regular(folder: Path, name: str, limit: int | None = None) -> Path:
-    """Return the path of a regular file in the folder. Raises FileNotFoundError, and CheckpointError for links and devices."""
-    path = folder / name
-    about = path.lstat()
-    if not stat.S_ISREG(about.st_mode):
-        raise CheckpointError(
-            f"{name}: it is not a regular file (a link, a folder or a device), and such are not read."
-        )
-    if limit is not None and about.st_size > limit:
-        raise CheckpointError(f"{name}: it has {about.st_size} bytes; at most {limit} are read.")
-    return path
-
-
 def check_file(folder: Path, name: str, file: File) -> Path:
     """Return the path of a listed file. Raises CheckpointError if it does not exist or has another size."""
+    path = folder / name
     try:
-        path = regular(folder, name)
-        size = path.stat().st_size
+        about = path.lstat()
+        safe_files.check(about, path)
     except FileNotFoundError:
         raise CheckpointError(f"{name}: it is missing.") from None
     except OSError as error:
         raise CheckpointError(f"{name}: it cannot be read: {error.strerror}.") from None
-    if size != file.size:
-        raise CheckpointError(f"{name}: it has {size} bytes and not the {file.size} that were written.")
+    if about.st_size != file.size:
+        raise CheckpointError(f"{name}: it has {about.st_size} bytes and not the {file.size} that were written.")
     return path
