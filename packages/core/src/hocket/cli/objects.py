@@ -22,7 +22,7 @@ from hocket.cli.advice import argument_of, in_yaml
 from hocket.cli.calls import BY_NAME, almost, lacking, lacks, takes, unexpected
 from hocket.cli.document import ConfigError, Node, flow, parse_value, suggestion
 from hocket.cli.errors import blamed, explains
-from hocket.cli.imports import Reference, as_call, raised, reference, resolve
+from hocket.cli.imports import UNREAD, Reference, as_call, raised, reference, resolve
 from hocket.cli.keys import keys
 from hocket.plugins import signatures
 from hocket.time import Interval, Time
@@ -208,6 +208,8 @@ def _kind(value: Any) -> str:
 def make(found: Reference, hint: Any, at: str) -> Any:
     """Return what a path names, called if it has arguments or needs none and is not a function that may stand as it is."""
     target = resolve(found)
+    if target is UNREAD:
+        return None
     given = found.arguments
     if not _is_code(target):
         if given is not None and given.value:

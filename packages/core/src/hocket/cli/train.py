@@ -92,7 +92,8 @@ def _record(trainer: Trainer, args: argparse.Namespace) -> None:
         recorded.write(folder.path, state.config)
     changes = [each for each in args.changes if not each.startswith("resume=")]
     config = str(folder.path / recorded.NAME) if args.source is not None else args.config
-    trainer.command = ("hocket", "train", config, *([] if args.source is not None else changes), "resume=auto")
+    trust = ["--trust"] if args.trust else []
+    trainer.command = ("hocket", "train", config, *([] if args.source is not None else changes), "resume=auto", *trust)
 
 
 def _forget(trainer: Trainer) -> None:
