@@ -28,9 +28,10 @@ from hocket.cli.imports import raised, reference, resolve
 from hocket.cli.keys import KINDS, LISTS, keys
 from hocket.cli.objects import arguments, build, call, checking, defaults, make
 from hocket.cli.origins import importable
-from hocket.cli.overrides import source
+from hocket.cli.overrides import refuse_masked, source
 from hocket.data.module import is_module
 from hocket.help import objects
+from hocket.masking import masked
 from hocket.optim.groups import OPTIONS
 from hocket.plugins import Entry, PluginError, catalog, signatures, spec
 from hocket.settings import Settings
@@ -71,6 +72,7 @@ def trainer_from(
     read = source(args)
     read.announce()
     importable(read, args.trust)
+    refuse_masked(read.document, instead)
     described = (of or Configuration)(read.document)
     with _warnings_in_yaml(), described.trainer(needs, instead) as trainer:
         made = recorded.about(read, trainer.state, described.distributions)
@@ -334,19 +336,20 @@ class Configuration:
         return Trainer(**values)
 
     def resolved(self) -> dict[str, Any]:
-        """Return every key with its value, and named plug-ins with all arguments, as plain data. Raises ConfigError.
+        """Return every key with its value, and named plug-ins with all arguments, as plain data without secrets.
 
-        Import paths are not imported.
+        Raises ConfigError. Import paths are not imported.
         """
         if not self._complete:
             with imports.unread():
                 self.check(None)
         given = self._document.value
-        return {
+        found = {
             key: self._plain_value(given[key]) if key in given else each.default
             for key, each in keys().items()
             if key in given or key != "model"
         }
+        return dict(masked(found))
 
     def _plain_value(self, node: Node) -> Any:
         if id(node) in self._complete:

@@ -24,6 +24,7 @@ from hocket.cli.document import ConfigError, Node, flow, parse_value, suggestion
 from hocket.cli.errors import blamed, explains
 from hocket.cli.imports import UNREAD, Reference, as_call, raised, reference, resolve
 from hocket.cli.keys import keys
+from hocket.masking import masked
 from hocket.plugins import signatures
 from hocket.time import Interval, Time
 
@@ -166,7 +167,9 @@ def _misfit(node: Node, hint: Any, at: str) -> ConfigError:
         )
     if not what and at in keys():
         what = f"{at}: {keys()[at].documentation.partition('. ')[0].rstrip('.')}."
-    return ConfigError(node.where, f"{at}={shown(value)} is {_kind(value)}; it should be {should}. {what}")
+    return ConfigError(
+        node.where, f"{at}={shown(masked(value, *at.split('.')))} is {_kind(value)}; it should be {should}. {what}"
+    )
 
 
 #: Values of other languages, in lower case.

@@ -309,19 +309,21 @@ def _check(sweep: Sweep) -> None:
     from hocket.cli.config import Configuration
     from hocket.cli.document import flow
     from hocket.cli.origins import importable
-    from hocket.cli.overrides import source
+    from hocket.cli.overrides import refuse_masked, source
     from hocket.cli.recorded import folder_of
+    from hocket.masking import masked
 
     def read(*changes: str) -> Any:
         found = source(argparse.Namespace(config=sweep.config, changes=[*sweep.fixed, *changes]))
         if not changes:
             found.announce()
         importable(found, sweep.trust, say=not changes)
+        refuse_masked(found.document)
         Configuration(found.document).check(("train_data", "duration"))
         return found
 
     document = read().document
-    sweep.folder, sweep.written = folder_of(document) / sweep.name, document.plain()
+    sweep.folder, sweep.written = folder_of(document) / sweep.name, masked(document.plain())
     checkpoints = document.value.get("checkpoints")
     if checkpoints is not None and checkpoints.value is not None:
         sweep.resumable = True
