@@ -76,7 +76,8 @@ def masked(value: Any, *names: str) -> Any:
     ``names``: the name of the value, after those of the values that it is in.
     """
     if isinstance(value, str):
-        return _masked_text(value, names)
+        text = _masked_text(value, names)
+        return value if text == value else text
     if isinstance(value, Mapping):
         inside = {key: masked(each, *names, str(key)) for key, each in value.items()}
         return value if all(inside[key] is each for key, each in value.items()) else inside
@@ -132,7 +133,7 @@ def _is_secret(text: str, names: tuple[str, ...]) -> bool:
         return False
     if said & _ALWAYS or (words[-1] == "pass" and said & _LOGIN_PASSES):
         return True
-    is_address = text.startswith(("http://", "https://")) and (said & _HOOKS or words[-1] in ("url", "uri", "endpoint"))
+    is_address = words[-1] in ("url", "uri", "endpoint") or (said & _HOOKS and text.startswith(("http://", "https://")))
     if is_address and any(_HOOKS.intersection(_words(name)) for name in names):
         return True
     if {"token", "tokens"} & said:

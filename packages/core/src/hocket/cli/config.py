@@ -183,7 +183,7 @@ class Configuration:
         with self._about(key):
             with warnings.catch_warnings(action="ignore"):  # the Trainer warns
                 value = objects.CONVERSIONS.get(key, lambda given, _: given)(value, {"model": None})
-            for each in value if key == "profile" else ():
+            for each in value if key == "profile" and imports.reads() else ():
                 spec.build("callbacks", each)
             Settings.of({**others, key: value})
 

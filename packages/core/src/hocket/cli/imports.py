@@ -115,9 +115,14 @@ def unread() -> Iterator[None]:
         _READS.reset(token)
 
 
+def reads() -> bool:
+    """Whether the code that a configuration names may be used, and not only shown."""
+    return _READS.get()
+
+
 def resolve(found: Reference) -> Any:
     """Import what a path names. Raises ConfigError that names the module or attribute that does not exist."""
-    if not _READS.get():
+    if not reads():
         return UNREAD
     module_name, colon, attribute = found.path.partition(":")
     parts = [*module_name.split("."), *(attribute.split(".") if colon else [])]

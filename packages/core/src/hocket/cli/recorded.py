@@ -208,9 +208,11 @@ def _clean(value: Any, shape: Any) -> Any:
         return None if None in texts else texts
     if not isinstance(value, dict):
         return None
-    inner, texts = (list, str.isidentifier) if shape is _SHAPES["sources"] else (str, bool)
-    found = {str(key): _clean(each, inner) for key, each in value.items()}
-    return found if all(each is not None and texts(key) for key, each in found.items()) else None
+    of_modules = shape is _SHAPES["sources"]
+    found = {str(key): _clean(each, list if of_modules else str) for key, each in value.items()}
+    if None in found.values() or (of_modules and not all(map(str.isidentifier, found))):
+        return None
+    return found
 
 
 def _of_file(file: Path, place: str) -> str:
