@@ -191,6 +191,20 @@ def test_the_exit_code_is_that_of_the_first_and_signals_end_all(tmp_path):
     launched.stderr.close()
 
 
+@pytest.mark.long
+def test_the_rank_that_raised_is_blamed_and_not_the_one_that_the_launcher_had_to_kill(tmp_path):
+    """A stopped rank does not end by SIGTERM. Without torch in the workers, which is quicker."""
+    code = written(
+        tmp_path,
+        "import os, signal, time\nif os.environ['RANK'] == '0': os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "time.sleep(2)\nraise LookupError('waited in vain')",
+    )
+    done = run(*HOCKET, code)
+    story = done.stderr.rpartition("hocket: the first failure: ")[2]
+    assert done.returncode == 1 and story.startswith("Rank 1 raised") and "waited in vain" in story, done.stderr
+    assert "were terminated: rank 0" in story and "out of memory" not in story
+
+
 # --- Trainer(devices=2)
 
 

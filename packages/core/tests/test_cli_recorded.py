@@ -226,8 +226,13 @@ def test_a_recorded_configuration_is_used_from_any_folder(
         ["train", "runs/a-2/config.yaml", "resume=auto", "duration=4ep"],  # as the run before says
     ):
         fresh(elsewhere)
-        code, _, said = run(*arguments)
+        code, out, said = run(*arguments)
+        assert code == 2 and not out and "recorded_mine" not in sys.modules, said
+        assert f"recorded_mine ({project / module})" in said and "add --trust" in said
+        fresh(elsewhere)
+        code, _, said = run(*arguments, "--trust")
         assert code == 0 and "perhaps not bit for bit" not in said, said
+        assert f"recorded_mine ({project / module}) is imported from where it was recorded" in said
     (project / module).rename(tmp_path / "kept")
     fresh(elsewhere)
     code, _, said = run("plan", "runs/a-2/config.yaml")
@@ -254,7 +259,7 @@ def test_another_project_with_modules_of_the_same_names_is_not_mixed_in(
         monkeypatch.setattr(sys, "path", [each for each in sys.path if not each.startswith(str(tmp_path))])
         for name in ("recorded_mine", "recorded_scale"):
             monkeypatch.delitem(sys.modules, name, raising=False)
-        code, out, said = run(*arguments)
+        code, out, said = run(*arguments, "--trust")
         assert code == 0, said
         losses = [float(line.split()[-1]) for line in out.splitlines() if line.startswith("test/loss")]
         return (losses[-1] if losses else None), said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -262,11 +264,8 @@ def test_where_there_is_no_script(way, script):
 # --- workers
 
 
-def worker(*command, error=None, pipe=None, **options):
+def worker(*command, error=None, **options):
     environment = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(error or "")}
-    if pipe is not None:
-        environment["HOCKET_LAUNCHER_PIPE"] = str(pipe)
-        options["pass_fds"] = [pipe]
     words = [sys.executable, "-P", "-m", "hocket.launching.worker", *map(str, command)]
     return subprocess.Popen(
         words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
@@ -344,23 +343,117 @@ def test_a_worker_that_raised_ends_though_threads_go_on(script):
     assert done.returncode == 1 and "LookupError" in done.stderr
 
 
-def test_a_worker_ends_with_its_launcher(script):
-    reading, writing = os.pipe()
-    process = worker(script("import time; print('up', flush=True); time.sleep(600)"), pipe=reading)
-    assert process.stdout.readline() == "up\n"
-    os.close(writing)
-    process.communicate(timeout=60)
-    assert process.returncode == 1
-    os.close(reading)
+def gone(pid):
+    """Whether a process ends within some seconds; one that nobody has waited for yet has."""
+    for _ in range(100):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+            os.kill(pid, 0)
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+LAUNCHER = """
+import os, subprocess, sys, threading, time
+from hocket.launching.parent import variable
+def start(wrapper=()):
+    command = [*wrapper, sys.executable, "-P", "-m", "hocket.launching.worker", sys.argv[2]]
+    subprocess.Popen(command, env={**os.environ, **variable()})
+if sys.argv[1] == "thread":  # Linux takes its end for that of the launcher
+    each = threading.Thread(target=start); each.start(); each.join()
+else:
+    start(["sh", "-c", '"$@"; true', "sh"] if sys.argv[1] == "wrapper" else ())
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("way", ["main", "thread", "wrapper", "late"])
+def test_a_worker_ends_with_its_launcher_and_not_before(way, script, tmp_path):
+    """Also one that has not begun to watch when the launcher is killed, and one that a wrapper of the interpreter starts."""
+    late = "import site, time; time.sleep(1.5)" if way == "late" else ""
+    (tmp_path / "sitecustomize.py").write_text(f"import os, sys\nif 'hocket.launching.worker' in sys.orig_argv:\n"
+        f"    open({str(tmp_path / 'begun')!r}, 'w').write(str(os.getpid()))\n    {late or 'pass'}\n")  # fmt: skip
+    up = tmp_path / "up"
+    file = script(f"import os, time; open({str(up)!r}, 'w').write(str(os.getpid())); time.sleep(600)")
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, way, str(file)], env={**os.environ, "PYTHONPATH": str(tmp_path)}
+    )
+    known = tmp_path / "begun" if way == "late" else up
+    while not (known.exists() and known.read_text()):
+        time.sleep(0.05)
+        assert launcher.poll() is None
+    pid = int(known.read_text())
+    if way == "thread":
+        time.sleep(1.0)
+        assert launcher.poll() is None and not Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].startswith(" Z")
+    launcher.kill()
+    launcher.wait()
+    assert gone(pid)
+    assert way != "late" or not up.exists()
+
+
+def listening(pids):
+    """Return the addresses, in hexadecimal, on which processes listen."""
+    inodes = set()
+    for pid in pids:
+        for each in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                inodes.add(os.readlink(each).removeprefix("socket:[").removesuffix("]"))
+    tables = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    return {row[1].partition(":")[0] for row in tables if row[3] == "0A" and row[9] in inodes}
+
+
+RANKS = """
+import os, sys, time
+def rank():
+    import hocket
+    runtime = hocket.Runtime(device="cpu", strategy="ddp")
+    runtime.all_reduce(__import__("torch").ones(1), "sum")
+    open(f"{sys.argv[1]}/{os.environ['RANK']}", "w").write(str(os.getpid()))
+    time.sleep(600)
+if "RANK" in os.environ:
+    rank()
+import hocket
+hocket.launch(rank, 2)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("way", ["hocket.launch", "hocket launch"])
+def test_ranks_of_one_machine_listen_there_only_and_end_with_their_launcher(way, script, tmp_path):
+    before = ["-m", "hocket", "launch", "-n", "2"] if way == "hocket launch" else []
+    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    launcher = subprocess.Popen([sys.executable, *before, str(script(RANKS)), str(tmp_path)], env=clean)
+    files = [tmp_path / "0", tmp_path / "1"]
+    while not all(file.exists() and file.read_text() for file in files):
+        time.sleep(0.1)
+        assert launcher.poll() is None
+    pids = [int(file.read_text()) for file in files]
+    assert listening([launcher.pid, *pids]) == {"0100007F"}
+    launcher.kill()
+    launcher.wait()
+    assert all(map(gone, pids))
 
 
 def test_which_failed_first():
     raised = Failure(2, 1, "Traceback …", 100.5)
     later = Failure(0, 1, "Traceback …", 100.6)
-    killed, ended, silent = Failure(3, -signal.SIGKILL), Failure(1, -signal.SIGTERM), Failure(4, 1)
+    killed, ended, silent = (
+        Failure(3, -9, time=100.9),
+        Failure(1, -signal.SIGTERM, time=99.0),
+        Failure(4, 1, time=101.0),
+    )
     assert first([later, raised, ended]) is raised
     assert first([later, ended, killed]) is killed
     assert first([silent, ended, later]) is later
+    for number in (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV):  # by the launcher, or on its SIGTERM
+        stopped = Failure(0, -number, time=104.0)
+        assert first([stopped, raised]) is raised and first([stopped, silent]) is silent
     assert first([ended]) is ended
     assert killed.shell_code == 137 and raised.shell_code == 1
     assert "killed by SIGKILL" in str(killed) and "out of memory" in str(killed)
@@ -370,7 +463,7 @@ def test_which_failed_first():
 def test_a_file_that_somebody_else_wrote(tmp_path):
     for text in ("", "{}", '{"message": "short"}', "[1]"):
         (tmp_path / "error.json").write_text(text)
-        assert read_failure(0, 7, tmp_path / "error.json") == Failure(0, 7)
+        assert read_failure(0, 7, tmp_path / "error.json", 3.0) == Failure(0, 7, time=3.0)
 
 
 # --- hocket launch

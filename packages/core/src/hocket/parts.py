@@ -112,7 +112,7 @@ def _arguments(attachment: Attachment) -> dict[str, Any] | None:
         return None
     parameters = inspect.signature(type(attachment.obj)).parameters
     if not attachment.instance:
-        return {name: each.default for name, each in parameters.items()} | dict(attachment.config)
+        return {name: each.default for name, each in parameters.items()} | dict(attachment.arguments)
     known = all(hasattr(attachment.obj, name) for name in parameters)
     return {name: getattr(attachment.obj, name) for name in parameters} if known else None
 

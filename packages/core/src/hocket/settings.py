@@ -13,6 +13,7 @@ from torch import nn
 from hocket.algorithm import Need
 from hocket.hookspecs import StrategyLike
 from hocket.losses import Reduction
+from hocket.masking import masked
 from hocket.plugins.spec import Attachment
 from hocket.run_folder import check_name, local
 from hocket.time import Interval, Time, TimeError, Unit, batches, interval_of, share
@@ -167,11 +168,11 @@ class Settings:
         return {**facts, **reasons}
 
     def hyperparameters(self, attachments: Sequence[Attachment]) -> dict[str, Any]:
-        """Return arguments and attached plug-ins as JSON-like values; other objects are replaced by their class names."""
+        """Return arguments and attached plug-ins as JSON-like values, without secrets; other objects as their class names."""
         attached: dict[str, Any] = {}
         for attachment in attachments:
             attached.setdefault(attachment.kind, {})[attachment.name] = plain(attachment.config)
-        return {name: plain(value) for name, value in self.given.items() if name not in _PARTS} | attached
+        return {name: masked(plain(value), name) for name, value in self.given.items() if name not in _PARTS} | attached
 
     def of_all_ranks(self) -> dict[str, Any]:
         """Return the arguments that have to be equal on all ranks."""

@@ -31,8 +31,8 @@ class WebhookLogger(Logger):
     tried before the run ends. No metrics are sent between evaluations, and no images, tables or files.
 
     Args:
-        url: the address, which usually contains a secret; None for that of the environment variable ``HOCKET_WEBHOOK_URL``,
-            which keeps it out of logged hyperparameters and checkpoints.
+        url: the address, which is a secret and is not recorded; None for that of the environment variable
+            ``HOCKET_WEBHOOK_URL``, which a repeated run finds again.
         events: which messages to send.
 
     Raises:

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache
@@ -23,7 +23,7 @@ from hocket import Device, Strategy, hookimpl, launching
 from hocket.data.adapters import adapt
 from hocket.data.batches import Padding
 from hocket.help import warn
-from hocket.launching import Environment
+from hocket.launching import Environment, loopback
 from hocket_strategies import ending
 from hocket_strategies.explained import CollectiveError, Explained
 from hocket_strategies.packing import packed, unpack
@@ -380,14 +380,14 @@ def _wait_for_all(name: str, store: dist.Store, found: Environment, seconds: flo
 @cache
 def _store(address: str, port: int, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     """Return the key-value store of the rendezvous: the agent's if it opened one, otherwise rank 0's. It is never closed."""
+    serves = rank == 0 and not _of_the_agent()
+    if serves and address in (loopback.ADDRESS, "localhost"):
+        with suppress(OSError):  # another store of this process serves the port already, and takes one more client
+            store = loopback.store(loopback.listen(port))
+            store.set_timeout(timeout)
+            return store
     return dist.TCPStore(
-        address,
-        port,
-        world_size,
-        is_master=rank == 0 and not _of_the_agent(),
-        timeout=timeout,
-        wait_for_workers=False,
-        multi_tenant=True,
+        address, port, world_size, is_master=serves, timeout=timeout, wait_for_workers=False, multi_tenant=True
     )
 
 

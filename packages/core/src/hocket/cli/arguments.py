@@ -28,7 +28,17 @@ def _add_configuration(parser: argparse.ArgumentParser) -> None:
     )
     completes(config, configurations)
     completes(changes, overrides)
+    add_trust(parser)
     parser.add_argument("--traceback", action="store_true", help="show the Python traceback of an error")
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add the permission to import what a run from elsewhere names."""
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="import the modules that a recorded run from outside of the working folder names, which can do anything",
+    )
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:

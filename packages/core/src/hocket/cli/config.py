@@ -27,10 +27,11 @@ from hocket.cli.errors import blamed, explains, mentions
 from hocket.cli.imports import raised, reference, resolve
 from hocket.cli.keys import KINDS, LISTS, keys
 from hocket.cli.objects import arguments, build, call, checking, defaults, make
-from hocket.cli.overrides import source
-from hocket.cli.recorded import Source
+from hocket.cli.origins import importable
+from hocket.cli.overrides import refuse_masked, source
 from hocket.data.module import is_module
 from hocket.help import objects
+from hocket.masking import masked
 from hocket.optim.groups import OPTIONS
 from hocket.plugins import Entry, PluginError, catalog, signatures, spec
 from hocket.safe_files import printable
@@ -71,7 +72,8 @@ def trainer_from(
     """
     read = source(args)
     read.announce()
-    importable(read)
+    importable(read, args.trust)
+    refuse_masked(read.document, instead)
     described = (of or Configuration)(read.document)
     with _warnings_in_yaml(), described.trainer(needs, instead) as trainer:
         made = recorded.about(read, trainer.state, described.distributions)
@@ -97,16 +99,6 @@ def trainer_from(
             if where is None:
                 raise PluginError(in_yaml(str(error))) from error
             raise ConfigError(where, in_yaml(str(error), where.startswith("'"))) from error
-
-
-def importable(read: Source) -> None:
-    """Let modules beside the file, in the working folder and where the file recorded them be imported.
-
-    This includes ``python -P``, with which ranks are started.
-    """
-    folders = read.folders()
-    sys.path[:] = [*folders, *(each for each in sys.path if each not in folders)]
-    imports.RECORDED.update(read.made.get("sources", {}))
 
 
 @contextmanager
@@ -194,7 +186,7 @@ class Configuration:
         with self._about(key):
             with warnings.catch_warnings(action="ignore"):  # the Trainer warns
                 value = objects.CONVERSIONS.get(key, lambda given, _: given)(value, {"model": None})
-            for each in value if key == "profile" else ():
+            for each in value if key == "profile" and imports.reads() else ():
                 spec.build("callbacks", each)
             Settings.of({**others, key: value})
 
@@ -347,15 +339,20 @@ class Configuration:
         return Trainer(**values)
 
     def resolved(self) -> dict[str, Any]:
-        """Return every key with its value, and named plug-ins with all arguments, as plain data. Raises ConfigError."""
+        """Return every key with its value, and named plug-ins with all arguments, as plain data without secrets.
+
+        Raises ConfigError. Import paths are not imported.
+        """
         if not self._complete:
-            self.check(None)
+            with imports.unread():
+                self.check(None)
         given = self._document.value
-        return {
+        found = {
             key: self._plain_value(given[key]) if key in given else each.default
             for key, each in keys().items()
             if key in given or key != "model"
         }
+        return dict(masked(found))
 
     def _plain_value(self, node: Node) -> Any:
         if id(node) in self._complete:

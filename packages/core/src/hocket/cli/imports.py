@@ -10,7 +10,9 @@ import re
 import sys
 import textwrap
 import traceback
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,8 +101,30 @@ def _is_path(text: str, dotted: bool) -> bool:
     return bool(_PATH.fullmatch(text) or (dotted and _DOTTED.fullmatch(text)))
 
 
+#: What `resolve` returns instead of importing it, inside of `unread`.
+UNREAD = object()
+_READS: ContextVar[bool] = ContextVar("reads", default=True)
+
+
+@contextmanager
+def unread() -> Iterator[None]:
+    """Import nothing that a configuration names inside, as for showing it."""
+    token = _READS.set(False)
+    try:
+        yield
+    finally:
+        _READS.reset(token)
+
+
+def reads() -> bool:
+    """Whether the code that a configuration names may be used, and not only shown."""
+    return _READS.get()
+
+
 def resolve(found: Reference) -> Any:
     """Import what a path names. Raises ConfigError that names the module or attribute that does not exist."""
+    if not reads():
+        return UNREAD
     module_name, colon, attribute = found.path.partition(":")
     parts = [*module_name.split("."), *(attribute.split(".") if colon else [])]
     module, rest = _import(parts, len(module_name.split(".")) if colon else None, found)

@@ -22,8 +22,9 @@ from hocket.cli.advice import argument_of, in_yaml
 from hocket.cli.calls import BY_NAME, almost, lacking, lacks, takes, unexpected
 from hocket.cli.document import ConfigError, Node, flow, parse_value, suggestion
 from hocket.cli.errors import blamed, explains
-from hocket.cli.imports import Reference, as_call, raised, reference, resolve
+from hocket.cli.imports import UNREAD, Reference, as_call, raised, reference, resolve
 from hocket.cli.keys import keys
+from hocket.masking import masked
 from hocket.plugins import signatures
 from hocket.time import Interval, Time
 
@@ -166,7 +167,9 @@ def _misfit(node: Node, hint: Any, at: str) -> ConfigError:
         )
     if not what and at in keys():
         what = f"{at}: {keys()[at].documentation.partition('. ')[0].rstrip('.')}."
-    return ConfigError(node.where, f"{at}={shown(value)} is {_kind(value)}; it should be {should}. {what}")
+    return ConfigError(
+        node.where, f"{at}={shown(masked(value, *at.split('.')))} is {_kind(value)}; it should be {should}. {what}"
+    )
 
 
 #: Values of other languages, in lower case.
@@ -208,6 +211,8 @@ def _kind(value: Any) -> str:
 def make(found: Reference, hint: Any, at: str) -> Any:
     """Return what a path names, called if it has arguments or needs none and is not a function that may stand as it is."""
     target = resolve(found)
+    if target is UNREAD:
+        return None
     given = found.arguments
     if not _is_code(target):
         if given is not None and given.value:

@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from hocket.cli.imports import reference
 from hocket.cli.keys import KINDS, LISTS, keys
 from hocket.cli.recorded import VARIABLE, Source
 from hocket.help import names
+from hocket.masking import is_masked, masked
 from hocket.plugins import PluginConfigError, catalog
 
 #: A part of the key of an override, perhaps in quotes.
@@ -57,7 +58,7 @@ def source(args: argparse.Namespace) -> Source:
         recorded.as_new_run(document, made, repeats)
     environment = _of_environment()
     for change in environment:
-        override(document, change, f"'{change}' in {VARIABLE}")
+        override(document, change, f"'{without_secrets(change)}' in {VARIABLE}")
     for change, following in zip(changes, [*changes[1:], "="], strict=False):
         if change[-1:] == "=" and change != "=" and "=" in following[1:] + following[-1:]:
             raise ConfigError(
@@ -78,7 +79,55 @@ def source(args: argparse.Namespace) -> Source:
     if repeats is not None and not any(re.match(r"checkpoints(\.folder)?=", each) for each in [*environment, *changes]):
         recorded.own_checkpoints(document, f"--from {repeats}")
     check_keys(document)
+    environment, changes = (list(map(without_secrets, each)) for each in (environment, changes))
     return Source(document, file, repeats, environment, changes, made)
+
+
+def refuse_masked(document: Node, instead: Collection[str] = ()) -> None:
+    """Raise ConfigError for secrets that a configuration does not have, because it was written without them.
+
+    ``instead``: keys whose values are not used.
+    """
+    missing = {
+        path: node.where
+        for path, node in _values(document, ())
+        if path[0] not in instead and is_masked(node.value) and not node.where.startswith("'")
+    }
+    if not missing:
+        return
+    names = [_joined(path) for path in missing]
+    write = " ".join(f"{name}=…" for name in names)
+    raise ConfigError(
+        next(iter(missing.values())),
+        f"{', '.join(names)} {'are secrets' if names[1:] else 'is a secret'}, which runs do not record. Give "
+        f"{'them' if names[1:] else 'it'} again: {write}, on the command line or in the environment variable {VARIABLE}. Or "
+        f"write {names[0]}=null, if it is then read from an environment variable of its own, as the webhook's url is from "
+        "HOCKET_WEBHOOK_URL.",
+    )
+
+
+def _values(node: Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Node]]:
+    """Yield every value that is no list or mapping, with its key as an override has it."""
+    if not isinstance(node.value, dict | list):
+        yield path, node
+        return
+    found = reference(node, dotted=True) if path and isinstance(node.value, dict) else None
+    if found is not None:
+        yield from () if found.arguments is None else _values(found.arguments, path)
+        return
+    children = node.value.items() if isinstance(node.value, dict) else enumerate(node.value)
+    for name, child in children:
+        yield from _values(child, (*path, str(name)))
+
+
+def without_secrets(change: str) -> str:
+    """Return an override as it is written and shown."""
+    key, equals, text = split(change)
+    if not equals:
+        return change
+    value = parse_value(text, "").plain()
+    shown = masked(value, *_parts(key))
+    return change if shown == value else f"{key}={flow(shown)}"
 
 
 def _of_environment() -> list[str]:
@@ -154,7 +203,7 @@ def override(document: Node, change: str, where: str = "") -> None:
     quotes: ``eval_data."v1.2".count=8``.
     """
     key, equals, text = split(change)
-    where = where or f"'{change}'"
+    where = where or f"'{without_secrets(change)}'"
     if not equals or not key:
         what = "An override is key=value, such as duration=2ep or optimizer.adamw.lr=0.1."
         if Path(change).suffix in (".yaml", ".yml") or Path(change).is_file():

@@ -6,20 +6,20 @@ file, overrides, versions and modules that it was made from.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket import safe_files
 from hocket.cli.document import ConfigError, Node, dump, parse
+from hocket.cli.origins import CHECKSUM, digest, folders, paths
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 NAME, KEY = "config.yaml", "x-hocket"
 #: The variable with overrides, separated as in a shell: ``HOCKET_OVERRIDES="duration=1ep optimizer.adamw.lr=0.1"``.
 VARIABLE = "HOCKET_OVERRIDES"
-#: What it was made from that is a list of texts.
-_LISTS = ("environment", "overrides", "changed")
-#: The length of a checksum, which no version has.
-_CHECKSUM = 64
+#: Under which `made_of` returns the keys whose values no run records.
+MALFORMED = "malformed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,56 +47,23 @@ class Source:
     made: Mapping[str, Any]
 
     def announce(self) -> None:
-        """Say on one rank, in a line each, what the environment overrides and which modules come from where a run had them."""
+        """Say on one rank, in a line each, what the environment overrides, and what of a recorded configuration is ignored."""
         if os.environ.get("RANK", "0") != "0":
             return
         if self.environment:
             print(f"hocket: {VARIABLE} overrides {', '.join(self.environment)}.", file=sys.stderr, flush=True)
-        if elsewhere := self._elsewhere():
-            there = ", ".join(f"{name} ({place})" for name, place in elsewhere.items())
-            said = f"hocket: {there} is imported from where it was recorded, not from this folder."
-            print(safe_files.printable(said), file=sys.stderr)
-
-    def folders(self) -> list[str]:
-        """Return the folders whose modules can be imported, in this order: that of the file, and the working folder.
-
-        The recorded ones come last; or first, if modules there are still as recorded and none in the others is, or if the
-        others have none of them.
-        """
-        own, recorded = self._own(), self._recorded()
-        here = [each for name in recorded for each in self._here(name)]
-        there = [each for each in recorded.values() if each]
-        same = [any(_is_recorded(self.made, Path(each).stem, each) for each in places) for places in (here, there)]
-        first = not same[0] and (same[1] or not here)
-        folders = [os.path.dirname(each) for each in there]
-        return list(dict.fromkeys([*folders, *own] if first else [*own, *folders]))
-
-    def _elsewhere(self) -> dict[str, str]:
-        """Return the modules that Python imports from their recorded paths although the file's or working folder has others."""
-        first = self.folders()[0]
-        found = {name: each for name, each in self._recorded().items() if os.path.dirname(each) == first}
-        return {name: each for name, each in found.items() if self._here(name) and each not in self._here(name)}
-
-    def _own(self) -> list[str]:
-        beside = [each for each in (self.file, self.made.get("file")) if isinstance(each, str)]
-        return [*(str(Path(each).resolve().parent) for each in beside), str(Path.cwd())]
-
-    def _here(self, name: str) -> list[str]:
-        """Return the paths of a module in the file's folder and the working folder."""
-        places = [f"{folder}/{name}{ending}" for folder in self._own() for ending in (".py", "")]
-        return [each for each in places if os.path.exists(each)]
-
-    def _recorded(self) -> dict[str, str]:
-        """Return where each recorded module is now: by its path from the file, else where it was; empty if at neither."""
-        found = self.made.get("sources", {}).items()
-        return {name: next(filter(os.path.exists, places), "") for name, places in found}
+        if wrong := self.made.get(MALFORMED):
+            print(
+                f"hocket: {KEY} is what a run records, and its {', '.join(wrong)} cannot be. It is ignored there.",
+                file=sys.stderr,
+            )
 
 
 def about(source: Source, state: State, distributions: Mapping[str, str]) -> dict[str, Any]:
     """Return what a run is made from: its file and overrides, and what may change its numbers."""
     import torch
 
-    found: dict[str, Any] = {"file": source.file, "sha256": _digest(source.file)}
+    found: dict[str, Any] = {"file": source.file, "sha256": digest(source.file)}
     found |= {"repeats": source.repeats} if source.repeats else {}
     found |= {"environment": source.environment} if source.environment else {}
     return found | {
@@ -124,7 +89,7 @@ def versions(distributions: Mapping[str, str]) -> dict[str, str]:
 def modules(document: Node) -> dict[str, str]:
     """Return the version of each installed module that a configuration names, and a checksum of each other one."""
     found = {}
-    for path in _paths(document):
+    for path in paths(document):
         name = path.partition(":")[0]
         while name and name not in sys.modules:
             name = name.rpartition(".")[0]
@@ -132,51 +97,21 @@ def modules(document: Node) -> dict[str, str]:
         file = getattr(sys.modules.get(name), "__file__", None)
         if version := getattr(top, "__version__", None):
             found[name.partition(".")[0]] = str(version)
-        elif file and (digest := _digest(file)):
-            found[name] = digest
+        elif file and (checksum := digest(file)):
+            found[name] = checksum
     return {name: found[name] for name in sorted(found)}
-
-
-def _is_recorded(made: Mapping[str, Any], name: str, place: str) -> bool:
-    """Whether the files of a module, or of a package, are those of which a recorded configuration has checksums."""
-    then = {
-        module: digest
-        for module, digest in (made.get("modules") or {}).items()
-        if module.partition(".")[0] == name and len(str(digest)) == _CHECKSUM
-    }
-    files = [Path(place, *module.split(".")[1:]) for module in then]
-    files = [each / "__init__.py" if each.is_dir() else each.with_suffix(".py") for each in files]
-    return bool(then) and [_digest(str(each)) for each in files] == list(then.values())
 
 
 def sources(source: Source, base: Path) -> dict[str, list[str]]:
     """Return the paths of the user's modules that a configuration names: relative to the folder of the run, and absolute."""
-    found, folders = {}, source.folders()
-    for name in sorted({re.split("[.:]", path)[0] for path in _paths(source.document)}):
+    found, own = {}, folders(source)
+    for name in sorted({re.split("[.:]", path)[0] for path in paths(source.document)}):
         module = sys.modules.get(name)
         file = next(iter(getattr(module, "__path__", ())), getattr(module, "__file__", None))
-        if file and (folder := os.path.realpath(os.path.dirname(file))) in folders:
+        if file and (folder := os.path.realpath(os.path.dirname(file))) in own:
             file = os.path.join(folder, os.path.basename(file))
             found[name] = [os.path.relpath(file, os.path.realpath(base)), file]
     return found
-
-
-def _paths(node: Node) -> Iterator[str]:
-    from hocket.cli.imports import reference
-
-    found = reference(node, dotted=True)
-    if found is not None:
-        yield found.path
-    children = node.value.values() if isinstance(node.value, dict) else node.value
-    for child in children if isinstance(node.value, dict | list) else ():
-        yield from _paths(child)
-
-
-def _digest(file: str | None) -> str | None:
-    try:
-        return None if file is None else hashlib.sha256(safe_files.content(file)).hexdigest()
-    except OSError:
-        return None
 
 
 def continued(file: Path, now: str) -> str:
@@ -229,27 +164,51 @@ def read(place: str) -> tuple[Node, dict[str, Any]]:
 def made_of(root: Node, base: Path | None) -> dict[str, Any]:
     """Remove what a configuration was made from, and return it, with the paths of its modules below ``base``; or empty.
 
-    The relative paths are dropped without a base, as for the configuration in a checkpoint.
+    The relative paths are dropped without a base, as for the configuration in a checkpoint. So is what no run records, since
+    anybody can write a file; `MALFORMED` has its keys.
     """
-    made = root.value.pop(KEY, Node(None, "", "")).plain()
-    if not isinstance(made, dict):
+    given = root.value.pop(KEY, Node(None, "", "")).plain()
+    if not isinstance(given, dict):
         return {}
-    known, given = made.get("modules"), made.get("sources")
-    known = {str(name): version for name, version in known.items()} if isinstance(known, dict) else {}
-    if not isinstance(given, dict):  # of an older version; a checksum may be that of a user's file
-        given = {name: [] for name, version in known.items() if len(str(version)) == _CHECKSUM}
-    inside, found = os.path.realpath(base or ""), {}
-    for name, places in given.items():
-        paths = [each for each in places if isinstance(each, str)] if isinstance(places, list) else []
-        found[str(name)] = [
-            os.path.normpath(os.path.join(inside, each)) for each in paths if base or os.path.isabs(each)
+    made = {key: clean for key, shape in _SHAPES.items() if (clean := _clean(given.get(key), shape)) is not None}
+    wrong = [key for key in _SHAPES if key not in made and given.get(key) is not None]
+    if not made:
+        return {}
+    known = made.setdefault("modules", {})
+    if "sources" not in made:  # of an older version; a checksum may be that of a user's file
+        made["sources"] = {name: [] for name, version in known.items() if len(version) == CHECKSUM}
+    inside = os.path.realpath(base or "")
+    for name, places in made["sources"].items():
+        made["sources"][name] = [
+            os.path.normpath(os.path.join(inside, each)) for each in places if base or os.path.isabs(each)
         ]
-    lists = {key: [str(each) for each in made[key]] for key in _LISTS if isinstance(made.get(key), list)}
-    versions = made.get("versions")
-    return {
-        **{key: value for key, value in made.items() if key not in _LISTS}, **lists, "modules": known, "sources": found,
-        "versions": versions if isinstance(versions, dict) else {},
-    }  # fmt: skip
+    return {**made, MALFORMED: wrong} if wrong else made
+
+
+#: What a run records of itself, by the types of values.
+_SHAPES: dict[str, Any] = {
+    "file": str, "sha256": str, "repeats": str, "environment": list, "overrides": list, "changed": list, "run": str,
+    "device": str, "ranks": int, "threads": int, "versions": dict, "modules": dict, "sources": dict[str, list],
+}  # fmt: skip
+
+
+def _clean(value: Any, shape: Any) -> Any:
+    """Return a value as a run records it, or None if no run does. Names of modules are of one part."""
+    if shape is int:
+        return value if type(value) is int else None
+    if shape is str:
+        is_text = isinstance(value, str | int | float) and "\0" not in str(value)
+        return str(value) if is_text else None
+    if shape is list:
+        texts = [_clean(each, str) for each in value] if isinstance(value, list) else [None]
+        return None if None in texts else texts
+    if not isinstance(value, dict):
+        return None
+    of_modules = shape is _SHAPES["sources"]
+    found = {str(key): _clean(each, list if of_modules else str) for key, each in value.items()}
+    if None in found.values() or (of_modules and not all(map(str.isidentifier, found))):
+        return None
+    return found
 
 
 def _of_file(file: Path, place: str) -> str:
@@ -343,7 +302,7 @@ def own_checkpoints(document: Node, where: str) -> None:
 def changed_modules(made: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the modules that are no longer as a configuration recorded them."""
     then, here = (made.get("modules") or {}), now["modules"]
-    return [name for name, was in then.items() if len(str(was)) == _CHECKSUM and here.get(name, was) != was]
+    return [name for name, was in then.items() if len(str(was)) == CHECKSUM and here.get(name, was) != was]
 
 
 def differences(made: Mapping[str, Any], now: Mapping[str, Any], seed: int | None) -> str:
@@ -354,13 +313,13 @@ def differences(made: Mapping[str, Any], now: Mapping[str, Any], seed: int | Non
         for name in then:
             was, is_now = then[name], here.get(name, "not used")
             if was != is_now:
-                is_text = len(str(was)) == _CHECKSUM
+                is_text = len(str(was)) == CHECKSUM
                 found.append(f"{name} has changed" if is_text else f"{name} was {was}, is {is_now}")
     for name in ("device", "ranks", "threads"):
         if name in made and made[name] != now.get(name):
             found.append(f"{name} was {made[name]}, is {now.get(name)}")
     file = made.get("file")
-    if isinstance(file, str) and _digest(file) not in (None, made.get("sha256")):  # None from another working folder
+    if isinstance(file, str) and digest(file) not in (None, made.get("sha256")):  # None from another working folder
         found.append(f"{file} has changed since, and the recorded configuration is used")
     if changed := made.get("changed"):
         found.append(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hocket.cli.arguments import add_trust
 from hocket.cli.command import Command
 from hocket.cli.completion import completes, configurations, overrides
 from hocket.plugins import PluginError
@@ -55,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prefix", metavar="COMMAND", help="a command that runs each trial, such as 'srun --gpus 1' on a cluster"
     )
     parser.add_argument("--name", help="the sweep's folder in that of the runs; by default, named after the file")
+    add_trust(parser)
     parser.add_argument("--retry-failed", action="store_true", help="run failed trials again, too")
     parser.add_argument("--traceback", action="store_true", help="show the Python traceback of an error")
 
@@ -75,6 +77,7 @@ class Sweep:
     prune: str | None = None
     jobs: int = 1
     prefix: str = ""
+    trust: bool = False
     #: Set once the configuration is read.
     folder: Path = field(default_factory=Path)
     resumable: bool = False
@@ -164,7 +167,8 @@ def _described(args: argparse.Namespace) -> Sweep:
         else:
             space[key] = values
     options = {
-        key: getattr(args, key) for key in ("metric", "mode", "sampler", "trials", "seed", "jobs", "prefix", "name")
+        key: getattr(args, key)
+        for key in ("metric", "mode", "sampler", "trials", "seed", "jobs", "prefix", "name", "trust")
     }
     given |= {key: value for key, value in options.items() if value is not None}
     prune = args.pruner or ("median" if args.prune else given.pop("prune", None))
@@ -306,21 +310,24 @@ def _check_prefix(prefix: str) -> None:
 
 def _check(sweep: Sweep) -> None:
     """Check the configuration with every value, before any trial is started. Raises ConfigError."""
-    from hocket.cli.config import Configuration, importable
+    from hocket.cli.config import Configuration
     from hocket.cli.document import flow
-    from hocket.cli.overrides import source
+    from hocket.cli.origins import importable
+    from hocket.cli.overrides import refuse_masked, source
     from hocket.cli.recorded import folder_of
+    from hocket.masking import masked
 
     def read(*changes: str) -> Any:
         found = source(argparse.Namespace(config=sweep.config, changes=[*sweep.fixed, *changes]))
-        importable(found)
+        if not changes:
+            found.announce()
+        importable(found, sweep.trust, say=not changes)
+        refuse_masked(found.document)
         Configuration(found.document).check(("train_data", "duration"))
         return found
 
-    plain = read()
-    plain.announce()
-    document = plain.document
-    sweep.folder, sweep.written = folder_of(document) / sweep.name, document.plain()
+    document = read().document
+    sweep.folder, sweep.written = folder_of(document) / sweep.name, masked(document.plain())
     checkpoints = document.value.get("checkpoints")
     if checkpoints is not None and checkpoints.value is not None:
         sweep.resumable = True
@@ -383,7 +390,7 @@ def _arguments(sweep: Sweep, entry: Entry) -> list[str]:
         changes += [f"{sweep.checkpoints}={flow(target)}", "resume=auto"]
     else:
         changes += ["resume=null"]
-    return [sweep.config, *changes]
+    return [sweep.config, *changes, *(["--trust"] if sweep.trust else [])]
 
 
 def _prune(sweep: Sweep, entry: Entry) -> dict[str, Any] | None:

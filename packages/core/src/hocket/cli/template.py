@@ -12,18 +12,20 @@ from hocket.cli.overrides import source
 
 
 def print_config(args: argparse.Namespace) -> int:
-    """Print every key of a configuration with its value, or a template if no file is given. Raises ConfigError."""
+    """Print every key of a configuration with its value, or a template if no file is given. Raises ConfigError.
+
+    Nothing that the file names is imported.
+    """
     if args.config is None and getattr(args, "source", None) is None:
         print(
             f"# Type: hocket train FILE [key=value …]. Keys that begin with # have their defaults.\n\n{template({})}",
             end="",
         )
         return 0
-    from hocket.cli.config import Configuration, importable
+    from hocket.cli.config import Configuration
 
     read = source(args)
     read.announce()
-    importable(read)
     print(template(Configuration(read.document).resolved()), end="")
     return 0
 

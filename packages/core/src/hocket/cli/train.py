@@ -84,14 +84,17 @@ def _train(args: argparse.Namespace) -> int:
 
 def _record(trainer: Trainer, args: argparse.Namespace) -> None:
     """Write ``config.yaml`` into the run's folder, and set the command that resumes the run."""
+    from hocket.cli.overrides import without_secrets
+
     state = trainer.state
     folder = state.folder
     if folder.lasting and state.strategy.rank == 0 and state.config is not None:
         state.config = recorded.continued(folder.claim() / recorded.NAME, state.config)
         recorded.write(folder.path, state.config)
-    changes = [each for each in args.changes if not each.startswith("resume=")]
+    changes = [without_secrets(each) for each in args.changes if not each.startswith("resume=")]
     config = str(folder.path / recorded.NAME) if args.source is not None else args.config
-    trainer.command = ("hocket", "train", config, *([] if args.source is not None else changes), "resume=auto")
+    trust = ["--trust"] if args.trust else []
+    trainer.command = ("hocket", "train", config, *([] if args.source is not None else changes), "resume=auto", *trust)
 
 
 def _forget(trainer: Trainer) -> None:

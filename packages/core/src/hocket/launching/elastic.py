@@ -10,10 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hocket.launching import loopback
 from hocket.launching.errors import Failure, exit_code, first, read_failure
+from hocket.launching.parent import variable
 from hocket.launching.processes import threads_per_process
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 #: Seconds from a signal until workers are killed, enough to finish a batch and write a checkpoint.
 SHUTDOWN = 30
@@ -55,6 +60,13 @@ def run(job: Job) -> int:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     backend, endpoint = _rendezvous(job)
+    settings = {**job.settings, **({} if job.node_rank is None else {"rank": job.node_rank})}
+    address = job.local_address
+    if job.nodes == (1, 1) and backend in ("c10d", "static"):  # nobody else may join
+        port = endpoint.rpartition(":")[2]
+        store = _store(int(port) if port.isdecimal() else 0)
+        backend, endpoint, address = "c10d", f"{loopback.ADDRESS}:{store.port}", address or loopback.ADDRESS
+        settings = {**job.settings, "is_host": 0}
     with tempfile.TemporaryDirectory(prefix="hocket-") as scratch, _variables(job):
         folder = scratch if job.log_folder is None else str(job.log_folder)
         config = LaunchConfig(
@@ -64,8 +76,8 @@ def run(job: Job) -> int:
             run_id=job.id or (uuid.uuid4().hex[:8] if job.nodes == (1, 1) else "hocket"),
             rdzv_backend=backend,
             rdzv_endpoint=endpoint,
-            rdzv_configs={**job.settings, **({} if job.node_rank is None else {"rank": job.node_rank})},
-            local_addr=job.local_address,
+            rdzv_configs=settings,
+            local_addr=address,
             max_restarts=job.max_restarts,
             logs_specs=DefaultLogsSpecs(folder, tee=Std.NONE if job.log_folder is None else Std.ALL),
             log_line_prefix_template="[rank ${rank}] ",
@@ -76,7 +88,10 @@ def run(job: Job) -> int:
             elastic_launch(config, sys.executable)("-u", "-P", "-m", "hocket.launching.worker", *job.target)
         except ChildFailedError as error:
             return _report(
-                [read_failure(rank, each.exitcode, each.error_file) for rank, each in error.failures.items()]
+                [
+                    read_failure(rank, each.exitcode, each.error_file, each.timestamp)
+                    for rank, each in error.failures.items()
+                ]
             )
         except SignalException as error:
             print(f"hocket: ended by {error.sigval.name}, and the workers with it.", file=sys.stderr)
@@ -119,6 +134,16 @@ def _rendezvous(job: Job) -> tuple[str, str]:
     return "static", job.endpoint
 
 
+def _store(port: int) -> TCPStore:
+    try:
+        return loopback.store(loopback.listen(port))
+    except OSError as error:
+        raise ValueError(
+            f"--rdzv-endpoint names port {port}, which cannot be used here: {error.strerror}. Omit it: on one machine any free "
+            "port is taken."
+        ) from None
+
+
 @contextmanager
 def _variables(job: Job) -> Iterator[None]:
     """Set the environment variables of the agent and its workers inside the context."""
@@ -128,6 +153,7 @@ def _variables(job: Job) -> Iterator[None]:
         # Otherwise the agent keeps one store for its lifetime: restarted ranks would find the addresses of dead ranks there,
         # and a lost machine could not join again.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        **variable(),
     }
     before = {name: os.environ.get(name) for name in (*variables, "TORCHELASTIC_SIGNALS_TO_HANDLE")}
     os.environ.update(variables)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 #: The environment variable that names the file. torch's elastic agent sets it, and reads the same file.
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-#: The environment variable with the file descriptor of a pipe without data: it closes when the launcher ends.
-PIPE = "HOCKET_LAUNCHER_PIPE"
+#: Seconds within which a launcher notices that a signal has killed a worker.
+_NOTICED = 2.0
 
 
 class WorkerError(RuntimeError):
@@ -32,7 +32,7 @@ class Failure:
     exit_code: int
     #: Empty if the worker wrote no error file.
     traceback: str = ""
-    #: When the worker wrote it, in seconds since 1970; infinity if it did not.
+    #: When the worker wrote it, or else when the launcher noticed its end, in seconds since 1970.
     time: float = float("inf")
 
     def __str__(self) -> str:
@@ -69,14 +69,17 @@ def write_error(error: BaseException, code: int = 1) -> None:
     os.replace(part, name)
 
 
-def read_failure(rank: int, exit_code: int, file: str | os.PathLike[str]) -> Failure:
-    """Read a worker's failure from its error file; without a readable file, return a failure without traceback."""
+def read_failure(rank: int, exit_code: int, file: str | os.PathLike[str], noticed: float | None = None) -> Failure:
+    """Read a worker's failure from its error file. Without a readable file, return one without traceback that is noticed now.
+
+    ``noticed``: when the end was noticed instead, in seconds since 1970.
+    """
     try:
         report = json.loads(Path(file).read_text())["message"]["extraInfo"]
         text = _without_launcher(report["py_callstack"])
         return Failure(rank, exit_code, text, float(report.get("time", report["timestamp"])))
     except (OSError, ValueError, KeyError, TypeError):  # no file, or one in another format
-        return Failure(rank, exit_code)
+        return Failure(rank, exit_code, time=time.time() if noticed is None else noticed)
 
 
 def exit_code(file: str | os.PathLike[str]) -> int | None:
@@ -90,14 +93,15 @@ def exit_code(file: str | os.PathLike[str]) -> int | None:
 def first(failures: list[Failure]) -> Failure:
     """Return the failure that caused the others.
 
-    A worker killed by a signal other than SIGTERM comes first: an exception in another worker cannot have caused that in so
-    short a time. SIGTERM comes last, because launchers send it to terminate the other workers. Otherwise take the earliest.
+    It is the earliest. A worker that a signal killed may be noticed a moment after the exceptions of workers that waited for
+    it. One noticed later than that was killed by the launcher, because it did not end by SIGTERM. SIGTERM comes last: launchers
+    send it to terminate the other workers.
     """
 
     def order(failure: Failure) -> tuple[bool, float, int]:
         ended = failure.exit_code == -signal.SIGTERM
         killed = failure.exit_code < 0 and not ended and not failure.traceback
-        return (ended, 0.0 if killed else failure.time, failure.rank)
+        return (ended, failure.time - (_NOTICED if killed else 0.0), failure.rank)
 
     return min(failures, key=order)
 

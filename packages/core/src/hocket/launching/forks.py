@@ -11,7 +11,6 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
-import socket
 import sys
 import time
 import traceback
@@ -19,7 +18,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from hocket.launching import loopback
 from hocket.launching.errors import Failure, WorkerError
+from hocket.launching.parent import end_with
 
 #: Seconds between checks whether the forks are still alive.
 _POLL = 0.2
@@ -50,27 +51,12 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, timeout: fl
     who = f"hocket.launch(…, {processes})"
     check_forkable(who)
     _check_driver(who)
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen(processes)
+    with loopback.listen() as listening:
         port = listening.getsockname()[1]
-        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "HOCKET_LAUNCHED": "1"}
+        variables = {"MASTER_ADDR": loopback.ADDRESS, "MASTER_PORT": str(port), "HOCKET_LAUNCHED": "1"}
 
         def rank_main(rank: int) -> Any:
-            store = None
-            if rank == 0:
-                from torch.distributed import TCPStore
-
-                # On the socket that is already open, so that no other process can take the port.
-                store = TCPStore(
-                    "127.0.0.1",
-                    port,
-                    processes,
-                    True,
-                    wait_for_workers=False,
-                    multi_tenant=True,
-                    master_listen_fd=os.dup(listening.fileno()),
-                )
+            store = loopback.store(listening.dup()) if rank == 0 else None
             listening.close()
             try:
                 return function(*args)
@@ -90,7 +76,7 @@ def fork(
     try:
         for rank in range(processes):
             receiving, sending = context.Pipe(duplex=False)
-            process = context.Process(target=_rank, args=(rank, processes, variables, sending, function))
+            process = context.Process(target=_rank, args=(rank, processes, os.getpid(), variables, sending, function))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # Python >= 3.12 warns about forking with threads
                 process.start()
@@ -158,10 +144,13 @@ def _import_before_forking() -> None:
     import torch.distributed.tensor.parallel  # noqa: F401
 
 
-def _rank(rank: int, world_size: int, variables: dict[str, str], pipe: Any, function: Callable[[int], Any]) -> None:
+def _rank(
+    rank: int, world_size: int, parent: int, variables: dict[str, str], pipe: Any, function: Callable[[int], Any]
+) -> None:
     """Run in a forked process: call the function and report its result or error, without returning to the parent's code."""
     import torch
 
+    end_with(parent)
     # This comes first: the parent's thread pool does not exist in a fork, and waiting for it would never end.
     torch.set_num_threads(1)
     gc.freeze()  # likewise, finalizers of the parent's garbage would wait for threads that do not exist here
@@ -173,8 +162,7 @@ def _rank(rank: int, world_size: int, variables: dict[str, str], pipe: Any, func
         OMP_NUM_THREADS="1",
         **variables,
     )
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host name may not resolve to an address
+    loopback.use_interface()
     try:
         # Pickled here and not by the pipe, which would send tensors as handles of shared memory that ends with this process.
         report = (True, pickle.dumps(function(rank)))
@@ -211,9 +199,17 @@ def _collect(pipes: dict[Any, int], processes: list[Any], timeout: float | None)
                 succeeded, content = pipe.recv()
             except EOFError:
                 processes[rank].join(5.0)
-                why = Failure(rank, processes[rank].exitcode or 0)
-                raise WorkerError(rank, f"Rank {rank} of {world_size} died without an exception. {why}") from None
+                raise _died(rank, processes) from None
             if not succeeded:
+                # A rank that a signal killed makes the others raise, which may be noticed first: others hold its pipe too.
+                ended_by = [number for number, each in enumerate(processes) if (each.exitcode or 0) < 0]
+                if ended_by:
+                    raise _died(ended_by[0], processes)
                 raise WorkerError(rank, f"Rank {rank} of {world_size} raised:\n{pickle.loads(content)}")
             results[rank] = pickle.loads(content)
     return [results[rank] for rank in range(world_size)]
+
+
+def _died(rank: int, processes: list[Any]) -> WorkerError:
+    why = Failure(rank, processes[rank].exitcode or 0)
+    return WorkerError(rank, f"Rank {rank} of {len(processes)} died without an exception. {why}")

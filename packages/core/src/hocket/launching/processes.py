@@ -16,8 +16,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hocket.launching import loopback
 from hocket.launching.environment import Environment, environment
-from hocket.launching.errors import ERROR_FILE, PIPE, Failure, WorkerError, first, read_failure
+from hocket.launching.errors import ERROR_FILE, Failure, WorkerError, first, read_failure
+from hocket.launching.parent import variable
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -84,11 +86,11 @@ class Workers:
 
     def __init__(self, command: list[str], number: int) -> None:
         import torch
-        from torch.distributed import TCPStore
 
         #: The rendezvous of all ranks. It is opened here, so that no other process can take the port.
-        self.store: dist.Store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, multi_tenant=True)
-        self.environment = Environment("hocket", 0, number, 0, number, "127.0.0.1", self.store.port)
+        self.store: dist.Store = loopback.store(loopback.listen())
+        self.environment = Environment("hocket", 0, number, 0, number, loopback.ADDRESS, self.store.port)
+        loopback.use_interface()
         self._pid = os.getpid()
         self._folder = tempfile.TemporaryDirectory(prefix="hocket-")
         self._changed = threading.Condition()
@@ -98,24 +100,21 @@ class Workers:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         variables = {
             **os.environ,
+            **variable(),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads_per_process(number))),
         }
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(threads_per_process(number))  # this process is rank 0
-        read, self._pipe = os.pipe()
         atexit.register(self._close)
         for rank in range(1, number):
             variables |= {
                 "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number),
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.store.port), "HOCKET_LAUNCHED": "1",
-                ERROR_FILE: self._error_file(rank), PIPE: str(read),
+                "MASTER_ADDR": loopback.ADDRESS, "MASTER_PORT": str(self.store.port), "HOCKET_LAUNCHED": "1",
+                ERROR_FILE: self._error_file(rank),
             }  # fmt: skip
             # In a separate process group, so that Ctrl-C reaches only this process, which then terminates the workers.
-            self._processes[rank] = subprocess.Popen(
-                command, env=variables, stdin=subprocess.DEVNULL, pass_fds=[read], process_group=0
-            )
+            self._processes[rank] = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, process_group=0)
             threading.Thread(target=self._watch, args=(rank,), daemon=True).start()
-        os.close(read)
 
     def error(self, wait: float = 0.0) -> WorkerError | None:
         """Return the error to raise if a worker has failed, or fails within ``wait`` seconds; else None."""

@@ -1,7 +1,7 @@
 """The main module of a worker: ``python -P -m hocket.launching.worker [-m] target arguments…``.
 
 The target runs as ``__main__``. In addition, the worker writes an exception to the launcher's error file, ends within `GRACE`
-seconds after an exception even if threads are still running, and ends when the pipe to the launcher closes.
+seconds after an exception even if threads are still running, and ends when the launcher is gone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import threading
 import time
 from pathlib import Path
 
-from hocket.launching.errors import PIPE, write_error
+from hocket.launching.errors import write_error
+from hocket.launching.parent import end_with_launcher
 
 #: Seconds for clean-up after an exception; the other ranks wait until this process ends.
 GRACE = 10.0
@@ -21,8 +22,7 @@ GRACE = 10.0
 
 def main() -> None:
     """Run the target that the arguments name."""
-    if pipe := os.environ.pop(PIPE, ""):
-        threading.Thread(target=_end_with_launcher, args=(int(pipe),), daemon=True).start()
+    end_with_launcher()
     module = sys.argv[1] == "-m"
     target, *arguments = sys.argv[2:] if module else sys.argv[1:]
     try:
@@ -58,11 +58,6 @@ def _record(error: BaseException, code: int) -> None:
 def _end_anyway(code: int) -> None:
     time.sleep(GRACE)
     os._exit(code)
-
-
-def _end_with_launcher(pipe: int) -> None:
-    os.read(pipe, 1)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 
 from hocket.help import names as others
 from hocket.hookspecs import SPECS, PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
+from hocket.masking import masked
 from hocket.plugins import catalog, signatures
 from hocket.plugins.errors import BrokenPluginError, PluginConfigError
 from hocket.plugins.kinds import misfit
@@ -28,10 +29,15 @@ class Attachment:
     #: The distribution that provides it and its version, if known.
     dist: str | None = None
     version: str | None = None
-    #: The arguments that it was instantiated with.
+    #: The arguments that it was instantiated with, without secrets: they are written and shown.
     config: Mapping[str, Any] = field(default_factory=dict)
     #: Whether it was given as an instance, so that its arguments are unknown.
     instance: bool = False
+    #: The same arguments with secrets.
+    arguments: Mapping[str, Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.arguments, self.config = self.config, masked(self.config, self.name)
 
 
 def build(kind: str, spec: Any, *arguments: Any) -> Attachment:
@@ -285,16 +291,16 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[Any, ...], config: Ma
     for key, value in config.items():
         if key in hints and not signatures.fits(value, hints[key]):
             raise PluginConfigError(
-                f"{what} was given {key}={value!r}, which is {type(value).__name__}; it should be "
-                f"{_type_name(hints[key])}. {_rewritten(key, value, hints[key])}Its signature is "
+                f"{what} was given {key}={masked(value, name, key)!r}, which is {type(value).__name__}; it should be "
+                f"{_type_name(hints[key])}. {_rewritten(key, masked(value, name, key), hints[key])}Its signature is "
                 f"{name}{_readable(signature, arguments)}."
             )
     try:
         return cls(*arguments, **config)
     except (TypeError, ValueError) as error:
         error.add_note(
-            f"While instantiating {what} with {dict(config)!r}. Its signature is {name}{_readable(signature, arguments)}; "
-            f"write {{'{name}': {{…}}}} with other values."
+            f"While instantiating {what} with {dict(masked(config, name))!r}. Its signature is "
+            f"{name}{_readable(signature, arguments)}; write {{'{name}': {{…}}}} with other values."
         )
         raise
     except Exception as error:

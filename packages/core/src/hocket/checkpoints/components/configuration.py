@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from hocket.checkpoints.component import Check, Component, Saved, Tree
 from hocket.checkpoints.plain_data import decode
+from hocket.masking import masked
 from hocket.plugins import catalog
 from hocket.schedules import Schedule
 from hocket.settings import plain
@@ -40,7 +41,10 @@ class Configuration(Component):
         """Return both as text."""
         given = {name: self._arguments[name] for name in _ARGUMENTS}
         given["schedule_every"] = given["schedule_every"] or "1ba"
-        texts = {name: repr(each) if isinstance(each, Schedule) else repr(plain(each)) for name, each in given.items()}
+        texts = {
+            name: repr(each) if isinstance(each, Schedule) else repr(masked(plain(each), name))
+            for name, each in given.items()
+        }
         return {"arguments": texts, "optimizers": self._hyperparameters}
 
     def check(self, saved: Tree, checkpoint: Saved) -> Check:
@@ -98,7 +102,7 @@ def _plugins(state: State, attached: Sequence[Mapping[str, Any]]) -> Iterator[st
         for name, attachment in here.items():
             if name not in there or there[name]["config"] is None or attachment.instance:
                 continue
-            then, now = decode(there[name]["config"]), dict(attachment.config)
+            then, now = dict(masked(decode(there[name]["config"]), name)), dict(attachment.config)
             for option in sorted(then.keys() | now.keys()):
                 default = _default(attachment.obj, option)
                 was, is_now = (plain(each.get(option, default)) for each in (then, now))

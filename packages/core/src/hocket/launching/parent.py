@@ -1,0 +1,59 @@
+"""End a rank when the process that started it is gone, even if that was killed and could not end its ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+#: The environment variable with the process id of the launcher, and "thread" if one of its other threads starts the rank.
+_LAUNCHER = "HOCKET_LAUNCHER"
+#: Seconds between two looks at the launcher.
+_INTERVAL = 0.5
+#: Of ``prctl`` in Linux: the signal that a process gets when the thread that started it ends.
+_PR_SET_PDEATHSIG = 1
+
+
+def variable() -> dict[str, str]:
+    """Return the environment variable that names this process to the ranks that this thread starts."""
+    thread = "" if threading.current_thread() is threading.main_thread() else " thread"
+    return {_LAUNCHER: f"{os.getpid()}{thread}"}
+
+
+def end_with_launcher() -> None:
+    """Have this process, which `variable` was given to, be killed when its launcher is gone."""
+    launcher, _, thread = os.environ.pop(_LAUNCHER, "").partition(" ")
+    if launcher:
+        end_with(int(launcher), lasts=not thread)
+
+
+def end_with(launcher: int, lasts: bool = True) -> None:
+    """Have this process, a child of ``launcher``, be killed when that is gone: in Linux at once, elsewhere within a second.
+
+    A thread looks for the launcher too, which notices one that ended before this call. ``lasts``: whether the thread that
+    started this process lives as long as the launcher. Linux takes the end of that thread for the end of the launcher.
+    """
+    if sys.platform == "linux" and lasts:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    is_child = os.getppid() == launcher  # not if a wrapper of the interpreter is between the two
+
+    def watch() -> None:
+        while os.getppid() == launcher if is_child else _exists(launcher):
+            time.sleep(_INTERVAL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="hocket-launcher", daemon=True).start()
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
