@@ -90,7 +90,7 @@ class Workers:
         #: The rendezvous of all ranks. It is opened here, so that no other process can take the port.
         self.store: dist.Store = loopback.store(loopback.listen())
         self.environment = Environment("hocket", 0, number, 0, number, loopback.ADDRESS, self.store.port)
-        loopback.use_interface()
+        os.environ.update(loopback.variables())
         self._pid = os.getpid()
         self._folder = tempfile.TemporaryDirectory(prefix="hocket-")
         self._changed = threading.Condition()
