@@ -414,7 +414,7 @@ def rank():
     import hocket
     runtime = hocket.Runtime(device="cpu", strategy="ddp")
     runtime.all_reduce(__import__("torch").ones(1), "sum")
-    open(f"{sys.argv[1]}/{os.environ['RANK']}", "w").write(str(os.getpid()))
+    open(f"{sys.argv[1]}/{os.environ['RANK']}", "w").write(f"{os.getpid()} {os.environ.get('GLOO_SOCKET_IFNAME')}")
     time.sleep(600)
 if "RANK" in os.environ:
     rank()
@@ -424,20 +424,25 @@ hocket.launch(rank, 2)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("way", ["hocket.launch", "hocket launch"])
+@pytest.mark.parametrize("way", ["hocket.launch", "hocket launch", pytest.param("torchrun", marks=pytest.mark.long)])
 def test_ranks_of_one_machine_listen_there_only_and_end_with_their_launcher(way, script, tmp_path):
-    before = ["-m", "hocket", "launch", "-n", "2"] if way == "hocket launch" else []
+    launchers = {
+        "hocket launch": ["hocket", "launch", "-n", "2"],
+        "torchrun": ["torch.distributed.run", "--nproc-per-node", "2"],
+    }
+    before = ["-m", *launchers[way]] if way in launchers else []
     clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     launcher = subprocess.Popen([sys.executable, *before, str(script(RANKS)), str(tmp_path)], env=clean)
     files = [tmp_path / "0", tmp_path / "1"]
     while not all(file.exists() and file.read_text() for file in files):
         time.sleep(0.1)
         assert launcher.poll() is None
-    pids = [int(file.read_text()) for file in files]
-    assert listening([launcher.pid, *pids]) == {"0100007F"}
+    pids, interfaces = zip(*(file.read_text().split() for file in files), strict=True)
+    if way != "torchrun":
+        assert listening([launcher.pid, *pids]) == {"0100007F"} and set(interfaces) == {"lo"}
     launcher.kill()
     launcher.wait()
-    assert all(map(gone, pids))
+    assert all(gone(int(pid)) for pid in pids)
 
 
 def test_which_failed_first():

@@ -11,6 +11,7 @@ from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.display import listed, position
 from hocket.distributed.agreement import ranks_of
 from hocket.help import attributes
+from hocket.masking import masked
 from hocket.result import Cost, Result
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def of_trainer(state: State, plan: Plan, checkpoints: Checkpoints | None) -> tup
         if each.kind != "actions":
             rows[each.kind] = f"{rows[each.kind]}, {each.name}" if each.kind in rows else each.name
     if checkpoints is not None:
-        rows["checkpoints"] = str(checkpoints.store.folder)
+        rows["checkpoints"] = masked(str(checkpoints.store.folder))
     rows["run folder"] = str(state.folder.path)
     return f"Trainer after {position(state.timestamp)}", rows
 
@@ -70,6 +71,7 @@ def _shows(state: State, command: Sequence[str] | None) -> bool:
 
 def show_lines(state: State, lines: Sequence[str]) -> None:
     """Pass lines to the loggers that show them, or print them if there is none."""
+    lines = [masked(line) for line in lines]  # URLs of checkpoints
     if state.bus.listeners("log_summary"):
         state.bus.log_summary(state, lines)
     else:

@@ -23,7 +23,7 @@ from hocket import Device, Strategy, hookimpl, launching
 from hocket.data.adapters import adapt
 from hocket.data.batches import Padding
 from hocket.help import warn
-from hocket.launching import Environment, loopback
+from hocket.launching import Environment, loopback, parent
 from hocket_strategies import ending
 from hocket_strategies.explained import CollectiveError, Explained
 from hocket_strategies.packing import packed, unpack
@@ -324,6 +324,8 @@ def _from_environment(name: str) -> Environment:
 
 def _initialise(name: str, backend: str, found: Environment, on: torch.device, seconds: float) -> None:
     timeout = timedelta(seconds=seconds)
+    if found.launcher == "torchrun":  # a killed agent would leave its ranks training
+        parent.end_with(os.getppid(), lasts=False)
     assert found.master_address is not None and found.master_port is not None
     # Each restart and each group gets its own prefix: ranks that found the addresses of an earlier one would wait for processes
     # that are gone. (torch leaves this to its agent, whose store outlives the workers.) A store that rank 0 opens is new with

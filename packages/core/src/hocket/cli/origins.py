@@ -163,18 +163,16 @@ def _check(where: str, places: _Places) -> None:
 
 def _to_trust(read: Source, places: _Places) -> str:
     """Return why a recorded run has to be trusted, as the beginning of a sentence; or empty."""
-    if not _is_inside(read.repeats or read.file or ""):
+    place = read.repeats or read.file or ""
+    if "://" in place or not any(map(_is_inside, (os.path.abspath(place), os.path.realpath(place)))):
         return f"This run is outside of the working folder, {shown(os.getcwd())}"
-    if any(not _is_inside(each) for each in places.elsewhere):
+    if not all(_is_inside(os.path.realpath(each)) for each in places.elsewhere):
         return f"Modules of this run are outside of the working folder, {shown(os.getcwd())}"
     return ""
 
 
 def _is_inside(place: str) -> bool:
-    """Whether a path is in the working folder, as it is written or with links followed."""
-    if "://" in place:
-        return False
-    return any(Path(each).is_relative_to(os.getcwd()) for each in (os.path.abspath(place), os.path.realpath(place)))
+    return Path(place).is_relative_to(os.path.realpath(os.getcwd()))
 
 
 def _named(document: Node, places: _Places) -> list[str]:

@@ -49,6 +49,11 @@ class Job:
     #: Folder to write each rank's output to, in addition to showing it; None to write none.
     log_folder: Path | None = None
 
+    @property
+    def alone(self) -> bool:
+        """Whether no other machine may join."""
+        return self.nodes == (1, 1)
+
 
 def run(job: Job) -> int:
     """Start the workers, wait for them, and return the exit code of the rank that failed first, or 0.
@@ -62,7 +67,7 @@ def run(job: Job) -> int:
     backend, endpoint = _rendezvous(job)
     settings = {**job.settings, **({} if job.node_rank is None else {"rank": job.node_rank})}
     address = job.local_address
-    if job.nodes == (1, 1) and backend in ("c10d", "static"):  # nobody else may join
+    if job.alone and backend in ("c10d", "static"):
         port = endpoint.rpartition(":")[2]
         store = _store(int(port) if port.isdecimal() else 0)
         backend, endpoint, address = "c10d", f"{loopback.ADDRESS}:{store.port}", address or loopback.ADDRESS
@@ -154,6 +159,7 @@ def _variables(job: Job) -> Iterator[None]:
         # and a lost machine could not join again.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         **variable(),
+        **(loopback.variables() if job.alone else {}),
     }
     before = {name: os.environ.get(name) for name in (*variables, "TORCHELASTIC_SIGNALS_TO_HANDLE")}
     os.environ.update(variables)

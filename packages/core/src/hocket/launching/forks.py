@@ -162,7 +162,7 @@ def _rank(
         OMP_NUM_THREADS="1",
         **variables,
     )
-    loopback.use_interface()
+    os.environ.update(loopback.variables())
     try:
         # Pickled here and not by the pipe, which would send tensors as handles of shared memory that ends with this process.
         report = (True, pickle.dumps(function(rank)))

@@ -35,7 +35,7 @@ def store(listening: socket.socket) -> TCPStore:
     return TCPStore(ADDRESS, port, None, True, wait_for_workers=False, multi_tenant=True, master_listen_fd=served)
 
 
-def use_interface() -> None:
-    """Have gloo connect the ranks by the loopback interface as well. The name of the host may not resolve to an address."""
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+def variables() -> dict[str, str]:
+    """Return the variables with which gloo connects the ranks there, too: the host's name may not resolve to an address."""
+    name = "GLOO_SOCKET_IFNAME"
+    return {name: os.environ.get(name, "lo")} if sys.platform == "linux" else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -29,6 +30,7 @@ def end_with_launcher() -> None:
         end_with(int(launcher), lasts=not thread)
 
 
+@functools.cache
 def end_with(launcher: int, lasts: bool = True) -> None:
     """Have this process, a child of ``launcher``, be killed when that is gone: in Linux at once, elsewhere within a second.
 

@@ -16,10 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hocket.launching import loopback
 from hocket.launching.environment import Environment, environment
 from hocket.launching.errors import ERROR_FILE, Failure, WorkerError, first, read_failure
-from hocket.launching.parent import variable
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -87,10 +85,12 @@ class Workers:
     def __init__(self, command: list[str], number: int) -> None:
         import torch
 
+        from hocket.launching import loopback, parent
+
         #: The rendezvous of all ranks. It is opened here, so that no other process can take the port.
         self.store: dist.Store = loopback.store(loopback.listen())
         self.environment = Environment("hocket", 0, number, 0, number, loopback.ADDRESS, self.store.port)
-        loopback.use_interface()
+        os.environ.update(loopback.variables())
         self._pid = os.getpid()
         self._folder = tempfile.TemporaryDirectory(prefix="hocket-")
         self._changed = threading.Condition()
@@ -100,7 +100,7 @@ class Workers:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         variables = {
             **os.environ,
-            **variable(),
+            **parent.variable(),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads_per_process(number))),
         }
         if "OMP_NUM_THREADS" not in os.environ:
