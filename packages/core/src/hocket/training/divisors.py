@@ -44,7 +44,8 @@ class _Mean(NamedTuple):
 def weighed(state: State, function: Callable[..., Any], *args: Any) -> tuple[Loss, Any]:
     """Return the loss that a function computes, and what it returned. A mean over labels gets their number as its weight.
 
-    ``state.step.composed`` says whether the loss is more than that mean of the outputs, such as a multiple, or a mean over pairs of samples.
+    ``state.step.composed`` says whether the loss is more than that mean of the outputs, such as a multiple of it, or one over
+    pairs of samples.
 
     Raises:
         ValueError: in training, the loss is a sum of means over different numbers, so that no weight is right.
@@ -62,11 +63,11 @@ def weighed(state: State, function: Callable[..., Any], *args: Any) -> tuple[Los
     differs = seen.differs() if composed else ""
     if differs and over is None:
         message = (
-            f"The loss adds up means over different numbers: cross-entropy over labels of which some are ignored or weighted by "
-            f"class, and {differs}. So a batch that is split into microbatches, or divided over ranks or evaluation batches, has "
-            "no weight for it that gives the loss of the full batch. Take the other mean over the same labels; or take "
-            "the mean of all samples, cross_entropy(…, reduction='none').mean(); or pass loss_reduction='mean', which weights "
-            "the parts by samples; or train on one rank without microbatch= and accumulate=."
+            "The loss adds up means over different numbers: cross-entropy over labels of which some are ignored or weighted "
+            f"by class, and {differs}. So no weight of a microbatch, or of a rank's or evaluation's batch, gives the loss of the "
+            "full batch. Take the other mean over the same labels; or take the mean over all samples, "
+            "cross_entropy(…, reduction='none').mean(); or pass loss_reduction='mean', which weights the parts by samples; or "
+            "train on one rank without microbatch= and accumulate=."
         )
         if seen.training:
             raise ValueError(message)
@@ -117,12 +118,10 @@ class _Divisors(TorchFunctionMode):
         labels = targets.detach().as_subclass(Tensor)
         classes = given.get("weight")
         counts = labels != given.get("ignore_index", -100)
-        if classes is None:
-            divisor = counts.sum()
-        else:
-            divisor = classes.detach()[labels.where(counts, 0).long()].where(counts, 0).sum()
+        counted = counts if classes is None else classes.detach()[labels.where(counts, 0).long()].where(counts, 0)
+        divisor = counted.sum()
         # A mean over nothing is NaN, and so is its gradient. Whether it is, is seen without waiting for a device.
-        maybe = divisor.device.type != "cpu" or not divisor.item()
+        maybe = torch.compiler.is_compiling() or divisor.device.type != "cpu" or not divisor.item()
         if maybe and outputs.requires_grad and torch.is_grad_enabled():
             given["input"] = outputs.view_as(outputs)
             given["input"].register_hook(lambda gradient: torch.where(divisor != 0, gradient, 0))
@@ -148,4 +147,4 @@ class _Divisors(TorchFunctionMode):
 
 def _transformed(tensor: Tensor) -> bool:
     """Whether the tensor is of torch.func, such as vmap, whose values are not known yet."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+    return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(tensor)

@@ -28,8 +28,8 @@ class Step:
 
     __slots__ = (
         "batch", "boundary", "carry", "composed", "counts", "divided", "gradient_norm", "inputs", "kept", "loss",
-        "loss_function", "loss_names", "losses", "metrics", "name", "optimizers", "others", "outputs", "part", "parts", "retain_graph", "samples",
-        "taken", "trained_on", "weight_of",
+        "loss_function", "loss_names", "losses", "metrics", "name", "optimizers", "others", "outputs", "part", "parts",
+        "retain_graph", "samples", "taken", "trained_on", "weight_of",
     )  # fmt: skip
 
     def __init__(self) -> None:
