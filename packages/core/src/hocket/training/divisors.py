@@ -64,8 +64,8 @@ def weighed(state: State, function: Callable[..., Any], *args: Any) -> tuple[Los
     if differs and over is None:
         message = (
             "The loss adds up means over different numbers: cross-entropy over labels of which some are ignored or weighted "
-            f"by class, and {differs}. So no weight of a microbatch, or of a rank's or evaluation's batch, gives the loss of the "
-            "full batch. Take the other mean over the same labels; or take the mean over all samples, "
+            f"by class, and {differs}. So no weight of a microbatch, or of a rank's or evaluation's batch, gives the loss "
+            "of the full batch. Take the other mean over the same labels; or take the mean over all samples, "
             "cross_entropy(…, reduction='none').mean(); or pass loss_reduction='mean', which weights the parts by samples; or "
             "train on one rank without microbatch= and accumulate=."
         )
