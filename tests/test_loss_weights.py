@@ -107,7 +107,7 @@ def cases(draw: Any) -> dict[str, Any]:
         "batches": batches,
         "task": draw(st.sampled_from([None, Tasked, Stepped])) if spelling != "name" else None,
         "microbatch": microbatch,
-        "accumulate": draw(st.sampled_from([None, 2])) if microbatch is None else None,
+        "accumulate": draw(st.sampled_from([None, 2])),
     }
 
 
@@ -138,7 +138,7 @@ def compare(case: dict[str, Any], **how: Any) -> None:
         duration="1ep",
         seed=1,
         microbatch=case["microbatch"],
-        accumulate=case["accumulate"],
+        accumulate=case["accumulate"] and f"{window}ba",
         eval_data=batches,
         **how,
     )
@@ -153,7 +153,11 @@ def compare(case: dict[str, Any], **how: Any) -> None:
 
 
 SOME = hypothesis.settings(
-    max_examples=15, phases=[hypothesis.Phase.generate], deadline=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
+    max_examples=15,
+    phases=[hypothesis.Phase.generate],
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(hypothesis.HealthCheck),
 )
 
 

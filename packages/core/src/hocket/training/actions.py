@@ -312,8 +312,7 @@ def _compute_microbatch(
                 weight_of = weights.in_training(state, loss, samples or count(state, step.batch).samples)
                 step.weight_of = None if weight_of is weights.nothing else weight_of
             own = weight_of(step.batch)
-        elif step.composed and step.weight_of is None and samples:
-            weights.check_composed(state, samples)
+        elif step.composed and step.weight_of is None and samples and weights.check_composed(state, samples):
             step.weight_of = weights.by_samples
     bus.after_loss(state)
     if metrics is not None and samples and step.loss_function is None:

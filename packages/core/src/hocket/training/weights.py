@@ -77,10 +77,13 @@ def in_training(state: State, loss: Loss, samples: int) -> Weight:
     return by_samples
 
 
-def check_composed(state: State, samples: int) -> None:
-    """Try whether the loss is a mean. Raise ValueError for a sum, and warn if it is neither."""
+def check_composed(state: State, samples: int) -> bool:
+    """Try whether the loss is a mean. Raise ValueError for a sum, and warn if it is neither.
+
+    Returns False if no label counts in the batch, so that a later one has to be tried.
+    """
     if state.loss_reduction is not None:
-        return
+        return True
     found = tried(state, samples)
     if found == "sum":
         raise ValueError(
@@ -98,6 +101,7 @@ def check_composed(state: State, samples: int) -> None:
             "intended, pass loss_reduction='mean' to the Trainer.",
             stacklevel=2,
         )
+    return found != "nothing"
 
 
 def in_evaluation(state: State, loss: Loss, label: str) -> Weight:
@@ -127,7 +131,7 @@ def classes(loss: Any) -> tuple[Tensor | None, int] | None:
     return None
 
 
-def tried(state: State, samples: int) -> Literal["mean", "sum", "neither"] | None:
+def tried(state: State, samples: int) -> Literal["mean", "sum", "neither", "nothing"] | None:
     """Whether the loss of several samples is the mean or the sum of their losses, or neither; None if that cannot be tried.
 
     A single sample is tried twice in one batch. Only losses are computed, without gradients, and the task is restored.
@@ -151,7 +155,9 @@ def tried(state: State, samples: int) -> Literal["mean", "sum", "neither"] | Non
             each = {index: loss_of([index]) for index in dict.fromkeys(several)}
             counts = [1.0 if (weight := each[index].weight) is None else float(weight) for index in several]
             losses = [float(each[index].value) if count else 0.0 for index, count in zip(several, counts, strict=True)]
-            average = sum(map(math.prod, zip(losses, counts, strict=True))) / (sum(counts) or 1)
+            if not any(counts):
+                return "nothing"
+            average = sum(map(math.prod, zip(losses, counts, strict=True))) / sum(counts)
             size = max(map(abs, (together, *losses)))
             allowed = max(1e-4, 4 * torch.finfo(value.dtype).eps) * size
             if not math.isfinite(together):
