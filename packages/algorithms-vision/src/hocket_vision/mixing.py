@@ -20,7 +20,6 @@ from hocket.span import Span
 from hocket.surgery import NoEffectWarning
 from hocket.task import SupervisedTask
 from hocket.time import Time
-from hocket.training import weights
 from hocket.training.means import on_device
 from hocket_vision.layout import take_first
 
@@ -89,9 +88,8 @@ class Mixer(Algorithm):
         self._mixture: Mixture | None = None
         #: Whether a batch was mixed before.
         self._began = False
-        #: The action without this implementation and wrappers; and the weights of losses without one, or None.
+        #: The action without this implementation and wrappers.
         self._each_loss: Any = None
-        self._weight_of: weights.Weight | None = None
 
     def mix(self, inputs: Any, targets: Any, generator: torch.Generator) -> tuple[Any, Any]:
         """Return mixed inputs, and the targets or a `Mixture` of them. Changes neither."""
@@ -169,8 +167,6 @@ class Mixer(Algorithm):
         views = map_tensors(lambda tensor: tensor.view_as(tensor) if _has_gradient(tensor) else tensor, outputs)
         loss: Loss = self._each_loss(state, views, state.batch)
         weight = loss.weight
-        if weight is None and self._weight_of is not None:
-            weight = self._weight_of(state.batch)
         if weight is None:
             return loss
         weight = on_device(weight, loss.value)
@@ -182,11 +178,7 @@ class Mixer(Algorithm):
         return loss._replace(weight=weight)
 
     def _begin(self, state: State) -> None:
-        """Find what computes a loss, and how losses without a weight are weighted, for targets that are not mixed."""
-        mixture = self._targets.of(state)
-        batch, state.batch = state.batch, self._targets.put(state, mixture.first)
-        self._weight_of = weights.of_labels(state)
-        state.batch = batch
+        """Find what computes a loss for targets that are not mixed."""
         bus = state.bus
         wrappers = set(bus.listeners("loss")) - set(bus.listeners("loss", wrappers=False))
         self._each_loss = bus.compiled("loss", without={*wrappers, state.attachment_of(self)})

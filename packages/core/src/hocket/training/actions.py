@@ -20,6 +20,7 @@ from hocket.optim.closures import closure_for
 from hocket.state import State
 from hocket.training import weights
 from hocket.training.carry import check_kept, split_carry
+from hocket.training.divisors import weighed
 from hocket.training.means import Part, Weighting, mean, on_device
 from hocket.training.step import CHANGED_IN_PLACE, count, count_part
 from hocket.training.whole_batch import check_part
@@ -80,6 +81,8 @@ class DefaultActions:
         """Compute the task's loss in the precision's context."""
         with state.bus.forward_context():
             try:
+                if state.step.divided:
+                    return weighed(state, state.task.loss, outputs, batch)[0]
                 returned = state.task.loss(outputs, batch)
             except Exception as error:
                 _explain(error, "loss", state.task, batch, outputs)
@@ -215,7 +218,8 @@ def accumulate_gradients(
             [full_batch] if state.microbatch is None else bus.split_batch(state, full_batch, state.microbatch)
         )
     factor = None
-    if len(microbatches) == 1 and world == 1:
+    step.divided = len(microbatches) > 1 or world > 1
+    if not step.divided:
         with bus.accumulate(state.prepared, True):
             step.losses = compute_microbatch(state, microbatches[0], mine, None, metrics)[3]
     else:
@@ -314,6 +318,8 @@ def _compute_microbatch(
                 weight_of = weights.in_training(state, loss, samples or count(state, step.batch).samples)
                 step.weight_of = None if weight_of is weights.nothing else weight_of
             own = weight_of(step.batch)
+        elif step.composed and step.weight_of is None and samples and weights.check_composed(state, samples):
+            step.weight_of = weights.by_samples
     bus.after_loss(state)
     if metrics is not None and samples and step.loss_function is None:
         metrics.update(step.outputs, step.batch)
@@ -354,10 +360,12 @@ def _call_loss_function(state: State) -> tuple[Loss, Mapping[str, torch.Tensor] 
 
     def call(*args: Any) -> Any:
         nonlocal apart
-        returned = function(*args)
+        if step.divided:
+            loss, returned = weighed(state, function, *args)
+        else:
+            loss = as_loss(returned := function(*args))
         if isinstance(returned, Apart):
             apart = returned.losses
-        loss = as_loss(returned)
         kept = map_tensors(torch.Tensor.detach, loss.kept)
         return loss._replace(kept=kept)
 

@@ -99,6 +99,8 @@ class PreparedSet:
                 weight_of = weights.in_evaluation(state, loss, label)
                 self._weight = None if weight_of is weights.nothing else weight_of
             weight = weight_of(state.batch)
+        if state.step.composed and weight is not None and not summed:
+            self._check(state, label, count(state, state.batch).samples)
         if weight is None:
             weight = samples = count(state, state.batch).samples
             if not summed:
@@ -215,6 +217,7 @@ def _evaluate_set(
     limit: int | None = None,
 ) -> dict[str, float]:
     bus, step, metrics, logged = state.bus, state.step, evaluated.metrics, state.aggregates
+    step.divided = True
     limits = [each for each in (limit, evaluated.limit) if each is not None]
     metrics.reset()
     # Sums in double precision, where the device has it, make the mean exact whatever the batch size.

@@ -27,9 +27,9 @@ class Step:
     """
 
     __slots__ = (
-        "batch", "boundary", "carry", "counts", "gradient_norm", "inputs", "kept", "loss", "loss_function", "loss_names",
-        "losses", "metrics", "name", "optimizers", "others", "outputs", "part", "parts", "retain_graph", "samples",
-        "taken", "trained_on", "weight_of",
+        "batch", "boundary", "carry", "composed", "counts", "divided", "gradient_norm", "inputs", "kept", "loss",
+        "loss_function", "loss_names", "losses", "metrics", "name", "optimizers", "others", "outputs", "part", "parts",
+        "retain_graph", "samples", "taken", "trained_on", "weight_of",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -57,6 +57,10 @@ class Step:
         self.loss_names: Sequence[str] | None = None
         #: The weight of a loss that comes without one, as a function of the batch; None until it is needed.
         self.weight_of: Callable[[Any], torch.Tensor | None] | None = None
+        #: Whether the batch is one of several parts, over microbatches, ranks or an evaluation, whose losses need weights; and
+        #: whether the last loss is more than a mean over labels of the outputs. See `hocket.training.divisors`.
+        self.divided = False
+        self.composed = False
 
         # Only for the steps of `hocket.Task.train_batch` and `hocket.Runtime.stepper`; see `hocket.training.steps`.
         #: The names of its optimizers, joined by "+"; "" for all of them.

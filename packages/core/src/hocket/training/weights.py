@@ -1,4 +1,4 @@
-"""Determine, once and if needed, how to weight a loss that comes without a weight: what it is a mean over.
+"""Determine, once and if needed, how to weight a loss whose calls do not say what it is a mean over.
 
 A batch that is not split, on one rank, needs no weights. Several microbatches or ranks do, and so does an evaluation.
 """
@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from hocket.data import batches, nesting
 from hocket.help import names, warn
 from hocket.losses import WHOLE, Loss, as_loss, own_loss
 from hocket.task import SupervisedTask
+from hocket.training.divisors import weighed
 from hocket.training.trial import on_trial
 
 if TYPE_CHECKING:
@@ -70,10 +71,18 @@ def in_training(state: State, loss: Loss, samples: int) -> Weight:
                 + (_TASK if supervised and names.library(state.model) == "transformers" else "")
             )
         return weight
-    if (weight := of_labels(state)) is not None:
-        return weight
+    if state.loss_reduction is None:
+        check_composed(state, samples)
+    return by_samples
+
+
+def check_composed(state: State, samples: int) -> bool:
+    """Try whether the loss is a mean. Raise ValueError for a sum, and warn if it is neither.
+
+    Returns False if no label counts in the batch, so that a later one has to be tried.
+    """
     if state.loss_reduction is not None:
-        return by_samples
+        return True
     found = tried(state, samples)
     if found == "sum":
         raise ValueError(
@@ -90,13 +99,13 @@ def in_training(state: State, loss: Loss, samples: int) -> Weight:
             "the batch, as a contrastive loss, say loss_reduction='batch', which refuses to divide batches; if this is "
             "intended, pass loss_reduction='mean' to the Trainer."
         )
-    return by_samples
+    return found != "nothing"
 
 
 def in_evaluation(state: State, loss: Loss, label: str) -> Weight:
     """As `in_training`, but weight by samples, with a warning, if the weight cannot be determined."""
     if own_loss(state.outputs) is not loss.value or (loss.reduction or state.loss_reduction) in WHOLE:
-        return of_labels(state, plain_too=True) or by_samples
+        return by_samples
     weight = of_own_loss(state.outputs, state.batch, state.model)
     if weight is None and state.loss_reduction is None:
         warn(
@@ -105,40 +114,6 @@ def in_evaluation(state: State, loss: Loss, label: str) -> Weight:
             "loss_reduction='mean'; for another weight, loss= a function that returns (mean, weight)."
         )
     return by_samples if weight is None else weight
-
-
-def of_labels(state: State, plain_too: bool = False) -> Weight | None:
-    """Return the weights of torch's classification losses: the divisors of their means. None for other losses.
-
-    With ignored labels or class weights the divisor is not the number of samples. One label per sample, without class weights
-    and with no ignored label in the first batch, is plain classification, whose gradients need no rescaling: None, unless
-    ``plain_too``. With several ranks labels are not looked at, because all ranks must decide the same.
-    """
-    task = state.task
-    said = classes(task.loss_function) if isinstance(task, SupervisedTask) else None
-    if said is None:
-        return None
-    weights, ignored = said
-    targets_of = cast("Callable[[Any], Any]", task.targets_of)  # mypy: an attribute of a module may be a tensor
-    targets = targets_of(state.batch)
-    if not isinstance(targets, Tensor) or targets.is_floating_point():
-        return None
-    plain = targets.dim() < 2 and weights is None and ignored == -100
-    if plain and not plain_too and (state.strategy.world_size > 1 or not (targets == ignored).any()):
-        return None
-
-    def counted(batch: Batch) -> Tensor:
-        labels: Tensor = targets_of(batch)
-        if labels.is_floating_point():  # class probabilities, as from mixup: a mean over all labels
-            return labels.new_full((), labels.numel() // labels.size(1))
-        counts = labels != ignored
-        return (
-            counts.sum()
-            if weights is None
-            else weights.to(labels.device)[labels.where(counts, 0)].where(counts, 0).sum()
-        )
-
-    return counted
 
 
 def classes(loss: Any) -> tuple[Tensor | None, int] | None:
@@ -153,7 +128,7 @@ def classes(loss: Any) -> tuple[Tensor | None, int] | None:
     return None
 
 
-def tried(state: State, samples: int) -> Literal["mean", "sum", "neither"] | None:
+def tried(state: State, samples: int) -> Literal["mean", "sum", "neither", "nothing"] | None:
     """Whether the loss of several samples is the mean or the sum of their losses, or neither; None if that cannot be tried.
 
     A single sample is tried twice in one batch. Only losses are computed, without gradients, and the task is restored.
@@ -164,28 +139,32 @@ def tried(state: State, samples: int) -> Literal["mean", "sum", "neither"] | Non
     try:
         with torch.no_grad(), on_trial(state):
 
-            def loss_of(indices: list[int]) -> Tensor:
+            def loss_of(indices: list[int]) -> Loss:
                 batch = batches.take_samples(state.batch, indices, samples)
                 if function is not None:
                     carry = (batches.take_samples(each, indices, samples) for each in state.step.carry)
-                    return as_loss(function(batch, *carry)).value
+                    return weighed(state, function, batch, *carry)[0]
                 outputs = batches.take_samples(state.outputs, indices, samples)
-                return as_loss(state.task.loss(outputs, batch)).value
+                return weighed(state, state.task.loss, outputs, batch)[0]
 
-            value = loss_of(several)
+            value = loss_of(several).value
             together = float(value)
-            each = {index: float(loss_of([index])) for index in dict.fromkeys(several)}
-            losses = [each[index] for index in several]
+            each = {index: loss_of([index]) for index in dict.fromkeys(several)}
+            counts = [1.0 if (weight := each[index].weight) is None else float(weight) for index in several]
+            losses = [float(each[index].value) if count else 0.0 for index, count in zip(several, counts, strict=True)]
+            if not any(counts):
+                return "nothing"
+            average = sum(map(math.prod, zip(losses, counts, strict=True))) / sum(counts)
             size = max(map(abs, (together, *losses)))
             allowed = max(1e-4, 4 * torch.finfo(value.dtype).eps) * size
             if not math.isfinite(together):
                 return None
-            if size < 1e-6 or abs(together - sum(losses) / len(losses)) <= allowed:
+            if size < 1e-6 or abs(together - average) <= allowed:
                 return "mean"
             if abs(together - sum(losses)) <= allowed * len(losses):
                 return "sum"
             # If the loss differs when computed again, it draws random numbers.
-            return "neither" if float(loss_of(several)) == together else None
+            return "neither" if float(loss_of(several).value) == together else None
     except Exception:  # outputs or losses that cannot be split into samples
         return None
 
