@@ -17,7 +17,7 @@ from hocket.checkpoints import resuming
 from hocket.checkpoints.components.model import by_own_names
 from hocket.checkpoints.components.plugins import described
 from hocket.checkpoints.frozen import FrozenWeights
-from hocket.checkpoints.hidden import HiddenTensors
+from hocket.checkpoints.hidden import UnsavedState
 from hocket.checkpoints.listing import Listing
 from hocket.checkpoints.ownership import Ownership
 from hocket.checkpoints.retention import Retention
@@ -119,7 +119,7 @@ class Checkpoints(Callback):
         self._warned = False
         #: Seconds for which training has waited for checkpoints so far.
         self.seconds = 0.0
-        self._writer, self._hidden, self._signals = self._new_writer(), HiddenTensors(), Signals(requeue)
+        self._writer, self._unsaved, self._signals = self._new_writer(), UnsavedState(), Signals(requeue)
         self._requeue = requeue
         if asynchronous:  # otherwise save the microsecond that a wrapper takes in every step
             self.gradients = self._then_wait_for_the_copy
@@ -140,7 +140,7 @@ class Checkpoints(Callback):
         self._state = weakref.ref(state)
         self._frozen = FrozenWeights() if (self._only or state.task.checkpoints_only) else None
         self._writer.close()
-        self._evaluated, self._writer, self._hidden = {}, self._new_writer(), HiddenTensors()
+        self._evaluated, self._writer, self._unsaved = {}, self._new_writer(), UnsavedState()
         self._logged, self._logged_at = {}, None
 
     def before_load(self, state: State) -> None:
@@ -182,6 +182,7 @@ class Checkpoints(Callback):
                 f"checkpoints=hocket.Checkpoints({str(self.store.folder)!r})."
             )
         self._due.fit_start(state)
+        self._unsaved.begin(state)
         if self._retention.metric is not None:
             watch(state, "Checkpoints(best=)", _WATCHES, self._retention.metric)
         self._signals.listen()
@@ -220,7 +221,7 @@ class Checkpoints(Callback):
 
     def batch_checkpoint(self, state: State) -> None:
         """Write a checkpoint if one is due, requested, or among the best."""
-        self._hidden.observe(state)
+        self._unsaved.observe(state)
         asked, due, best = (
             state.requests.take(Decision.CHECKPOINT),
             self._due(state),
@@ -351,7 +352,7 @@ class Checkpoints(Callback):
             tree: dict[str, Any] = {"model": model, "attached": described(state.bus.attachments)}
         else:
             tree = state.content.state_dict(gather=False)
-            self._hidden.warn(state)
+            self._unsaved.warn(state)
         if self._frozen is not None:
             prefix = state.model_prefix if self._weights_only else ""
             tree["model"], omitted = self._frozen.split(state, tree["model"], prefix, self.store.where)
