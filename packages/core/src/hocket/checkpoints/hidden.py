@@ -58,15 +58,18 @@ class UnsavedState:
             return
         now, before = _values(state), self._known
         names = [key[0] for key, value in now.items() if key not in before or not same(value, before[key])]
-        names = [name for name in names if not name.startswith(tuple(f"{each}{mark}" for each in names for mark in "[{"))]
+        names = [
+            name for name in names if not name.startswith(tuple(f"{each}{mark}" for each in names for mark in "[{"))
+        ]
         if changed := list(dict.fromkeys(names)):
             self._done = True
             what = "it" if len(changed) == 1 else "them"
             warnings.warn(
-                f"{some(changed)} changed in training, and no checkpoint holds {what}: a resumed run begins without the change. "
-                f"If the next batch needs {what}, use register_buffer() in a module, return {what} from Task.extra_state() and "
-                f"restore {what} in load_extra_state(state), or define state_dict() and load_state_dict(state) in the loss, "
-                f"transform or plug-in. If not, set {what} to None after the batch, or ignore this.",
+                f"{some(changed)} changed in training, and no checkpoint holds {what}: a resumed run begins without the "
+                f"change. If the next batch needs {what}, use register_buffer() in a module, return {what} from "
+                f"Task.extra_state() and restore {what} in load_extra_state(state), or define state_dict() and "
+                f"load_state_dict(state) in the loss, transform or plug-in. If not, set {what} to None after the batch, or "
+                "ignore this.",
                 stacklevel=2,
             )
 
@@ -98,7 +101,9 @@ def _leaves(state: State) -> Iterator[tuple[str, Any]]:
     observing: list[tuple[str, Any]] = []
     for each in state.bus.attachments:
         if each.kind in ("algorithms", "callbacks") and not hasattr(each.obj, "checkpoint_components"):
-            (computing if each.kind == "algorithms" else observing).append((f"{singular(each.kind)} '{each.name}'", each.obj))
+            (computing if each.kind == "algorithms" else observing).append(
+                (f"{singular(each.kind)} '{each.name}'", each.obj)
+            )
     observing += [(type(each).__name__, _own_attributes(each)) for each in state.optimizers]
     data = {f"train_data.{name}": getattr(state.train_data, name, None) for name in ("dataset", "collate_fn")}
     observing += [(name, each) for name, each in data.items() if not has_state(each)]

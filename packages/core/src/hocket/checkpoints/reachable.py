@@ -28,13 +28,17 @@ _OBJECTS, _ITEMS, _ELEMENTS = 50_000, 100, 2**22
 #: Attributes of every module; its hooks are functions like others.
 _OF_MODULES = frozenset(vars(nn.Module())) | {"_aggregates"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_CONSTANTS = (str, bytes, bool, int, float, complex, type(None), Enum, torch.dtype, torch.device, slice, range)
+_PLAIN = {str, bytes, bool, int, float, complex, type(None), torch.dtype, torch.device}
+_CONSTANTS = (*_PLAIN, Enum, slice, range)
+_FOLLOWED = (types.FunctionType, types.MethodType, functools.partial, type, types.ModuleType)
 _COLLECTIONS = (Mapping, list, tuple, set, frozenset, deque, UserDict, UserList)
 _LIBRARIES = tuple(str(Path(sysconfig.get_path(each)).resolve()) for each in ("stdlib", "purelib", "platlib"))
 
 
 def walk(
-    roots: Iterable[tuple[str, Any]], known: Collection[int], enter: Callable[[str, Any], bool] = lambda path, value: True
+    roots: Iterable[tuple[str, Any]],
+    known: Collection[int],
+    enter: Callable[[str, Any], bool] = lambda path, value: True,
 ) -> Iterator[tuple[str, Any]]:
     """Yield the paths and values of all leaves below ``roots``: numbers, texts, tensors, arrays, generators, sizes.
 
@@ -51,7 +55,7 @@ def walk(
     while waiting and left:
         left -= 1
         path, value = waiting.pop()
-        if isinstance(value, _CONSTANTS):
+        if _is_constant(value):
             yield path, value
             continue
         if id(value) in seen:
@@ -62,9 +66,8 @@ def walk(
             continue
         if isinstance(value, _COLLECTIONS):
             yield path, Size(len(value))
-        elif not isinstance(value, types.FunctionType | types.MethodType | functools.partial | type | types.ModuleType):
-            if not _has_attributes(value) or not enter(path, value):
-                continue
+        elif not isinstance(value, _FOLLOWED) and not (_has_attributes(value) and enter(path, value)):
+            continue
         waiting += reversed(list(_children(path, value)))
 
 
@@ -74,6 +77,8 @@ class Size(int):
 
 def fingerprint(value: Any) -> Any:
     """Return what two leaves with the same content have in common, without waiting for a device."""
+    if _is_constant(value):
+        return type(value), repr(value) if isinstance(value, float | complex) else value
     if isinstance(value, Tensor):
         return _of_tensor(value)
     if isinstance(value, torch.Generator):
@@ -93,7 +98,15 @@ def fingerprint(value: Any) -> Any:
         return bytes(value)
     if hasattr(value, "__next__"):
         return operator.length_hint(value, -1) if hasattr(value, "__length_hint__") else object()
-    return type(value), repr(value) if isinstance(value, float | complex) else value
+    return type(value), value
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether a value cannot change, so that only its replacement can be seen."""
+    kind = type(value)
+    if kind is tuple:
+        return all(type(each) in _PLAIN for each in value)
+    return kind in _PLAIN or isinstance(value, _CONSTANTS)
 
 
 def _of_tensor(tensor: Tensor) -> Any:
@@ -140,14 +153,15 @@ def _has_attributes(value: Any) -> bool:
 
 
 def _children(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping | UserDict):
+    if isinstance(value, Mapping):
         yield from ((f"{path}[{_short(key)}]", value[key]) for key in [*itertools.islice(value, _ITEMS)])
     elif isinstance(value, set | frozenset):
         items = [each for each in itertools.islice(value, _ITEMS) if isinstance(each, str | int | float)]
         yield f"{path}{{}}", hash(frozenset(items))
     elif isinstance(value, _COLLECTIONS):
         ends = range(len(value)) if len(value) <= _ITEMS else [*range(_ITEMS // 2), *range(-_ITEMS // 2, 0)]
-        yield from ((f"{path}[{index}]", value[index]) for index in ends)
+        ordered: Any = value
+        yield from ((f"{path}[{index}]", ordered[index]) for index in ends)
     elif isinstance(value, functools.partial):
         yield from ((path, each) for each in (value.func, *value.args))
         yield from ((f"{path}.{name}", each) for name, each in value.keywords.items())
@@ -164,28 +178,27 @@ def _children(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _of_object(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    attributes = dict(getattr(value, "__dict__", {}))
-    for kind in type(value).__mro__:
-        names = vars(kind).get("__slots__", ())
-        for name in [names] if isinstance(names, str) else names:
-            if hasattr(value, name):
-                attributes.setdefault(name, getattr(value, name))
-    if isinstance(value, nn.Module):
-        yield from ((f"{path}.{name}", each) for name, each in value._modules.items() if each is not None)
-        yield from ((f"{path}.{name}", each) for name, each in value._parameters.items() if each is not None)
+    slots, classes, own = _of_type(type(value))  # type: ignore[arg-type]  # mypy: a type is not Hashable
+    attributes = getattr(value, "__dict__", {}) | {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    module = isinstance(value, nn.Module)
+    if module:
+        for part in (value._modules, value._parameters):
+            yield from ((f"{path}.{name}", each) for name, each in part.items() if each is not None)
         yield from ((f"{path}.{name}", each) for name in _HOOKS for each in attributes[name].values())
-        if type(value).get_extra_state is not nn.Module.get_extra_state:
-            return
-        omitted: Collection[str] = _OF_MODULES
-    else:
-        omitted = ()
-    own = isinstance(value, nn.Module) and type(value).__module__.startswith("hocket")
-    library = not _is_own(type(value).__module__)
-    for name, each in attributes.items():
-        # Flags of libraries say that something is set up, and tasks of hocket keep nothing but what they were given.
-        if name not in omitted and not (library and isinstance(each, bool)) and (not own or callable(each)):
-            yield f"{path}.{name}", each
-    yield from ((kind.__qualname__, kind) for kind in type(value).__mro__)
+    if not module or type(value).get_extra_state is nn.Module.get_extra_state:
+        for name, each in attributes.items():
+            # Flags of libraries say that something is set up, and hocket's own tasks keep nothing but what they were given.
+            if not module or (name not in _OF_MODULES and (own or (each is not True and each is not False))):
+                yield f"{path}.{name}", each
+    yield from ((kind.__qualname__, kind) for kind in classes)
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_type(kind: Any) -> tuple[tuple[str, ...], tuple[type, ...], bool]:
+    """Return the names of slots, the classes of own files among the bases, and whether it is one of them."""
+    given = (vars(each).get("__slots__", ()) for each in kind.__mro__)
+    slots = tuple(name for names in given for name in ([names] if isinstance(names, str) else names))
+    return slots, tuple(each for each in kind.__mro__ if _is_own(each.__module__)), _is_own(kind.__module__)
 
 
 def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
@@ -213,7 +226,9 @@ def _of_function(path: str, function: types.FunctionType) -> Iterator[tuple[str,
         each = function.__globals__.get(variable)
         if isinstance(each, types.ModuleType):
             if _is_own(each.__name__):
-                yield from ((f"{variable}.{key}", vars(each)[key]) for key in _names(function.__code__) if key in vars(each))
+                yield from (
+                    (f"{variable}.{key}", vars(each)[key]) for key in _names(function.__code__) if key in vars(each)
+                )
         elif each is not None:
             yield f"{name}:{variable}" if isinstance(each, _CONSTANTS) else variable, each
 

@@ -61,8 +61,8 @@ class HiddenState(Component):
         here = {*_places(self._state, modules), *objects}
         missing = [name for part in states.values() for name in part if name not in here]
         problems = [
-            f"The checkpoint has the state of {name}, and nothing here takes it. Give the Trainer the model, loss and transforms "
-            "of the run that it continues."
+            f"The checkpoint has the state of {name}, and nothing here takes it. Give the Trainer the model, loss and "
+            "transforms of the run that it continues."
             for name in missing
         ]
         return Check(states, problems)
