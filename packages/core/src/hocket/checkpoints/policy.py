@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from torch import nn
+
 from hocket.callback import Callback
 from hocket.checkpoints import resuming
 from hocket.checkpoints.components.model import by_own_names
@@ -20,13 +22,18 @@ from hocket.checkpoints.frozen import FrozenWeights
 from hocket.checkpoints.hidden import UnsavedState
 from hocket.checkpoints.listing import Listing
 from hocket.checkpoints.ownership import Ownership
+from hocket.checkpoints.plain_data import encode
 from hocket.checkpoints.retention import Retention
 from hocket.checkpoints.signals import Signals
 from hocket.checkpoints.storage.store import Store
+from hocket.checkpoints.storage.tensors import unstorable
+from hocket.checkpoints.unusual import taken_apart
 from hocket.checkpoints.writing import Writer
 from hocket.distributed.agreement import ranks_of
+from hocket.distributed.dtensors import local
 from hocket.help.arguments import understood
 from hocket.hookspecs import hookimpl
+from hocket.plugins.errors import PlanError
 from hocket.state import State
 from hocket.time import Interval
 from hocket.training import seeding
@@ -144,7 +151,17 @@ class Checkpoints(Callback):
         self._logged, self._logged_at = {}, None
 
     def before_load(self, state: State) -> None:
-        """Note the weights as constructed."""
+        """Note the weights as constructed. Raises PlanError, if there is a tensor that checkpoints cannot hold."""
+        for name, tensor in (*state.task.named_parameters(), *state.task.named_buffers()):
+            mine = local(tensor.detach())
+            kind = "" if nn.parameter.is_lazy(tensor) or mine.is_meta or taken_apart(mine) else unstorable(mine)
+            if kind:
+                raise PlanError(
+                    f"checkpoints={str(self.store.folder)!r} cannot hold {name.removeprefix(state.model_prefix)} of "
+                    f"{type(state.model).__name__}: it is a {kind}. Keep a plain or sparse tensor, or one of torch's affine "
+                    "quantized ones, and convert it in forward; or keep it in an attribute that __init__ makes again, or "
+                    "train without checkpoints=."
+                )
         if self._frozen is not None:
             self._frozen.construct(state)
 
@@ -348,7 +365,7 @@ class Checkpoints(Callback):
         state.bus.flush(state)  # a run that resumes here does not log these values again
         omitted: dict[str, Any] = {}
         if self._weights_only:
-            model = by_own_names(state, state.bus.model_shards(state.prepared))
+            model = encode(by_own_names(state, state.bus.model_shards(state.prepared)), "the model", gather=False)
             tree: dict[str, Any] = {"model": model, "attached": described(state.bus.attachments)}
         else:
             tree = state.content.state_dict(gather=False)

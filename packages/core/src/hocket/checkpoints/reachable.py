@@ -110,7 +110,7 @@ def _is_constant(value: Any) -> bool:
 
 
 def _of_tensor(tensor: Tensor) -> Any:
-    odd = tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta
+    odd = tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested
     if odd or hasattr(tensor, "__tensor_flatten__") or isinstance(tensor, nn.Parameter) or tensor.numel() > _ELEMENTS:
         return id(tensor), tensor._version
     with torch.no_grad():

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hocket.algorithm import Need
+from hocket.checkpoints.unusual import sized_like
 from hocket.data.global_batches import sized
 from hocket.devices import Device
 
@@ -124,6 +125,9 @@ class Strategy:
 
     def load_model_state(self, module: nn.Module, state_dict: dict[str, Any]) -> bool:
         """See :meth:`hocket.hookspecs.StrategyHooks.load_model_state`."""
+        for name, own in module.state_dict(keep_vars=True).items():
+            if isinstance(own, torch.Tensor) and own.layout is not torch.strided:
+                sized_like(own, state_dict.get(name))
         module.load_state_dict(state_dict)
         return True
 
