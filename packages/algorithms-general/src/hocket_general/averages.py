@@ -12,6 +12,7 @@ from hocket.algorithm import Algorithm, Phase
 from hocket.distributed.dtensors import shard_like
 from hocket.help import warn
 from hocket.hookspecs import Event
+from hocket.plugins.errors import PlanError
 from hocket.span import Span
 from hocket.surgery import NoEffectWarning
 from hocket.time import Interval, Time, Unit
@@ -90,6 +91,7 @@ class Averages(Algorithm):
         elif event in BORROW:
             self._borrow(state)
         elif event in (Event.FIT_START, Event.EPOCH_START):
+            self._check_parameters(state.model)
             if self._updated is not None:
                 self._pair(state.model)  # parameters may have become trainable
         elif event is Event.FIT_END:
@@ -97,6 +99,14 @@ class Averages(Algorithm):
                 self._warn_of_too_few(state)
         else:
             self._update(state)
+
+    def _check_parameters(self, model: nn.Module) -> None:
+        odd = [name for name, each in model.named_parameters() if each.requires_grad and not is_plain(each)]
+        if odd:
+            raise PlanError(
+                f"{type(self).__name__} averages dense parameters only, and {odd[0]} of {type(model).__name__} is sparse or "
+                "quantized. Keep it dense, and convert it by to_sparse() in forward; or remove the algorithm."
+            )
 
     def _update(self, state: State) -> None:
         now = int(state.timestamp.count(self.update_interval.unit))
@@ -238,6 +248,11 @@ def tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             if name not in module._non_persistent_buffers_set and id(buffer) not in seen:
                 seen.add(id(buffer))
                 yield f"{prefix}.{name}" if prefix else name, buffer
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is neither sparse nor quantized, so that it has an average."""
+    return tensor.layout is torch.strided and not tensor.is_quantized
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

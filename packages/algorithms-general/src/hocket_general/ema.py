@@ -13,7 +13,7 @@ from hocket.distributed.dtensors import local
 from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.time import Time, Unit
-from hocket_general.averages import Averages, positive
+from hocket_general.averages import Averages, is_plain, positive
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -95,8 +95,8 @@ class EMA(Averages):
     """Evaluate and predict with ``average = smoothing * average + (1 - smoothing) * weight`` (Polyak averaging).
 
     Polyak and Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging", with exponential weights. Training is
-    not affected. Trainable parameters and the buffers of the ``state_dict`` are averaged in at least
-    float32; integer buffers, and those that hold infinities (masks), follow the model. For an evaluation or a
+    not affected. Trainable parameters and the buffers of the ``state_dict`` are averaged in at least float32; integer,
+    sparse and quantized buffers, and those that hold infinities (masks), follow the model. For an evaluation or a
     prediction the averages are copied into the model's own tensors. The training weights are restored bitwise
     afterwards, even after a failure. Optimizers and wrappers of the model keep their references, and shards are averaged
     in place. Costs one more copy of the weights, and another one while evaluating. With several EMAs, evaluation uses the
@@ -158,6 +158,8 @@ class EMA(Averages):
         super().apply(event, state)
 
     def _has_average(self, tensor: Tensor) -> bool:
+        if not is_plain(tensor):  # the model's own is used
+            return False
         return tensor.requires_grad or (not isinstance(tensor, nn.Parameter) and _is_finite(tensor))
 
     def _move(self, now: int) -> None:

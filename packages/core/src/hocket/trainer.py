@@ -67,7 +67,8 @@ class Trainer:
     """Train, evaluate and predict with the plug-ins that the arguments name, and no others.
 
     The constructor resolves all arguments, checks them against each other and sets up the run, so that errors appear before
-    training. The Trainer has no process-wide state: two Trainers in one process are independent.
+    training. Two Trainers in one process are independent, one after the other or one within the other. While one computes, a
+    Trainer in another thread is refused.
 
     Args:
         model: an `nn.Module` together with ``loss``, or a `hocket.Task`.
@@ -422,6 +423,8 @@ class Trainer:
         if isinstance(train_data, Time) or (isinstance(train_data, str) and not train_data[:1].isalpha()):
             train_data, duration = None, train_data
         state.content.check_loaded()
+        with self._only_thread():  # refuse before anything is set
+            pass
         asked = {
             "fit(duration)": duration,
             "fit(train_data)": comparison.of_data(train_data),
@@ -759,6 +762,9 @@ class Trainer:
         state = self.state
         state.eval_sets = {} if data is None else prepare_sets(state, data, self._metrics, self.settings, argument)
 
+    def _only_thread(self) -> AbstractContextManager[None]:
+        return seeding.only_thread(f"The Trainer of {type(self.state.model).__name__} (run {self.state.run_name!r})")
+
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Activate the Trainer's RNG state and kernel settings inside the context; close the Trainer after an exception."""
@@ -766,6 +772,7 @@ class Trainer:
         if not self._closing.alive:  # the Trainer was closed before
             self._closing = weakref.finalize(self, _close, state)
         with ExitStack() as stack:
+            stack.enter_context(self._only_thread())
             stack.enter_context(self._randomness)
             stack.enter_context(connected(state.task, state.aggregates))
             if self.settings.deterministic:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.distributed.dtensors import mesh_of
+from hocket.distributed.dtensors import local, mesh_of
 from hocket.state import State
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -17,10 +17,14 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def checksum(tensor: Tensor) -> int:
     """Return the sum of a tensor's bits as integers, which is the same on any device; for a DTensor, of the local shard."""
-    local: Any = tensor.detach()
-    local = local.to_local() if mesh_of(tensor) is not None else local
-    integers = _INTEGERS.get(local.element_size(), torch.int8)
-    return int(local.contiguous().reshape(-1).view(integers).sum(dtype=torch.int64).item()) if local.numel() else 0
+    return int(bits(tensor).sum(dtype=torch.int64).item()) if tensor.numel() else 0
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """Return the bits of a tensor, or of the local shard of a DTensor, as a vector of integers."""
+    mine = local(tensor.detach())
+    integers = _INTEGERS.get(mine.element_size(), torch.int8)
+    return mine.contiguous().reshape(-1).view(integers)
 
 
 class FrozenWeights:

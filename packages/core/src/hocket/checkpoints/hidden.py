@@ -1,83 +1,122 @@
-"""Warn of tensors that a model carries from batch to batch in attributes of modules, which checkpoints do not save."""
+"""Warn of state that training changes and no checkpoint holds."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import nn
+from torch.optim import Optimizer
 
+from hocket.checkpoints.components.hidden import known, roots, saves_itself
 from hocket.checkpoints.report import some
+from hocket.data.stateful import has_state
 from hocket.help import warn
+from hocket.plugins.kinds import singular
 from hocket.state import State
 from hocket.task import Task
 
-#: The number of items of a list or dict that are examined.
-_ITEMS = 100
 
+class UnsavedState:
+    """Warn once, at a save, of values that have changed since training began and that no checkpoint holds.
 
-class HiddenTensors:
-    """Warn once, at a save, about tensors in attributes that have changed since the first batch.
-
-    Constants and caches, such as those of rotary embeddings, are filled by then and do not change. Tensors with a graph belong
-    to the current batch. Only weak references are kept, so that no tensor lives longer.
+    Values that the first batch makes, such as the caches of rotary embeddings, count from then on.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[weakref.ref[Tensor], int]] | None = None
+        #: Fingerprints by name and occurrence, before the first batch and then after it.
+        self._known: dict[tuple[str, int], Any] | None = None
+        self._observed = False
+        #: The number of saves so far; of many, only some are checked.
+        self._saves = 0
         self._done = False
 
+    def begin(self, state: State) -> None:
+        """Note all values before the first batch."""
+        if self._known is None and state.strategy.rank == 0:
+            self._known = _values(state)
+
     def observe(self, state: State) -> None:
-        """Record the model's tensors after the first batch; later calls do nothing."""
-        if self._seen is None:
-            self._seen = {name: (weakref.ref(tensor), tensor._version) for name, tensor in _hidden(state)}
+        """Note what the first batch has made; later calls do nothing."""
+        if self._observed or self._known is None:
+            return
+        self._observed = True
+        before = self._known
+        self._known = {key: value for key, value in _values(state).items() if before.get(key) is None} | {
+            key: value for key, value in before.items() if value is not None
+        }
 
     def warn(self, state: State) -> None:
-        """Warn once about tensors in attributes that have changed since the first batch."""
-        if self._done or self._seen is None or state.strategy.rank:
+        """Warn, once, of values that have changed. Looks at the first saves, and then at ever fewer."""
+        from hocket.checkpoints.reachable import same
+
+        self._saves += 1
+        if self._done or self._known is None or self._saves & (self._saves - 1):
             return
-        changed = []
-        for name, tensor in _hidden(state):
-            reference, version = self._seen.get(name, (None, 0))
-            if reference is None or reference() is not tensor or tensor._version != version:
-                changed.append(f"{type(state.model).__name__}.{name.removeprefix(state.model_prefix)}")
-        if changed:
+        now, before = _values(state), self._known
+        names = [key[0] for key, value in now.items() if key not in before or not same(value, before[key])]
+        names = [
+            name for name in names if not name.startswith(tuple(f"{each}{mark}" for each in names for mark in "[{"))
+        ]
+        if changed := list(dict.fromkeys(names)):
             self._done = True
+            what = "it" if len(changed) == 1 else "them"
             warn(
-                f"{some(changed, 3)} changed in training, but checkpoints do not save tensors in attributes: a "
-                "resumed run starts without them. If the next batch needs them, return them from Task.extra_state() and "
-                "restore them in load_extra_state(state), or use register_buffer(). If not, set them to None after the batch."
+                f"{some(changed)} changed in training, and no checkpoint holds {what}: a resumed run begins without the "
+                f"change. If the next batch needs {what}, use register_buffer() in a module, return {what} from "
+                f"Task.extra_state() and restore {what} in load_extra_state(state), or define state_dict() and "
+                f"load_state_dict(state) in the loss, transform or plug-in. If not, set {what} to None after the batch, or "
+                "ignore this.",
             )
 
 
-def _hidden(state: State) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors in attributes of modules, by name.
+def _values(state: State) -> dict[tuple[str, int], Any]:
+    """Return the fingerprints of all values that checkpoints do not save; None for None."""
+    from hocket.checkpoints.reachable import fingerprint
 
-    Tasks and modules that define an extra state are skipped, and metrics that were logged, which checkpoints save.
+    times: Counter[str] = Counter()
+    found = {}
+    for name, value in _leaves(state):
+        times[name] += 1
+        found[name, times[name]] = None if value is None else fingerprint(value)
+    return found
+
+
+def _leaves(state: State) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of everything that computes a batch, by name.
+
+    A Task that defines an extra state answers for all of itself.
     """
-    task = state.task
-    if type(task).extra_state is not Task.extra_state:
-        return
-    known = {id(tensor) for tensor in [*task.parameters(), *task.buffers()]}
-    saved = {id(part) for module in task.modules() if state.aggregates.logs(module) for part in module.modules()}
-    for path, module in task.named_modules():
-        if id(module) in saved or type(module).get_extra_state is not nn.Module.get_extra_state:
-            continue
-        for attribute, value in vars(module).items():
-            if attribute in ("_parameters", "_buffers", "_modules"):
-                continue
-            for place, tensor in _tensors(value):
-                if id(tensor) not in known and not isinstance(tensor, nn.Parameter) and tensor.grad_fn is None:
-                    yield f"{path}.{attribute}{place}".removeprefix("."), tensor
+    from hocket.checkpoints.reachable import Size, walk
+
+    def enter(name: str, value: Any) -> bool:
+        return isinstance(value, nn.Module) or not saves_itself(value)
+
+    answers = type(state.task).extra_state is not Task.extra_state
+    computing = [(name, each) for name, each in roots(state) if not (answers and isinstance(each, nn.Module))]
+    observing: list[tuple[str, Any]] = []
+    for each in state.bus.attachments:
+        if each.kind in ("algorithms", "callbacks") and not hasattr(each.obj, "checkpoint_components"):
+            (computing if each.kind == "algorithms" else observing).append(
+                (f"{singular(each.kind)} '{each.name}'", each.obj)
+            )
+    observing += [(type(each).__name__, _own_attributes(each)) for each in state.optimizers]
+    data = {f"train_data.{name}": getattr(state.train_data, name, None) for name in ("dataset", "collate_fn")}
+    observing += [(name, each) for name, each in data.items() if not has_state(each)]
+    saved = known(state) | {id(state.train_data), *(id(each.state) for each in state.optimizers)}
+    yield from walk(computing, saved, enter)
+    # Callbacks collect what they have seen, and data sets samples that they have read: these lists are no state of training.
+    for name, value in walk(observing, saved, enter):
+        if not isinstance(value, Size | str) and not name.endswith(("]", "}")):
+            yield name, value
 
 
-def _tensors(value: Any) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield "", value
-    elif isinstance(value, list | tuple):
-        yield from ((f"[{i}]", each) for i, each in enumerate(value[:_ITEMS]) if isinstance(each, Tensor))
-    elif isinstance(value, Mapping):
-        for key in list(value)[:_ITEMS]:
-            if isinstance(each := value[key], Tensor):
-                yield f"[{key!r}]", each
+def _own_attributes(optimizer: Optimizer) -> Any:
+    """Return the attributes of an optimizer that its ``state_dict`` does not hold."""
+    if type(optimizer).state_dict is not Optimizer.state_dict:
+        return None
+    common = {*vars(Optimizer([nn.Parameter(torch.empty(0))], {})), "_opt_called", "_step_count"}
+    return SimpleNamespace(**{name: each for name, each in vars(optimizer).items() if name not in common})

@@ -11,6 +11,7 @@ from hocket.checkpoints.components.by_hand import GradientsByHand
 from hocket.checkpoints.components.configuration import Configuration
 from hocket.checkpoints.components.data import EvaluationData, TrainingData
 from hocket.checkpoints.components.guard import Guard
+from hocket.checkpoints.components.hidden import HiddenState
 from hocket.checkpoints.components.metrics import Metrics, TrainMetrics
 from hocket.checkpoints.components.model import Model, Modes
 from hocket.checkpoints.components.omitted import Omitted
@@ -87,6 +88,7 @@ def components_of(
         evaluation_data,
         Losses(state),
         RankSamples(state),
+        HiddenState(state),
         ExtraState(state),
         StatefulOfRank("random", stream, fresh=True),  # last: loading the others may draw random numbers
     ]

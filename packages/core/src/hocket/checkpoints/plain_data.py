@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from hocket.checkpoints.storage.shards import DTYPES
+from hocket.checkpoints.unusual import put_together, taken_apart
 from hocket.distributed.dtensors import full
 
 
@@ -20,11 +21,14 @@ def encode(value: Any, where: str = "the state", gather: bool = True) -> Any:
 
     Other supported values (tuples, other keys, sets, NumPy arrays and numbers, dtypes and devices) become a dict with one key
     that begins with ``~`` and names the type. Tensors are detached and not copied; sharded ones are gathered by a collective,
-    unless ``gather`` is False. Raises TypeError for anything else, naming the path.
+    unless ``gather`` is False. Sparse and quantized ones become several. Raises TypeError for anything else, naming the path.
     """
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
     if isinstance(value, torch.Tensor):
+        parts = taken_apart(value)
+        if parts is not None:
+            return {"~tensor": parts}
         return full(value.detach()) if gather else value.detach()
     if isinstance(value, Counter):
         return {"~counter": _items(value, where, gather)}
@@ -114,5 +118,6 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "~counter": lambda items: Counter(dict(_pairs(items))),
     "~array": lambda tensor: tensor.numpy(),
     "~scalar": lambda tensor: tensor.numpy()[()],
+    "~tensor": put_together,
     "~torch": lambda name: DTYPES.get(name) or torch.device(name),
 }

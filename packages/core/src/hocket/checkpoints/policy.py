@@ -11,22 +11,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from torch import nn
+
 from hocket.callback import Callback
 from hocket.checkpoints import offered, resuming
 from hocket.checkpoints.components.model import by_own_names
 from hocket.checkpoints.components.plugins import described
 from hocket.checkpoints.frozen import FrozenWeights
-from hocket.checkpoints.hidden import HiddenTensors
+from hocket.checkpoints.hidden import UnsavedState
 from hocket.checkpoints.listing import Listing
 from hocket.checkpoints.ownership import Ownership
+from hocket.checkpoints.plain_data import encode
 from hocket.checkpoints.retention import Retention
 from hocket.checkpoints.signals import Signals
 from hocket.checkpoints.storage.store import Store
+from hocket.checkpoints.storage.tensors import unstorable
+from hocket.checkpoints.unusual import taken_apart
 from hocket.checkpoints.writing import Writer
 from hocket.distributed.agreement import ranks_of
+from hocket.distributed.dtensors import local
 from hocket.help import warn
 from hocket.help.arguments import understood
 from hocket.hookspecs import hookimpl
+from hocket.plugins.errors import PlanError
 from hocket.state import State
 from hocket.time import Interval
 from hocket.training import seeding
@@ -119,7 +126,7 @@ class Checkpoints(Callback):
         self._warned = False
         #: Seconds for which training has waited for checkpoints so far.
         self.blocked_seconds = 0.0
-        self._writer, self._hidden, self._signals = self._new_writer(), HiddenTensors(), Signals(requeue)
+        self._writer, self._unsaved, self._signals = self._new_writer(), UnsavedState(), Signals(requeue)
         self._requeue = requeue
         if asynchronous:  # otherwise save the microsecond that a wrapper takes in every step
             self.gradients = self._then_wait_for_the_copy
@@ -140,11 +147,21 @@ class Checkpoints(Callback):
         self._state = weakref.ref(state)
         self._frozen = FrozenWeights() if (self._only or state.task.checkpoints_only) else None
         self._writer.close()
-        self._evaluated, self._writer, self._hidden = {}, self._new_writer(), HiddenTensors()
+        self._evaluated, self._writer, self._unsaved = {}, self._new_writer(), UnsavedState()
         self._logged, self._logged_at = {}, None
 
     def before_load(self, state: State) -> None:
-        """Note the weights as constructed."""
+        """Note the weights as constructed. Raises PlanError, if there is a tensor that checkpoints cannot hold."""
+        for name, tensor in (*state.task.named_parameters(), *state.task.named_buffers()):
+            mine = local(tensor.detach())
+            kind = "" if nn.parameter.is_lazy(tensor) or mine.is_meta or taken_apart(mine) else unstorable(mine)
+            if kind:
+                raise PlanError(
+                    f"checkpoints={str(self.store.folder)!r} cannot hold {name.removeprefix(state.model_prefix)} of "
+                    f"{type(state.model).__name__}: it is a {kind}. Keep a plain or sparse tensor, or one of torch's affine "
+                    "quantized ones, and convert it in forward; or keep it in an attribute that __init__ makes again, or "
+                    "train without checkpoints=."
+                )
         if self._frozen is not None:
             self._frozen.construct(state)
 
@@ -188,6 +205,7 @@ class Checkpoints(Callback):
                 f"checkpoints=hocket.Checkpoints({str(self.store.folder)!r})."
             )
         self._due.fit_start(state)
+        self._unsaved.begin(state)
         if self._retention.metric is not None:
             watch(state, "Checkpoints(best=)", _WATCHES, self._retention.metric)
         self._signals.listen()
@@ -226,7 +244,7 @@ class Checkpoints(Callback):
 
     def batch_checkpoint(self, state: State) -> None:
         """Write a checkpoint if one is due, requested, or among the best."""
-        self._hidden.observe(state)
+        self._unsaved.observe(state)
         asked, due, best = (
             state.requests.take(Decision.CHECKPOINT),
             self._due(state),
@@ -352,11 +370,11 @@ class Checkpoints(Callback):
         state.bus.flush(state)  # a run that resumes here does not log these values again
         omitted: dict[str, Any] = {}
         if self._weights_only:
-            model = by_own_names(state, state.bus.model_shards(state.prepared))
+            model = encode(by_own_names(state, state.bus.model_shards(state.prepared)), "the model", gather=False)
             tree: dict[str, Any] = {"model": model, "attached": described(state.bus.attachments)}
         else:
             tree = state.content.state_dict(gather=False)
-            self._hidden.warn(state)
+            self._unsaved.warn(state)
         if self._frozen is not None:
             prefix = state.model_prefix if self._weights_only else ""
             tree["model"], omitted = self._frozen.split(state, tree["model"], prefix, self.store.where)

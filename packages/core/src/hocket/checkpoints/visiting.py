@@ -16,6 +16,7 @@ from hocket.checkpoints.plain_data import decode, encode
 from hocket.checkpoints.report import Report
 from hocket.checkpoints.resuming import locate
 from hocket.checkpoints.storage.errors import CheckpointError
+from hocket.checkpoints.unusual import sized_like
 from hocket.data.stateful import has_state
 from hocket.distributed.agreement import ranks_of
 from hocket.distributed.dtensors import shard_like
@@ -122,4 +123,4 @@ def _pairs(
 @torch.no_grad()
 def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
     for tensor, value in pairs:
-        tensor.copy_(value)
+        sized_like(tensor, value).copy_(value)

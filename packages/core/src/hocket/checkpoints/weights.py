@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hocket import safe_files
 from hocket.checkpoints import pickles
+from hocket.checkpoints.plain_data import decode
 from hocket.checkpoints.report import Report, some
 from hocket.checkpoints.storage import format as formats
 from hocket.checkpoints.storage import manifest as manifests
@@ -115,7 +116,10 @@ def _read(path: Path) -> dict[str, Tensor]:
     if (path / manifests.NAME).exists():
         tree = formats.read(path, only=_OF_OURS)
         prefix = str(tree.get("model_prefix", ""))
-        named = _flat(tree.get("model"), str(path))
+        try:
+            named = _flat(decode(tree.get("model"), copy=False), str(path), ours=True)
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}.") from None
         return {name.removeprefix(prefix): tensor for name, tensor in named.items() if name.startswith(prefix)}
     name = next((name for name in _HUGGING_FACE if (path / name).exists()), None)
     if name is None:
@@ -201,8 +205,12 @@ def _check_kind(path: Path) -> None:
         raise CheckpointError(f"{path}: {error.strerror}.") from None
 
 
-def _flat(content: Any, where: str) -> dict[str, Tensor]:
-    """Return tensors by name, of nested dicts too. Raises CheckpointError if there are no tensors at all."""
+def _flat(content: Any, where: str, ours: bool = False) -> dict[str, Tensor]:
+    """Return tensors by name, of nested dicts too. Raises CheckpointError if there are no tensors at all.
+
+    Args:
+        ours: whether it is a checkpoint of hocket, which may hold sparse and quantized tensors.
+    """
     found: dict[str, Tensor] = {}
     length = 0
 
@@ -211,7 +219,7 @@ def _flat(content: Any, where: str) -> dict[str, Tensor]:
         if (length := length + len(path)) > _NAMES:
             raise CheckpointError(f"{where}: the names in it take more than {_NAMES:,} characters.")
         if isinstance(node, Tensor):
-            if node.layout is not torch.strided or node.is_meta or node.is_quantized:
+            if not ours and (node.layout is not torch.strided or node.is_meta or node.is_quantized):
                 raise CheckpointError(
                     f"{where}: '{path}' is a sparse, quantized or meta tensor and no weight. Save it dense."
                 )
@@ -223,8 +231,9 @@ def _flat(content: Any, where: str) -> dict[str, Tensor]:
     walk(content, "")
     if not found:
         raise CheckpointError(f"{where}: it has no tensors where weights are expected.")
-    stored = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in found.values()}
-    if (size := sum(each.nbytes for each in found.values())) > _EXPANDED + 16 * sum(stored.values()):
+    dense = [each for each in found.values() if each.layout is torch.strided]
+    stored = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in dense}
+    if (size := sum(each.nbytes for each in dense)) > _EXPANDED + 16 * sum(stored.values()):
         raise CheckpointError(
             f"{where}: its tensors are views that repeat what is stored: {size:,} bytes of {sum(stored.values()):,}."
         )
@@ -261,6 +270,11 @@ def export(source: Path | str, target: Path | str) -> int:
     """
     target = Path(target)
     weights = read_weights(source)
+    if odd := [name for name, each in weights.items() if each.layout is not torch.strided or each.is_quantized]:
+        raise CheckpointError(
+            f"{target} was not written: {some(odd, 3)} of {source} {'is' if len(odd) == 1 else 'are'} sparse or quantized, and "
+            "safetensors holds dense tensors only. Write torch.save(hocket.checkpoints.read_weights(…), 'weights.pt')."
+        )
     if target.exists() and not target.is_file():
         raise CheckpointError(f"{target} is not a regular file, and is not replaced. Give another name.")
     try:
@@ -397,6 +411,8 @@ def _renamed(state: Mapping[str, Any], remap: Mapping[str, str]) -> dict[str, An
 def _memory(value: Any) -> Any:
     """Return a key that is equal only for entries of a state that are the same tensor."""
     if not isinstance(value, Tensor) or nn.parameter.is_lazy(value) or type(value) not in (Tensor, nn.Parameter):
+        return id(value)
+    if value.layout is not torch.strided:
         return id(value)
     return (
         (value.device, value.data_ptr(), value.shape, value.stride())

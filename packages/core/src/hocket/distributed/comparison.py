@@ -95,7 +95,11 @@ def _shapes(model: nn.Module) -> list[str]:
         f"{name} {tuple(each.shape)} {each.dtype}{'' if each.requires_grad else ' frozen'}"
         for name, each in model.named_parameters()
     ]
-    return parameters + [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in model.named_buffers()]
+    # Nested tensors have no shape.
+    shapes = (
+        (name, "nested" if each.is_nested else tuple(each.shape), each.dtype) for name, each in model.named_buffers()
+    )
+    return parameters + [f"{name} {shape} {dtype}" for name, shape, dtype in shapes]
 
 
 def of_assembled(state: State) -> Given:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from hocket.algorithm import Need
+from hocket.checkpoints.unusual import sized_like
 from hocket.data.global_batches import sized
 from hocket.devices import Device
 
@@ -124,7 +126,13 @@ class Strategy:
 
     def load_model_state(self, module: nn.Module, state_dict: dict[str, Any]) -> bool:
         """See :meth:`hocket.hookspecs.StrategyHooks.load_model_state`."""
-        module.load_state_dict(state_dict)
+        own = module.state_dict(keep_vars=True)
+        for name, tensor in own.items():
+            if isinstance(tensor, torch.Tensor) and tensor.layout is not torch.strided:
+                sized_like(tensor, state_dict.get(name))
+        given = OrderedDict(state_dict)
+        given._metadata = own._metadata  # type: ignore[attr-defined]  # versions, without which quantized modules fail
+        module.load_state_dict(given)
         return True
 
     def optimizer_state(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

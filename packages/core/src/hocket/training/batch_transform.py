@@ -38,6 +38,11 @@ class BatchTransform:
         self._train = _functions(given.get("train", ()) if split else given)
         self._eval = _functions(given.get("eval", ()) if split else given)
 
+    @property
+    def batch_transforms(self) -> Sequence[Transform]:
+        """All functions, whose state checkpoints hold."""
+        return [*self._train, *self._eval]
+
     @classmethod
     def attachment(cls, given: Any) -> Attachment:
         """Return it as an attached plug-in, of the kind that is called first."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +12,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from hocket.distributed.dtensors import mesh_of
+from hocket.help import warn
 from hocket.losses import WHOLE, Loss, as_loss
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def weighed(state: State, function: Callable[..., Any], *args: Any) -> tuple[Los
         )
         if seen.training:
             raise ValueError(message)
-        warnings.warn(message, stacklevel=2)
+        warn(message)
     elif differs:
         return loss, returned
     return loss._replace(weight=first.divisor), returned

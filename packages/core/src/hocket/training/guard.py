@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from hocket.checkpoints.unusual import dense_values
 from hocket.distributed.dtensors import local, non_finite, total_norm
 from hocket.help import warn
 from hocket.state import State
@@ -155,7 +156,7 @@ def _gradients_finite(state: State) -> bool:
 
 def _weights_finite(state: State) -> bool:
     """Whether the weights are finite on every rank. Every rank has to call it, because ranks may hold different weights."""
-    shards = (local(each.detach()) for each in state.trained_parameters() if each.is_floating_point())
+    shards = (dense_values(local(each.detach())) for each in state.trained_parameters() if each.is_floating_point())
     weights = [each for each in shards if each.numel()]
     if all(each.is_cpu for each in weights):  # on CPUs aminmax runs at memory bandwidth, a norm at a tenth of it
         finite = all(math.isfinite(extreme.item()) for each in weights for extreme in each.aminmax())

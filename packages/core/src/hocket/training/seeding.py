@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import operator
+import os
 import random
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -135,6 +137,38 @@ def preserved(devices: bool = True) -> Iterator[None]:
         yield
     finally:
         restore(state)
+
+
+#: The process, the thread and the names of the Trainers that compute in it now, the innermost last.
+_computing: tuple[int, threading.Thread, list[str]] | None = None
+_lock = threading.Lock()
+
+
+@contextmanager
+def only_thread(name: str) -> Iterator[None]:
+    """Keep Trainers in other threads from computing inside the context. Raises RuntimeError if one in another thread does."""
+    global _computing
+    here = threading.current_thread()
+    with _lock:
+        if _computing is None or _computing[0] != os.getpid() or not _computing[1].is_alive():
+            _computing = os.getpid(), here, []
+        if _computing[1] is not here:
+            raise RuntimeError(
+                f"{name} cannot be made, fitted, evaluated or asked for predictions in thread '{here.name}' while "
+                f"{_computing[2][-1]} computes in thread '{_computing[1].name}': the random numbers of Python, NumPy and torch "
+                "belong to the process, so neither run would be reproducible. Wait for that thread, or give each Trainer a "
+                "process: multiprocessing.get_context('spawn').Process(target=function).start(). For outputs in a fit, call "
+                "a copy of the model: copy.deepcopy(trainer.state.model).eval()(inputs)."
+            )
+        names = _computing[2]
+        names.append(name)
+    try:
+        yield
+    finally:
+        with _lock:
+            names.pop()
+            if not names:
+                _computing = None
 
 
 class RandomStream:

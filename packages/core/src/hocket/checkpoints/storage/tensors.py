@@ -71,24 +71,21 @@ class Collector:
         return made
 
 
+def unstorable(value: Tensor) -> str:
+    """Return what keeps a tensor out of checkpoints, such as its layout; empty for plain dense tensors."""
+    if hasattr(value, "__tensor_flatten__"):
+        return type(value).__name__
+    quantized = f"quantized tensor ({value.dtype}, {value.qscheme()})" if value.is_quantized else ""
+    kinds = {quantized: value.is_quantized, "nested tensor": value.is_nested}
+    kinds |= {f"{value.layout} tensor": value.layout is not torch.strided, "tensor on the meta device": value.is_meta}
+    return next((kind for kind, found in kinds.items() if found), "") or (
+        "" if dtype_name(value) in SIZES else str(value.dtype)
+    )
+
+
 def _plain(path: str, value: Tensor) -> Tensor:
     tensor = value.detach().resolve_conj().resolve_neg()
-    kind = (
-        type(value).__name__
-        if hasattr(tensor, "__tensor_flatten__")
-        else "quantized tensor"
-        if tensor.is_quantized
-        else "nested tensor"
-        if tensor.is_nested
-        else f"{tensor.layout} tensor"
-        if tensor.layout is not torch.strided
-        else "tensor on the meta device"
-        if tensor.is_meta
-        else str(tensor.dtype)
-        if dtype_name(tensor) not in SIZES
-        else ""
-    )
-    if kind:
+    if kind := unstorable(tensor):
         raise TypeError(
             f"{path or 'the tree'}: a {kind} cannot go into a checkpoint. Give plain dense tensors, as from "
             "full_tensor(), to_local(), dequantize() or to_dense()."
