@@ -255,7 +255,8 @@ class Trainer:
             from hocket.training.microbatch import AutoMicrobatch
 
             remembered = settings.folder / "microbatch.json" if settings.lasting else None
-            parts.attachments.append(AutoMicrobatch.attachment(remembered))
+            how = settings.compile, settings.deterministic, settings.accumulate
+            parts.attachments.append(AutoMicrobatch.attachment(remembered, how))
         if summary:
             from hocket.model_table import ShowSummary
 
