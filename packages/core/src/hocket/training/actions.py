@@ -21,6 +21,7 @@ from hocket.optim.closures import closure_for
 from hocket.state import State
 from hocket.training import weights
 from hocket.training.carry import check_kept, split_carry
+from hocket.training.graphs import copied, keep_gradients
 from hocket.training.means import Part, Weighting, mean, on_device
 from hocket.training.step import CHANGED_IN_PLACE, count, count_part
 from hocket.training.whole_batch import check_part
@@ -213,7 +214,8 @@ def accumulate_gradients(
         with bus.accumulate(state.prepared, True):
             step.losses = compute_microbatch(state, microbatches[0], mine, None, metrics)[3]
     else:
-        parts = []
+        parts: list[Part] = []
+        gradients: dict[int, torch.Tensor] = {}
         remaining, carry = mine, step.carry
         carries = split_carry(state, microbatches, split)
         how = how_divided(full_batch.batches[0] if type(full_batch) is Window else full_batch)
@@ -224,6 +226,8 @@ def accumulate_gradients(
             )
             remaining -= samples
             step.carry = carried
+            if parts and state.overwrites:
+                keep_gradients(state.parameters, gradients)
             with bus.accumulate(state.prepared, number == len(microbatches)):
                 parts.append(Part(*compute_microbatch(state, microbatch, samples, weighting, metrics)))
         step.carry = carry
@@ -290,6 +294,8 @@ def _compute_microbatch(
     apart: Mapping[str, torch.Tensor] | None = None
     if step.loss_function is None:
         step.outputs = bus.forward(state, step.batch)
+        if state.overwrites:
+            step.outputs = copied(step.outputs)
         bus.after_forward(state)
         bus.before_loss(state)
         loss = bus.loss(state, step.outputs, step.batch)
@@ -351,6 +357,8 @@ def _call_loss_function(state: State) -> tuple[Loss, Mapping[str, torch.Tensor] 
         returned = function(*args)
         if isinstance(returned, Apart):
             apart = returned.losses
+        if state.overwrites:
+            returned = copied(returned)
         loss = as_loss(returned)
         kept = map_tensors(torch.Tensor.detach, loss.kept)
         return loss._replace(kept=kept)
