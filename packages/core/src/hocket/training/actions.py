@@ -98,7 +98,7 @@ class DefaultActions:
                 state.bus.scale_loss(loss).backward(inputs=step.inputs, retain_graph=step.retain_graph)
         except RuntimeError as error:
             if loss.requires_grad:
-                failures.explain(error, "backward", state.task, step.batch, step.outputs)
+                failures.explain(error, "backward", state.task, step.batch)
                 raise
             raise ValueError(
                 "The loss has no gradient. Return the tensor that was computed from the model's outputs, without .detach(), "
@@ -335,6 +335,7 @@ def _compute_microbatch(
         _gate(step.outputs, weight)
         if step.loss_function is not None and apart is None and _is_zero(weight):
             step.loss, factor = _zero_loss(state, step.loss), 1.0
+    step.outputs = None  # what of them the gradients need is in the graph; logits are often the largest tensor of a step
     if apart is None:
         bus.backward(state, step.loss if factor is None else step.loss * factor)
     else:
