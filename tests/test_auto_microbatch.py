@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,15 +14,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hocket
+from hocket.strategies.base import Strategy
 from hocket.testkit import run_ranks
 from hocket.testkit.ranks import RankError
+from hocket_general.sam import SAM
 
 
 class Seen:
     """What trials leave as it is: neither a collection nor a metric."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
         self.sizes: list[int] = []
+        self.limit = limit
 
 
 class Limited(nn.Module):
@@ -30,7 +34,7 @@ class Limited(nn.Module):
     def __init__(self, limit: int) -> None:
         super().__init__()
         self.limit = limit
-        self.seen = Seen()
+        self.seen = Seen(limit)
         with torch.random.fork_rng():
             torch.manual_seed(0)
             self.head = nn.Linear(8, 3)
@@ -41,7 +45,7 @@ class Limited(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         self.sizes.append(len(inputs))
-        if len(inputs) > self.limit:
+        if len(inputs) > min(self.limit, self.seen.limit):
             raise torch.OutOfMemoryError(f"{len(inputs)} samples")
         return self.head(inputs)
 
@@ -96,6 +100,65 @@ def test_what_was_found_is_kept_for_the_next_run(make) -> None:
     Path("runs/microbatch.json").write_text("{not JSON")
     third.fit("1ba")
     assert third.state.microbatch == 11 and max(third.state.model.sizes) == 32
+
+
+class Attention(nn.Module):
+    """As models of transformers are: what is computed depends on plain attributes, of the module or of a configuration."""
+
+    def __init__(self, kind: str = "sdpa", recompute: bool = False) -> None:
+        super().__init__()
+        self.config, self.recompute = SimpleNamespace(attention=kind), recompute
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x)
+
+
+def frozen() -> nn.Module:
+    model = Attention()
+    model.head.bias.requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": "adamw(lr=0.1)"}, {"optimizer": "sgd(lr=0.1, momentum=0.9)"}, {"optimizer": "sgd(lr=0.1, foreach=False)"},
+        {"algorithms": ["ema"]}, {"algorithms": ["sam"]}, {"algorithms": [SAM(rho=0.1)]}, {"precision": "bf16"},
+        {"compile": {"backend": "eager"}}, {"clip_gradients": 1.0}, {"model": Attention("eager")}, {"model": frozen()},
+        {"model": Attention(recompute=True)}, {"model": Attention().double(), "precision": "fp64"},
+        {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, {"callbacks": [{"gradient-monitor": {"every": 1}}]},
+        {"strategy": Strategy()}, {"global_batch": 24},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_changes_memory_is_looked_at_anew(make, changes: dict[str, Any]) -> None:
+    def sizes() -> list[int]:
+        return list(json.loads(Path("runs/microbatch.json").read_text()).values())
+
+    base = {"model": Attention(), "optimizer": "sgd(lr=0.1)"}
+    make(**base).fit("1ba")
+    make(**{**base, "model": Attention(), "optimizer": "sgd(lr=0.2)", "seed": 4, "duration": "9ba"}).fit("1ba")
+    assert len(sizes()) == 1, "what changes nothing in memory finds the stored size"
+    make(**{**base, **changes}).fit("1ba")
+    assert len(sizes()) == 2
+
+
+def test_a_stored_size_that_no_longer_fits_is_found_anew_on_all_ranks(make) -> None:
+    """Memory is less than in the run that stored it, on one of the ranks; the smaller size is stored in its place."""
+
+    def rank_main(rank: int) -> list[int]:
+        found = []
+        for limit in (8, 3 if rank else 8):
+            model = Limited(8)
+            model.seen.limit = limit  # which no key knows
+            trainer = make(model, strategy="ddp")
+            trainer.fit()
+            found.append((trainer.state.microbatch, max(trainer.state.model.sizes)))
+        return found
+
+    assert [[size for size, _ in sizes] for sizes in run_ranks(rank_main, 2)] == [[8, 3], [8, 3]]
+    assert list(json.loads(Path("runs/microbatch.json").read_text()).values()) == [3]
 
 
 def test_batches_of_another_size_are_looked_at_anew(make) -> None:
@@ -316,9 +379,10 @@ def test_memory_that_runs_out_later_on_a_rank_stops_all(make) -> None:
         trainer.state.model.limit = 4 if rank else 32
         trainer.fit()
 
-    with pytest.raises(RankError, match=r"on rank 1\. Start again with microbatch=8") as raised:
+    with pytest.raises(RankError, match=r"on rank 1\. Start again with microbatch=8, which") as raised:
         run_ranks(rank_main, 2)
     assert raised.value.rank == 1
+    assert list(json.loads(Path("runs/microbatch.json").read_text()).values()) == [8], "for the next run"
 
 
 def _close(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

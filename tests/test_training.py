@@ -6,13 +6,14 @@ import copy
 import math
 import re
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support import make_data, make_trainer, sgd
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
 
@@ -750,3 +751,54 @@ def test_tokens_are_counted_as_trained_on_and_samples_as_loaded(settings) -> Non
     )
     timestamp = trainer.fit().timestamp
     assert (timestamp.sample, timestamp.token) == (16, 24)
+
+
+# --- memory
+
+
+class Logits(nn.Module):
+    """Says in the backward pass whether the logits are still in memory, of which the loss keeps a float32 copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 16).bfloat16()
+        self.logits: Any = None
+        self.held: list[bool] = []
+        self.head.weight.register_hook(lambda gradient: self.held.append(self.logits() is not None))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.head(x.bfloat16())
+        self.logits = weakref.ref(logits)
+        return logits
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+
+class LogitsTask(hocket.Task):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def train_batch(self, batch: Any, step: Any) -> None:
+        step(lambda batch: F.cross_entropy(self.network(batch[0]).float(), batch[1]), batch)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"microbatch": 4}, {"accumulate": "2ba"}, {"train_metrics": "accuracy"}, {"algorithms": ["sam"]},
+        {"algorithms": ["label-smoothing"]}, {"algorithms": ["mixup"]}, {"precision": "bf16"}, {"clip_gradients": 1.0},
+        {"model": LogitsTask, "loss": None}, {"microbatch": "auto"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_backward_pass_begins_without_the_outputs(options: dict[str, Any], in_an_empty_folder: None) -> None:
+    model = Logits()
+    data = [(torch.randn(8, 8), torch.randint(16, (8,))) for _ in range(4)]
+    options = {"loss": lambda outputs, targets: F.cross_entropy(outputs.float(), targets), **options}
+    hocket.Trainer(
+        **{**options, "model": options.get("model", lambda same: same)(model)}, train_data=data, duration="1ep",
+        optimizer="sgd(lr=0.1)", device="cpu",
+    ).fit()  # fmt: skip
+    assert model.held and not any(model.held)

@@ -67,6 +67,7 @@ def test_paired_work_nests(data, model) -> None:
     assert ran == ["A before_loss", "B before_loss", "B after_loss", "A after_loss"]
 
 
+@pytest.mark.filterwarnings("ignore:EMA averages nothing")
 def test_lists_of_the_user_are_not_changed(data, model) -> None:
     """Lightning 2.2-d: the Trainer added to the list of callbacks that it was given."""
     callbacks, loggers, algorithms = ["lr-monitor"], ["memory"], ["ema"]

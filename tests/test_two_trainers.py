@@ -105,6 +105,7 @@ def quick(data: Any, model: Any, **arguments: Any) -> hocket.Trainer:
         ("precision", BF16),
     ],
 )
+@pytest.mark.filterwarnings("ignore:EMA averages nothing")
 @pytest.mark.parametrize("before", ["new", "fitted", "closed", "collected"])
 def test_an_instance_belongs_to_one_trainer(data, model, argument: str, make: Any, before: str) -> None:
     plugin = make()

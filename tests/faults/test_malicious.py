@@ -117,7 +117,7 @@ CONTENTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "weights that are text": (lambda tree: tree["model"].update({"network.weight": "os.system"}), "network.weight"),
     "no clock": (lambda tree: tree.pop("timestamp"), "timestamp"),
     "another version": (lambda tree: tree.update(version={"$": 1}), "version"),
-    "ranks without end": (lambda tree: tree.update(ranks=[]), "'ranks' is empty"),
+    "ranks without end": (lambda tree: tree.update(ranks=[]), "'ranks' is missing, empty or damaged"),
     "an unknown decision": (lambda tree: tree["requested"].update(decisions=["__class__"]), "__class__"),
 }
 

@@ -42,6 +42,7 @@ class TestDistillation(Loop):
             adam.step()
         return dict(both.state_dict())
 
+    @pytest.mark.filterwarnings("ignore:Training is over")
     def test_the_teacher_is_frozen_in_evaluation_mode_and_in_checkpoints(self, loop: Any, tmp_path: Path) -> None:
         class Look(hocket.Callback):
             def batch_end(self, state: hocket.State) -> None:

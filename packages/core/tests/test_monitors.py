@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import json
 import math
 import os
+import socket
+import sys
 import threading
 import time
+import types
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -440,7 +445,7 @@ def test_other_errors_write_no_report_and_a_report_on_request(tmp_path: Path) ->
         def batch_start(self, state: hocket.State) -> None:
             (state.run_folder / "memory-rank0.txt").mkdir(exist_ok=True)
 
-    with pytest.warns(UserWarning, match="memory-report could not write its report: IsADirectoryError"):
+    with pytest.warns(UserWarning, match="memory-report could not write its report: .*it is a folder"):
         assert fit(InTheWay(), MemoryReport(at=4), folder=str(tmp_path), run_name="c").metrics
 
 
@@ -574,6 +579,68 @@ def test_no_counter_of_energy_is_said(tmp_path: Path) -> None:
     assert len(zones(tmp_path)) == 1
     (tmp_path / "intel-rapl:0" / "energy_uj").unlink()  # as for a user who may not read it
     assert zones(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "ranks, computing, samples",
+    [
+        ([("here", ["u0"])], 1, 100),  # one process that sees eight GPUs
+        ([("here", [f"u{i}"]) for i in range(8)], 8, 800),  # each rank sees one
+        ([("here", ["u0", "u1"])], 2, 100),  # a model over two
+        ([("here", ["u0"]), ("here", ["u0"])], 1, 100),  # two ranks share one
+        ([("here", ["u0"]), ("there", ["v0"]), ("here", ["u1"]), ("there", ["v1"])], 2, 400),  # two hosts
+        ([("here", []), ("here", [])], 0, 100),  # on processors
+    ],
+    ids=["one of eight", "eight ranks", "two of one process", "shared", "two hosts", "none"],
+)
+def test_energy_is_of_the_gpus_of_the_ranks_each_once(
+    ranks: list[Any], computing: int, samples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPUs that compute use 1000 J, the other ones of the host 100 J, which do not count."""
+    used = {f"GPU-u{i}": 0.0 for i in range(8)}
+    nvml = types.ModuleType("pynvml")
+    nvml.__spec__ = importlib.machinery.ModuleSpec("pynvml", None)
+    vars(nvml).update(
+        NVMLError=OSError, nvmlInit=lambda: None, nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetTotalEnergyConsumption=lambda handle: used[handle] * 1e3,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.version, "cuda", "13")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at: types.SimpleNamespace(uuid=f"u{at.index}"))
+    monkeypatch.setattr(socket, "gethostname", lambda: "here")
+    own = ranks[0][1]
+    devices = [torch.device("cuda", int(uuid[1:])) for uuid in own] or [torch.device("cpu")]
+    sent, logged = [], {}
+
+    def all_gather_object(item: Any) -> list[Any]:
+        sent.append(item)
+        return ranks
+
+    stamp = types.SimpleNamespace(sample=0, batch=1)
+    state: Any = types.SimpleNamespace(
+        strategy=types.SimpleNamespace(rank=0), device=devices[0], timestamp=stamp, log=logged.update,
+        model=types.SimpleNamespace(parameters=lambda: [types.SimpleNamespace(device=each) for each in devices]),
+        bus=types.SimpleNamespace(all_gather_object=all_gather_object),
+    )  # fmt: skip
+    monitor = EnergyMonitor(powercap=tmp_path, seconds=100)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "energy-monitor logs nothing")
+        monitor.fit_start(state)
+    assert sent == [ranks[0]]
+    for number, gpu in enumerate(used):
+        used[gpu] += 1000.0 if number < computing else 100.0
+    stamp.sample = samples
+    if computing:
+        monitor._sample()
+    monitor._report(state)
+    monitor.close(state)
+    here = sum(host == "here" for host, _ in ranks) / len(ranks)
+    expected = {"gpu_joules": 1000.0 * computing, "joules_per_sample": 1000.0 * computing / (samples * here)}
+    assert {name: logged.get(f"energy/{name}") for name in expected} == (
+        expected if computing else dict.fromkeys(expected)
+    )
 
 
 def test_the_integral_of_power() -> None:

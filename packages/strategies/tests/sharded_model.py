@@ -75,7 +75,7 @@ def trainer(model, strategy, folder, **options) -> hocket.Trainer:
             "precision": "fp64",
             "device": "cpu",
             "duration": "5ba",  # an epoch has four
-            "folder": folder,
+            "folder": str(folder).removeprefix("file://"),
             **options,
         }
     )

@@ -107,7 +107,7 @@ class LossSpikeGuard(Algorithm):
         >>> trainer = hocket.Trainer(
         ...     model=torch.nn.Linear(4, 1), loss="mse_loss", optimizer="sgd(lr=0.1)", duration="1ep", device="cpu",
         ...     train_data=[(torch.randn(8, 4), torch.randn(8, 1))] * 10,
-        ...     algorithms=[hocket_general.LossSpikeGuard(every=50, skip=10)],
+        ...     algorithms=[hocket_general.LossSpikeGuard(every=5, skip=2, warmup=5)],
         ... )
         >>> result = trainer.fit()
     """

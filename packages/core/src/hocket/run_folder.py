@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hocket import safe_files
-
 #: The file in a run's folder that names its owner.
 RECORD = "run.json"
 #: Maximum number of characters and bytes of a name, so that it is a valid file name on all systems.
@@ -215,6 +213,8 @@ class TemporaryFolder(RunFolder):
 def _read_mark(folder: Path) -> dict[str, Any] | None:
     """Return the content of the mark; None without a mark, an empty dict if it cannot be read."""
     try:
+        from hocket import safe_files
+
         mark = safe_files.parsed(safe_files.content(folder / RECORD))
         return {**mark, "run": str(mark["run"])}
     except (FileNotFoundError, NotADirectoryError):

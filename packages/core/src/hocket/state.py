@@ -90,6 +90,8 @@ class State:
         #: The identity of the run; a resumed run has that of the run it continues.
         self.run = run
         self.seed = seed
+        #: Whether results of the model have to be copied to be kept; see `hocket.training.graphs`.
+        self.overwrites = False
         #: Samples per microbatch of this rank, or None for the full batch.
         self.microbatch = microbatch
 

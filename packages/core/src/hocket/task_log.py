@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from hocket.data.nesting import map_tensors
 from hocket.help import logged as help_logged
 from hocket.help.objects import short
 
@@ -142,7 +143,11 @@ def _log(
 
 
 def _uncompiled(*arguments: Any) -> None:
-    torch.compiler.disable(_log)(*arguments)
+    torch.compiler.disable(_log_copies)(*arguments)
+
+
+def _log_copies(task: LogsValues, *arguments: Any) -> None:
+    _log(task, *map_tensors(torch.clone, arguments))  # a CUDA graph would overwrite the values before they are read
 
 
 @contextmanager

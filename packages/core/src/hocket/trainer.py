@@ -45,7 +45,7 @@ from hocket.state import State
 from hocket.task import events_of, task_of
 from hocket.task_log import connected
 from hocket.time import Interval, Time
-from hocket.training import seeding, until, whole_batch
+from hocket.training import graphs, seeding, until, whole_batch
 from hocket.training.evaluate import EvalSet, evaluate, evaluate_unseen, prepare_sets, sanity_check
 from hocket.training.fit import FitLoop
 from hocket.training.guard import NonFiniteGuard, Policy
@@ -261,7 +261,8 @@ class Trainer:
             from hocket.training.microbatch import AutoMicrobatch
 
             remembered = settings.folder / "microbatch.json" if settings.lasting else None
-            parts.attachments.append(AutoMicrobatch.attachment(remembered))
+            how = settings.compile, settings.deterministic, settings.accumulate
+            parts.attachments.append(AutoMicrobatch.attachment(remembered, how))
         if summary:
             from hocket.model_table import ShowSummary
 
@@ -366,6 +367,7 @@ class Trainer:
         made_with = hyperparameters(optimizers)
         if self.settings.compile is not None and not state.task.owns_steps:
             state.task.compile(**self.settings.compile)
+        state.overwrites = graphs.may_overwrite(state.task, self.settings.compile, state.device)
         state.prepared, state.optimizers = self._runtime.prepare(state.task, optimizers)
         state.schedules = make_schedules(schedule, state.optimizers, schedule_every, state.optimizer_names)
         if averages := OptimizerAverages.attachment(state):

@@ -50,7 +50,7 @@ def opened(path: Any) -> Any:
     """Return a file that can be read: its content, if it is remote. Raises FileNotFoundError if there is none."""
     if not is_url(path):
         file = Path(os.fspath(path))
-        if not file.is_file():
+        if not file.exists():
             raise FileNotFoundError(file)
         return file
     file_system, name = _file_system(path)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from hocket.callbacks import nvml
 from hocket.callbacks.periodic import Periodic
 from hocket.callbacks.ticking import Ticking
 from hocket.help import warn
-from hocket.launching.environment import environment
 from hocket.state import State
 
 
@@ -22,10 +21,11 @@ class EnergyMonitor(Periodic):
     counts anew; ``energy/watts`` is the mean power and ``energy/joules_per_sample`` the energy per sample, since the last
     report. They include evaluations and checkpoints, and everything else that uses the hardware.
 
-    GPUs that the process uses are read by NVML: their energy counters, or before Volta the integral of their power.
-    Processors are read by Linux's powercap (RAPL), on Intel and AMD: packages and memory. It is often readable by root
-    only. If there is neither, a warning says so and nothing is logged. There is one monitor per host, on
-    its local rank 0; loggers get the values of rank 0's host, per sample of the host's ranks.
+    The GPUs that the ranks of this host train on, each counted once, are read by NVML: their energy counters, or before
+    Volta the integral of their power. Other GPUs of the host do not count.
+    Processors are read by Linux's powercap (RAPL), on Intel and AMD: packages and memory, whoever uses them. It is often
+    readable by root only. If there is neither, a warning says so and nothing is logged. There is one monitor per host, on
+    the first of its ranks; loggers get the values of rank 0's host, per sample of the host's ranks.
 
     Args:
         every: how often to log; the end of a fit logs too.
@@ -53,14 +53,20 @@ class EnergyMonitor(Periodic):
         self._latest: tuple[float, int, dict[str, float]] | None = None
         self._reported: tuple[float, int, dict[str, float]] | None = None
         self._samples: Callable[[], int] = int
+        #: The fraction of the global batch that the ranks of this host train on.
+        self._share = 1.0
 
     def fit_start(self, state: State) -> None:
-        """Begin to measure, on local rank 0; warn if there is nothing to read."""
+        """Begin to measure, on the first rank of a host; warn if there is nothing to read."""
         super().fit_start(state)
-        if state.strategy.local_rank:
+        here = socket.gethostname()
+        ranks = state.bus.all_gather_object((here, nvml.used_by(state.model, state.device)))
+        of_host = [rank for rank, (host, _) in enumerate(ranks) if host == here]
+        self._share = len(of_host) / len(ranks)
+        if state.strategy.rank != of_host[0]:
             return
         if self._meters is None:
-            self._meters = meters(self._powercap)
+            self._meters = meters(self._powercap, dict.fromkeys(uuid for rank in of_host for uuid in ranks[rank][1]))
             self._zero = {kind: sum(read() for read in reads) for kind, reads in self._meters.items()}
             if not self._meters:
                 warn(
@@ -88,7 +94,7 @@ class EnergyMonitor(Periodic):
         spent = sum(latest[2].values()) - sum(before[2].values())
         if (seconds := latest[0] - before[0]) > 0:
             state.log({"energy/watts": spent / seconds})
-        if (samples := (latest[1] - before[1]) * _share_of_host(state)) > 0:
+        if (samples := (latest[1] - before[1]) * self._share) > 0:
             state.log({"energy/joules_per_sample": spent / samples})
 
     def fit_end(self, state: State) -> None:
@@ -101,16 +107,13 @@ class EnergyMonitor(Periodic):
         self._ticking.stop()
 
 
-def _share_of_host(state: State) -> float:
-    """Return the fraction of the global batch that the ranks of this host train on."""
-    found = environment(os.environ)
-    local = None if found is None else found.local_world_size
-    return 1.0 if local is None else min(1.0, local / state.strategy.world_size)
+def meters(powercap: Path, uuids: Iterable[str]) -> dict[str, list[Callable[[], float]]]:
+    """Return functions that return joules so far, by what uses them: ``"gpu"`` and ``"cpu"``, as far as they can be read.
 
-
-def meters(powercap: Path) -> dict[str, list[Callable[[], float]]]:
-    """Return functions that return joules so far, by what uses them: ``"gpu"`` and ``"cpu"``, as far as they can be read."""
-    gpu = [each.joules if each.counts_energy else PowerIntegral(each.watts).joules for each in nvml.gpus()]
+    Args:
+        uuids: of the GPUs to read.
+    """
+    gpu = [each.joules if each.counts_energy else PowerIntegral(each.watts).joules for each in nvml.gpus(uuids)]
     found = {"gpu": gpu, "cpu": [zone.joules for zone in zones(powercap)]}
     return {kind: reads for kind, reads in found.items() if reads}
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import nn
 
 from hocket.help import installing, warn
 
@@ -47,12 +49,19 @@ class GPU:
             return None
 
 
-def gpus() -> list[GPU]:
-    """Return the NVIDIA GPUs that this process sees, in torch's order; none while it does not use CUDA.
+def used_by(model: nn.Module, device: torch.device) -> list[str]:
+    """Return the UUIDs of the GPUs that this process trains on: its device, and those of a model over several GPUs."""
+    used = {device, *(parameter.device for parameter in model.parameters())}
+    found = [torch.cuda.get_device_properties(each).uuid for each in used if each.type == "cuda"] if _there() else []
+    return sorted(map(str, found))
+
+
+def gpus(uuids: Iterable[str] | None = None) -> list[GPU]:
+    """Return NVIDIA GPUs by UUID; by default all that this process sees, in torch's order. None while it does not use CUDA.
 
     Warns if there are GPUs, and nvidia-ml-py or the driver's library is missing.
     """
-    if torch.version.cuda is None or not torch.cuda.is_initialized():
+    if not _there():
         return []
     if importlib.util.find_spec("pynvml") is None:
         warn(
@@ -64,9 +73,13 @@ def gpus() -> list[GPU]:
 
     try:
         pynvml.nvmlInit()
-        # By UUID: NVML numbers all GPUs of the host, and torch the ones visible in CUDA_VISIBLE_DEVICES.
-        uuids = [torch.cuda.get_device_properties(index).uuid for index in range(torch.cuda.device_count())]
+        if uuids is None:  # NVML numbers all GPUs of the host, and torch the ones visible in CUDA_VISIBLE_DEVICES
+            uuids = [str(torch.cuda.get_device_properties(each).uuid) for each in range(torch.cuda.device_count())]
         return [GPU(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")) for uuid in uuids]
     except pynvml.NVMLError as error:
         warn(f"The GPUs are not monitored, because the driver's library NVML says: {error}.")
         return []
+
+
+def _there() -> bool:
+    return torch.version.cuda is not None and torch.cuda.is_initialized()

@@ -82,7 +82,7 @@ def of_settings(settings: Settings, model: nn.Module) -> Given:
     """Describe the settings of a Trainer that have to be identical on all ranks, and the shapes of the model."""
     presence = {name: ["given"] if there else [] for name, there in settings.given_on_all_ranks().items()}
     presence["train_data"] = of_data(settings.given["train_data"])
-    return {**of_values(settings.of_all_ranks()), **presence, "model": _shapes(model)}
+    return {**of_values(settings.of_all_ranks()), **presence, "model": shapes(model)}
 
 
 def of_data(data: Any) -> list[str]:
@@ -90,7 +90,8 @@ def of_data(data: Any) -> list[str]:
     return [] if data is None else [repr(data) if isinstance(data, Several) else "given"]
 
 
-def _shapes(model: nn.Module) -> list[str]:
+def shapes(model: nn.Module) -> list[str]:
+    """Describe the parameters and buffers of a model, and which parameters are frozen."""
     parameters = [
         f"{name} {tuple(each.shape)} {each.dtype}{'' if each.requires_grad else ' frozen'}"
         for name, each in model.named_parameters()

@@ -149,7 +149,7 @@ class Events:
 
     @hookspec
     def after_forward(self, state: State, /) -> None:
-        """``state.outputs`` is what the model returned for the microbatch."""
+        """``state.outputs`` is what the model returned for the microbatch; it is freed after before_backward."""
 
     @hookspec
     def before_loss(self, state: State, /) -> None:

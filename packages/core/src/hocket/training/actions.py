@@ -21,6 +21,7 @@ from hocket.state import State
 from hocket.training import weights
 from hocket.training.carry import check_kept, split_carry
 from hocket.training.divisors import weighed
+from hocket.training.graphs import copied, keep_gradients
 from hocket.training.means import Part, Weighting, mean, on_device
 from hocket.training.step import CHANGED_IN_PLACE, count, count_part
 from hocket.training.whole_batch import check_part
@@ -99,7 +100,7 @@ class DefaultActions:
                 state.bus.scale_loss(loss).backward(inputs=step.inputs, retain_graph=step.retain_graph)
         except RuntimeError as error:
             if loss.requires_grad:
-                _explain(error, "backward", state.task, step.batch, step.outputs)
+                _explain(error, "backward", state.task, step.batch)
                 raise
             raise ValueError(
                 "The loss has no gradient. Return the tensor that was computed from the model's outputs, without .detach(), "
@@ -223,7 +224,8 @@ def accumulate_gradients(
         with bus.accumulate(state.prepared, True):
             step.losses = compute_microbatch(state, microbatches[0], mine, None, metrics)[3]
     else:
-        parts = []
+        parts: list[Part] = []
+        gradients: dict[int, torch.Tensor] = {}
         remaining, carry = mine, step.carry
         carries = split_carry(state, microbatches, split)
         how = how_divided(full_batch.batches[0] if type(full_batch) is Window else full_batch)
@@ -234,6 +236,8 @@ def accumulate_gradients(
             )
             remaining -= samples
             step.carry = carried
+            if parts and state.overwrites:
+                keep_gradients(state.parameters, gradients)
             with bus.accumulate(state.prepared, number == len(microbatches)):
                 parts.append(Part(*compute_microbatch(state, microbatch, samples, weighting, metrics)))
         step.carry = carry
@@ -300,6 +304,8 @@ def _compute_microbatch(
     apart: Mapping[str, torch.Tensor] | None = None
     if step.loss_function is None:
         step.outputs = bus.forward(state, step.batch)
+        if state.overwrites:
+            step.outputs = copied(step.outputs)
         bus.after_forward(state)
         bus.before_loss(state)
         loss = bus.loss(state, step.outputs, step.batch)
@@ -341,6 +347,9 @@ def _compute_microbatch(
         _gate(step.outputs, weight)
         if step.loss_function is not None and apart is None and _is_zero(weight):
             step.loss, factor = _zero_loss(state, step.loss), 1.0
+    step.outputs = (
+        None  # what of them the gradients need is in the graph; logits are often the largest tensor of a step
+    )
     if apart is None:
         bus.backward(state, step.loss if factor is None else step.loss * factor)
     else:
@@ -366,6 +375,8 @@ def _call_loss_function(state: State) -> tuple[Loss, Mapping[str, torch.Tensor] 
             loss = as_loss(returned := function(*args))
         if isinstance(returned, Apart):
             apart = returned.losses
+        if state.overwrites:
+            loss = copied(loss)
         kept = map_tensors(torch.Tensor.detach, loss.kept)
         return loss._replace(kept=kept)
 

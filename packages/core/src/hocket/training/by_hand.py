@@ -17,6 +17,7 @@ from hocket.optim.closures import needs_closure
 from hocket.plugins.errors import PlanError
 from hocket.plugins.kinds import singular
 from hocket.strategies.base import Strategy
+from hocket.training.graphs import copied, keep_gradients
 
 if TYPE_CHECKING:
     from hocket.plugins.spec import Attachment
@@ -63,6 +64,8 @@ class ByHand:
         #: The sums over ranks of the losses since the last step, by name, "" for the total; and this rank's newer ones.
         self.losses: dict[str, Tensor] = {}
         self._newer: dict[str, Tensor] = {}
+        #: Copies of gradients; see `keep_gradients`.
+        self._copies: dict[int, Tensor] = {}
         #: Whether the block is open; whether there are gradients; whether they are complete, so that nothing may be added;
         #: and whether they were clipped.
         self._open = self._waiting = self._complete = self._clipped = False
@@ -90,8 +93,8 @@ class ByHand:
             raise TypeError(
                 "by_hand.backward takes one loss, not hocket.Apart. Open a block for each of its optimizers."
             )
-        loss = as_loss(loss)
         state, step, hooks = self._state, self.current, self._hooks()
+        loss = as_loss(copied(loss) if state.overwrites else loss)
         share, factor = self._weigh(loss)
         with self._outside():
             if not self._waiting:
@@ -110,6 +113,8 @@ class ByHand:
                     hooks.backward(state, step.loss if factor is None else step.loss * factor)
                 finally:
                     step.inputs, step.retain_graph = None, False
+            if state.overwrites:
+                keep_gradients(state.trained_parameters(), self._copies)
             hooks.after_backward(state)
         for name, value in {"": step.loss, **loss.parts}.items():
             value = value.detach() if share is None else value.detach() * share if share else torch.zeros_like(value)
@@ -294,7 +299,7 @@ class ByHand:
 
     def _forget(self) -> None:
         self._waiting = self._complete = self._clipped = False
-        self.losses, self._newer = {}, {}
+        self.losses, self._newer, self._copies = {}, {}, {}
 
 
 def _no_closure() -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from hocket.callback import Callback
 from hocket.data.nesting import map_tensors
 from hocket.data.stateful import has_state
 from hocket.data.windows import Window
+from hocket.distributed import comparison
 from hocket.help import warn
 from hocket.plugins.spec import Attachment
 from hocket.state import State
@@ -34,21 +36,24 @@ class AutoMicrobatch(Callback):
     """Implement the action `gradients` with microbatches that fit in memory.
 
     Args:
-        cache: see :func:`largest_microbatch`.
+        cache: a JSON file of the sizes found, or None to store nothing. An unreadable file counts as empty; if it cannot be
+            written, there is a warning.
+        about: what else the size depends on, such as how the model is compiled.
     """
 
-    def __init__(self, cache: Path | None) -> None:
-        self._cache = cache
+    def __init__(self, cache: Path | None, about: Any = None) -> None:
+        self._cache, self.about, self._key = cache, about, ""
 
     @classmethod
-    def attachment(cls, cache: Path | None) -> Attachment:
+    def attachment(cls, cache: Path | None, about: Any = None) -> Attachment:
         """Return it as an attached plug-in."""
-        return Attachment("callbacks", "auto-microbatch", cls(cache))
+        return Attachment("callbacks", "auto-microbatch", cls(cache, about))
 
     def gradients(self, state: State) -> bool:
         """Call :func:`hocket.training.actions.compute_gradients`. If memory runs out, halve the microbatch from now on.
 
-        With several ranks it raises torch.OutOfMemoryError instead: the others may be in the middle of a collective.
+        With several ranks it raises torch.OutOfMemoryError instead: the others may be in the middle of a collective. The next
+        run begins with the half.
         """
         step = state.step
         if state.microbatch is None:
@@ -56,8 +61,15 @@ class AutoMicrobatch(Callback):
             if type(full_batch) is Window and samples:  # its batches are separate microbatches
                 step.batch = max(full_batch.batches, key=lambda each: count(state, each).samples)
                 samples = count(state, step.batch).samples
-            size = largest_microbatch(state, samples, self._cache)
+            stored = None
+            if self._cache is not None and state.strategy.rank == 0:
+                key = _key(state, step.batch)
+                stored = key, _read(self._cache).get(key)
+            self._key, known = state.bus.broadcast_object(stored) or ("", None)
+            size = largest_microbatch(state, samples, known)
             step.batch = full_batch
+            if state.strategy.rank == 0 and size != known:
+                self._store(size)
             state.request_microbatch(size)
         whole, tried = step.batch, [state.microbatch or step.samples]
         once = None if step.metrics is None else _OncePerSample(state, step.metrics)
@@ -77,13 +89,16 @@ class AutoMicrobatch(Callback):
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                size = tried[-1]
-                if state.strategy.world_size > 1:
+                size, several = tried[-1], state.strategy.world_size > 1
+                if size > 1:
+                    self._store(size // 2)
+                if several:
                     error.add_note(
                         f"Microbatches of {size} samples fitted at first, but not in batch {state.timestamp.batch} on rank "
-                        f"{state.strategy.rank}. Start again with microbatch={max(size // 2, 1)}."
+                        f"{state.strategy.rank}. Start again with microbatch={max(size // 2, 1)}"
+                        + ("." if self._cache is None else ", which microbatch='auto' begins with in the next run.")
                     )
-                if size == 1 or state.strategy.world_size > 1:
+                if size == 1 or several:
                     raise
             # Outside of the except block: the error, and with it the graph of the failed attempt, is freed.
             step.batch, step.outputs, step.loss = whole, None, None
@@ -94,6 +109,19 @@ class AutoMicrobatch(Callback):
             state.aggregates.restore(logged)
             logged = state.aggregates.snapshot()
             warn(f"Out of memory with {size} samples at once; continuing with {size // 2}.")
+
+    def _store(self, size: int) -> None:
+        """Store a size for later runs."""
+        if self._cache is None:
+            return
+        try:
+            _write(self._cache, {**_read(self._cache), self._key: size})
+        except OSError as error:
+            warn(
+                f"microbatch='auto' found {size}, but cannot store it in {self._cache} for later runs: "
+                f"{error.strerror or error}. Training continues; the next run searches again. Make the folder writable, or "
+                f"write microbatch={size}."
+            )
 
 
 class _OncePerSample:
@@ -125,51 +153,42 @@ def is_out_of_memory(error: BaseException) -> bool:
 _OUT_OF_MEMORY = ("out of memory", "_STATUS_ALLOC_FAILED", "can't allocate memory")
 
 
-def largest_microbatch(state: State, mine: int, cache: Path | None) -> int:
+def largest_microbatch(state: State, mine: int, known: int | None = None) -> int:
     """Return a size that splits the current batch into the fewest microbatches that fit on every rank, evenly sized.
 
-    The size is found by bisection, with forward and backward.
+    The size is found by bisection, with forward and backward. A size that an earlier run found is tried first; if it still fits
+    on every rank, it is the result.
 
     Every rank tries on its own, without a collective, so that no rank waits for one that ran out of memory; then they agree
-    on the smallest size. Parameters, buffers, gradients, random numbers and plug-ins are restored afterwards. The result is
-    stored in ``cache`` for runs of the same model, batch shapes, precision, kind of device and world size.
+    on the smallest size. Parameters, buffers, gradients, random numbers and plug-ins are restored afterwards.
 
     Args:
         mine: samples of this rank's batch; 0 for a padding batch.
-        cache: a JSON file, or None to store nothing. An unreadable file counts as empty; if it cannot be written, there is a
-            warning.
+        known: the size that an earlier run found, the same on all ranks; None if there was none.
 
     Raises:
         torch.OutOfMemoryError: not even one sample fits, on some rank.
     """
-    bus, batch = state.bus, state.batch
-    key = _key(state, batch)
-    known = bus.broadcast_object(None if cache is None or state.strategy.rank else _read(cache).get(key))
-    if isinstance(known, int) and known > 0:
-        return known
-    fits = _bisect(state, batch, mine) if mine else 2**62
-    agreed = int(bus.all_reduce(torch.tensor(fits), "min").item())
+    known = known if isinstance(known, int) and known > 0 else None
+    fits = known or 2**62
+    if mine:
+        most = min(mine, fits)
+        found = _bisect(state, state.batch, mine, most)
+        fits = found if known is None or found < most else known
+    agreed = int(state.bus.all_reduce(torch.tensor(fits), "min").item())
     if not agreed:
         raise torch.OutOfMemoryError(
             f"Not even one sample fits on {state.device} together with the model's gradients and the optimizer's state. Use a "
             "smaller model or samples, a precision of 16 bits, or a strategy that shards parameters."
         )
-    if cache is not None and state.strategy.rank == 0:
-        try:
-            _write(cache, {**_read(cache), key: agreed})
-        except OSError as error:
-            warn(
-                f"microbatch='auto' found {agreed}, but cannot store it in {cache} for later runs: {error.strerror or error}. "
-                "Training continues; the next run searches again."
-            )
     return agreed
 
 
-def _bisect(state: State, batch: Batch, samples: int) -> int:
-    """Return the best size, or 0 if none fits. If a size does not fit, larger ones are assumed not to fit either."""
-    if _fits(state, batch, samples):
-        return samples
-    fits, too_large = 0, samples
+def _bisect(state: State, batch: Batch, samples: int, most: int) -> int:
+    """Return the best size up to ``most``, or 0 if none fits. If a size does not fit, larger ones are assumed not to either."""
+    if _fits(state, batch, most):
+        return most
+    fits, too_large = 0, most
     while too_large - fits > 1:
         middle = (fits + too_large) // 2
         if _fits(state, batch, middle):
@@ -255,17 +274,49 @@ _OF_MICROBATCHES = {
 
 
 def _key(state: State, batch: Batch) -> str:
-    """Return the cache key: a digest of everything that the size depends on."""
+    """Return the cache key: a digest of everything that the size depends on, as far as a run can know it."""
     shapes: list[Any] = []
     map_tensors(lambda tensor: shapes.append((tuple(tensor.shape), str(tensor.dtype))), batch)
-    parameters = [(name, tuple(value.shape), str(value.dtype)) for name, value in state.model.named_parameters()]
     kind = state.device.type
     if kind == "cuda":
         kind = (
-            f"{torch.cuda.get_device_name(state.device)} {torch.cuda.get_device_properties(state.device).total_memory}"
+            f"{torch.cuda.get_device_name(state.device)} {torch.cuda.get_device_properties(state.device).total_memory} "
+            f"{torch.cuda.get_per_process_memory_fraction(state.device)}"
         )
-    about = (parameters, shapes, kind, type(state.precision).__qualname__, state.strategy.world_size)
-    return f"{type(state.model).__name__}-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
+    acting = [each for each in state.bus.attachments if each.kind != "loggers"]
+    about = [each.obj.about for each in acting if isinstance(each.obj, AutoMicrobatch)]
+    held: dict[int, list[str]] = {}
+    for each in [*(each.obj for each in acting if each.instance and each.kind != "callbacks"), *state.task.modules()]:
+        _describe(each, held)
+    options = [
+        (type(optimizer).__qualname__, {name: value for name, value in group.items() if name not in _NOT_OF_MEMORY})
+        for optimizer in state.optimizers
+        for group in optimizer.param_groups
+    ]
+    environment = {name: value for name, value in os.environ.items() if name.startswith("PYTORCH_") and "ALLOC" in name}
+    described = (
+        repr(state.task), comparison.shapes(state.task), list(held.values()), comparison.of_plugins(acting), options,
+        comparison.text(getattr(state.task, "loss_function", None)), state.clipping, about, shapes, kind,
+        state.strategy.world_size, torch.__version__, environment,
+    )  # fmt: skip
+    digest = hashlib.sha256(comparison.text(described).encode()).hexdigest()
+    return f"{type(state.model).__name__}-{digest[:16]}"
+
+
+#: Options of optimizers that differ from run to run, and change no size.
+_NOT_OF_MEMORY = {"params", "lr", "initial_lr", "name"}
+
+
+def _describe(item: Any, held: dict[int, list[str]]) -> None:
+    """Describe the plain attributes of an object, and those of its configurations, such as a module's ``config``."""
+    if id(item) in held:
+        return
+    found = held[id(item)] = [type(item).__qualname__]
+    for name, value in sorted(getattr(item, "__dict__", {}).items()):
+        if value is None or isinstance(value, bool | int | float | str | torch.dtype):
+            found.append(f"{name}={value}")
+        elif name == "config":
+            _describe(value, held)
 
 
 def _write(cache: Path, content: dict[str, Any]) -> None:

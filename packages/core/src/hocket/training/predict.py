@@ -18,6 +18,7 @@ from hocket.data.training_iterator import ENDLESS
 from hocket.help import warn
 from hocket.state import State
 from hocket.training import seeding
+from hocket.training.graphs import keep_gradients
 from hocket.training.modes import eval_mode
 
 
@@ -28,6 +29,8 @@ def predict(state: State, data: Iterable[Any], limit: float | None = None, keep:
     """
     bus = state.bus
     outputs = []
+    if state.overwrites:
+        keep_gradients(state.parameters, {})
     source = adapt(prepared(data, bus.prepare_data, False), given=data)
     if isinstance(data, ENDLESS) and limit is None:
         raise ValueError(
