@@ -34,7 +34,8 @@ def recorded_algorithms(path: Path | str, every: bool = False) -> list[dict[str,
         >>> from hocket.checkpoints import recorded_algorithms
         >>> trainer = hocket.Trainer(
         ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", device="cpu", duration="2ba",
-        ...     train_data=[(torch.ones(8, 4), torch.ones(8, 1))] * 2, algorithms=["ema"], checkpoints=hocket.Checkpoints("runs/a"),
+        ...     train_data=[(torch.ones(8, 4), torch.ones(8, 1))] * 2, algorithms=["ema"],
+        ...     checkpoints=hocket.Checkpoints("runs/a"),
         ... )
         >>> name = trainer.fit().checkpoints[-1]
         >>> recorded_algorithms(f"runs/a/{name}", every=True)

@@ -10,7 +10,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
 from hocket.data.adapters import serves_itself
-from hocket.data.module import is_foreign, is_module
 from hocket.data.several import MODES, Several
 from hocket.help import names
 
@@ -107,6 +106,8 @@ def _given(argument: str, value: str) -> str:
 
 def _check_not_data(data: Any, argument: str) -> None:
     """Raise TypeError for a model, a number, a function or a data module in the place of data."""
+    from hocket.data.module import is_foreign, is_module
+
     kind = type(data).__name__
     loader = _given(argument, "torch.utils.data.DataLoader(dataset, batch_size=32)")
     what, write = "", ""

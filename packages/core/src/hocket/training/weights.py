@@ -21,7 +21,6 @@ from hocket.help import names, warn
 from hocket.losses import WHOLE, Loss, as_loss, own_loss
 from hocket.task import SupervisedTask
 from hocket.training.divisors import weighed
-from hocket.training.trial import on_trial
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -137,6 +136,8 @@ def tried(state: State, samples: int) -> Literal["mean", "sum", "neither", "noth
     function = state.step.loss_function
     several = list(range(min(samples, 8))) if samples > 1 else [0, 0]
     try:
+        from hocket.training.trial import on_trial
+
         with torch.no_grad(), on_trial(state):
 
             def loss_of(indices: list[int]) -> Loss:
@@ -176,6 +177,8 @@ def check_weight(state: State) -> None:
         return tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
 
     try:
+        from hocket.training.trial import on_trial
+
         with torch.enable_grad(), on_trial(state):
             returned = state.task.loss(nesting.map_tensors(attached, state.outputs), state.batch)
     except Exception:  # of a loss that cannot be computed in this way

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from hocket.safe_files import printable
-
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read. The message names the file and what is wrong with it.
@@ -13,6 +11,8 @@ class CheckpointError(RuntimeError):
     """
 
     def __init__(self, message: str = "") -> None:
+        from hocket.safe_files import printable
+
         super().__init__(printable(message))
 
 
