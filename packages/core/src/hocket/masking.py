@@ -51,7 +51,8 @@ _TOKENS = frozenset(
         "pad bos eos unk unknown sep cls mask special additional start end stop begin blank image audio video prompt prefix "
         "suffix decoder encoder forced type types id ids length len count size level classification drop dropout index "
         "position pos kind class per max min num n dim pooling mixing split separator column field name file path key "
-        "embedding embed merge merging prune pruning word sub next first last new padding masked time mode strategy style text"
+        "embedding embed merge merging prune pruning word sub next first last new padding masked time mode strategy style text "
+        "placeholder initializer trigger instance modifier concept sentinel register memory global language lang task control"
     )
 )
 #: Words that make tokens in the plural, or any, those of a login.
@@ -93,8 +94,8 @@ def is_masked(value: Any) -> bool:
 
 
 def _masked_text(text: str, names: tuple[str, ...]) -> str:
-    if not text or MASK in text:
-        return text
+    if text and names and _is_secret(text, names):
+        return MASK
     if found := _SPECIFICATION.fullmatch(text):
 
         def argument(each: re.Match[str]) -> str:
@@ -103,8 +104,6 @@ def _masked_text(text: str, names: tuple[str, ...]) -> str:
             return each[0] if hidden == given else f"{each[1]}{each[2]}{hidden!r}"
 
         return _ARGUMENT.sub(argument, text)
-    if names and _is_secret(text, names):
-        return MASK
     if (pair := _ASSIGNMENT.fullmatch(text)) and _is_secret(pair[3], (pair[1],)):  # of an environment or a header
         return f"{pair[1]}{pair[2]}{MASK}"
     return _masked_url(text) if "://" in text else text
@@ -131,7 +130,10 @@ def _is_secret(text: str, names: tuple[str, ...]) -> bool:
     said = set(words)
     if not words or words[-1] in _ABOUT:
         return False
-    if said & _ALWAYS or (words[-1] == "pass" and said & _LOGIN_PASSES):
+    around = [_words(name) for name in names if ":" not in name]  # without import paths
+    if any(_ALWAYS.intersection(each) and each[-1] not in _ABOUT for each in around):
+        return True
+    if words[-1] == "pass" and said & _LOGIN_PASSES:
         return True
     is_address = words[-1] in ("url", "uri", "endpoint") or (said & _HOOKS and text.startswith(("http://", "https://")))
     if is_address and any(_HOOKS.intersection(_words(name)) for name in names):
@@ -139,7 +141,7 @@ def _is_secret(text: str, names: tuple[str, ...]) -> bool:
     if {"token", "tokens"} & said:
         if said & _LOGINS:
             return True
-        is_special = text[0] in "<[" and text[-1] in ">]"
+        is_special = text[0] in "<[/~." and (text[0] in "/~." or text[-1] in ">]")  # or a path
         is_one = words[-1] in ("token", "value") and not said & _TOKENS
         return (is_one and not is_special) or _is_random(text, 20)
     if {"key", "keys"} & said:

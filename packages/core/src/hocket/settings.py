@@ -13,7 +13,6 @@ from torch import nn
 from hocket.algorithm import Need
 from hocket.hookspecs import StrategyLike
 from hocket.losses import Reduction
-from hocket.masking import masked
 from hocket.plugins.spec import Attachment
 from hocket.run_folder import check_name, local
 from hocket.time import Interval, Time, TimeError, Unit, batches, interval_of, share
@@ -169,6 +168,8 @@ class Settings:
 
     def hyperparameters(self, attachments: Sequence[Attachment]) -> dict[str, Any]:
         """Return arguments and attached plug-ins as JSON-like values, without secrets; other objects as their class names."""
+        from hocket.masking import masked
+
         attached: dict[str, Any] = {}
         for attachment in attachments:
             attached.setdefault(attachment.kind, {})[attachment.name] = plain(attachment.config)

@@ -11,7 +11,6 @@ from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.display import listed, position
 from hocket.distributed.agreement import ranks_of
 from hocket.help import attributes
-from hocket.masking import masked
 from hocket.result import Cost, Result
 
 if TYPE_CHECKING:
@@ -41,6 +40,8 @@ def result(state: State, checkpoints: Checkpoints | None) -> Result:
 
 def of_trainer(state: State, plan: Plan, checkpoints: Checkpoints | None) -> tuple[str, dict[str, str]]:
     """Return a title and rows of text."""
+    from hocket.masking import masked
+
     rows = {name: plan.run[name] for name in ("model", "duration")} | {"device": str(state.device)}
     for each in state.bus.attachments:
         if each.kind != "actions":
@@ -71,6 +72,8 @@ def _shows(state: State, command: Sequence[str] | None) -> bool:
 
 def show_lines(state: State, lines: Sequence[str]) -> None:
     """Pass lines to the loggers that show them, or print them if there is none."""
+    from hocket.masking import masked
+
     lines = [masked(line) for line in lines]  # URLs of checkpoints
     if state.bus.listeners("log_summary"):
         state.bus.log_summary(state, lines)

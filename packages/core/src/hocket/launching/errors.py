@@ -12,8 +12,8 @@ from pathlib import Path
 
 #: The environment variable that names the file. torch's elastic agent sets it, and reads the same file.
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-#: Seconds within which a launcher notices that a signal has killed a worker.
-_NOTICED = 2.0
+#: Seconds within which a launcher notices that a signal has killed a worker. torch's agent itself sends SIGKILL after 30 s.
+_NOTICED, _NOTICED_SIGKILL = 2.0, 25.0
 
 
 class WorkerError(RuntimeError):
@@ -94,14 +94,15 @@ def first(failures: list[Failure]) -> Failure:
     """Return the failure that caused the others.
 
     It is the earliest. A worker that a signal killed may be noticed a moment after the exceptions of workers that waited for
-    it. One noticed later than that was killed by the launcher, because it did not end by SIGTERM. SIGTERM comes last: launchers
-    send it to terminate the other workers.
+    it. One noticed later than that died because the launcher ended it. SIGTERM comes last: launchers send it to terminate the
+    other workers.
     """
 
     def order(failure: Failure) -> tuple[bool, float, int]:
         ended = failure.exit_code == -signal.SIGTERM
         killed = failure.exit_code < 0 and not ended and not failure.traceback
-        return (ended, failure.time - (_NOTICED if killed else 0.0), failure.rank)
+        late = _NOTICED_SIGKILL if failure.exit_code == -signal.SIGKILL else _NOTICED
+        return (ended, failure.time - (late if killed else 0.0), failure.rank)
 
     return min(failures, key=order)
 

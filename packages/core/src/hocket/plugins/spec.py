@@ -13,7 +13,6 @@ from typing import Any
 
 from hocket.help import names as others
 from hocket.hookspecs import SPECS, PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
-from hocket.masking import masked
 from hocket.plugins import catalog, signatures
 from hocket.plugins.errors import BrokenPluginError, PluginConfigError
 from hocket.plugins.kinds import misfit
@@ -37,7 +36,11 @@ class Attachment:
     arguments: Mapping[str, Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.arguments, self.config = self.config, masked(self.config, self.name)
+        self.arguments = self.config
+        if self.config:
+            from hocket.masking import masked
+
+            self.config = masked(self.config, self.name)
 
 
 def build(kind: str, spec: Any, *arguments: Any) -> Attachment:
@@ -290,6 +293,8 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[Any, ...], config: Ma
     hints = signatures.hints(cls)
     for key, value in config.items():
         if key in hints and not signatures.fits(value, hints[key]):
+            from hocket.masking import masked
+
             raise PluginConfigError(
                 f"{what} was given {key}={masked(value, name, key)!r}, which is {type(value).__name__}; it should be "
                 f"{_type_name(hints[key])}. {_rewritten(key, masked(value, name, key), hints[key])}Its signature is "
@@ -298,6 +303,8 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[Any, ...], config: Ma
     try:
         return cls(*arguments, **config)
     except (TypeError, ValueError) as error:
+        from hocket.masking import masked
+
         error.add_note(
             f"While instantiating {what} with {dict(masked(config, name))!r}. Its signature is "
             f"{name}{_readable(signature, arguments)}; write {{'{name}': {{…}}}} with other values."

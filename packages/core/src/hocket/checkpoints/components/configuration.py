@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 
 from hocket.checkpoints.component import Check, Component, Saved, Tree
 from hocket.checkpoints.plain_data import decode
-from hocket.masking import masked
 from hocket.plugins import catalog
 from hocket.schedules import Schedule
 from hocket.settings import plain
@@ -39,6 +38,8 @@ class Configuration(Component):
 
     def state_dict(self, gather: bool) -> Tree:
         """Return both as text."""
+        from hocket.masking import masked
+
         given = {name: self._arguments[name] for name in _ARGUMENTS}
         given["schedule_every"] = given["schedule_every"] or "1ba"
         texts = {
@@ -92,6 +93,8 @@ def _different(before: Mapping[str, str], now: Mapping[str, str], text: str) -> 
 
 
 def _plugins(state: State, attached: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    from hocket.masking import masked
+
     for kind in _ATTACHED:
         there = {each["name"]: each for each in attached if each["kind"] == kind}
         here = {attachment.name: attachment for attachment in state.bus.attachments if attachment.kind == kind}
