@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from array import array
 from collections.abc import Iterator, Mapping
@@ -22,9 +23,8 @@ class History(attributes.Columns, dict[str, list[float]]):
 
     There is one row for each batch after which values were logged. ``epoch``, ``batch``, ``sample``, ``token`` and ``seconds``
     (of training) are its position. A value that was not logged there is NaN; of several with one name the last counts. A
-    metric named ``epoch`` becomes ``metric/epoch``. Values are those of this rank. After loading an earlier state, the rows
-    after its batch are removed. A resumed run starts with an empty table: the rows before it are in the files of its
-    loggers, such as ``metrics.jsonl``.
+    metric named ``epoch`` becomes ``metric/epoch``. Values are those of this rank. Checkpoints hold the table of rank 0: a
+    resumed run continues it.
 
     Until the end of the run, a value takes 16 bytes and a row 40; fewer are logged with a larger ``log_every``.
 
@@ -171,6 +171,29 @@ class Recorder:
             if values and name.startswith(prefix):
                 yield name, values[-1]
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return all rows, as vectors."""
+        self._add_rows()
+        rows = itertools.chain.from_iterable(rows for rows, _ in self._logged.values())
+        values = itertools.chain.from_iterable(values for _, values in self._logged.values())
+        return {
+            "position": {name: _vector(column) for name, column in self._position.items()},
+            "logged": [[name, len(rows)] for name, (rows, _) in self._logged.items()],
+            "rows": _vector(array("q", rows)),
+            "values": _vector(array("d", values)),
+        }
+
+    def load_state_dict(self, tree: Mapping[str, Any]) -> None:
+        """Undo :meth:`state_dict`."""
+        self._rows = []
+        for name, column in tree["position"].items():
+            self._position[name] = array(self._position[name].typecode, column.tolist())
+        rows, values, at = tree["rows"].tolist(), tree["values"].tolist(), 0
+        self._logged = {}
+        for name, length in tree["logged"]:
+            self._logged[name] = array("q", rows[at : at + length]), array("d", values[at : at + length])
+            at += length
+
     def table(self) -> History:
         """Return a copy as a table."""
         self._add_rows()
@@ -180,6 +203,13 @@ class Recorder:
             for row, value in zip(rows, values, strict=True):
                 column[row] = value
         return made
+
+
+def _vector(column: array[Any]) -> Any:
+    import torch
+
+    dtype = torch.float64 if column.typecode == "d" else torch.int64
+    return torch.frombuffer(bytearray(column.tobytes()), dtype=dtype) if column else torch.empty(0, dtype=dtype)
 
 
 def _number(value: float) -> str:

@@ -73,7 +73,7 @@ _CLOCK = re.compile(
 _CLOCK_SECONDS = (86_400, 3_600, 60, 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Time:
     """A length of training, such as ``Time(10, Unit.EPOCH)``; never negative.
 
@@ -91,7 +91,7 @@ class Time:
     Example:
         >>> from hocket.time import Time
         >>> Time.parse("90min")
-        Time(value=5400.0, unit=<Unit.SECOND: 'sec'>)
+        Time(5400.0, 'sec')
         >>> str(Time.parse("5e6sp") / 2)
         '2500000sp'
     """
@@ -109,9 +109,11 @@ class Time:
         except ValueError:
             raise TimeError(f"{self.unit!r} is not a unit of time; use one of {', '.join(Unit)}.") from None
         except OverflowError:
-            number = math.inf if unit in _CONTINUOUS else 0.0  # counts are exact, however large
+            number = math.inf
         if not math.isfinite(number) or value < 0:
-            raise TimeError(f"{value!r} {unit} is not a length of time: give a finite number that is not negative.")
+            raise TimeError(
+                f"{_shown(value)} {unit} is not a length of time: give a finite number that is not negative, below 1.8e308."
+            )
         if unit not in _CONTINUOUS:
             number = int(value)
             if number != value:
@@ -176,6 +178,9 @@ class Time:
         write = f"Write '{words[2] or 1}{unit_text}'. " if words and unit_text else ""
         raise TimeError(f"{text!r} is not a time. {write}{_GRAMMAR}")
 
+    def __repr__(self) -> str:
+        return f"Time({self.value!r}, {str(self.unit)!r})"
+
     def __str__(self) -> str:
         number = repr(self.value)
         return f"{number.removesuffix('.0')}{self.unit}"
@@ -229,6 +234,10 @@ class Time:
         from fractions import Fraction
 
         return Time(round(operation(Fraction(self.value), Fraction(number))), self.unit)
+
+
+def _shown(value: object) -> str:
+    return f"A number of {len(str(value))} digits in" if isinstance(value, int) and abs(value) > 10**30 else repr(value)
 
 
 def _not_whole(number: object, unit: Unit) -> str:

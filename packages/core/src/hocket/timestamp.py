@@ -20,7 +20,7 @@ class Timestamp:
         >>> timestamp = hocket.Timestamp()
         >>> timestamp.next_batch(samples=32, tokens=0, seconds=0.5)
         >>> timestamp.batch, timestamp.sample, timestamp.get("sp")
-        (1, 32, Time(value=32, unit=<Unit.SAMPLE: 'sp'>))
+        (1, 32, Time(32, 'sp'))
     """
 
     epoch: int = 0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -61,6 +62,31 @@ if TYPE_CHECKING:
     from hocket.training.limits import Limits
     from hocket.training.module_data import ModuleData
     from hocket.types import BatchTransformLike, MetricsLike, OptimizerLike, PluginLike, ScheduleLike
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _is_duration(given: Any) -> bool:
+    return isinstance(given, Time) or (isinstance(given, str) and not given[:1].isalpha())
+
+
+def _duration_first(fit: Callable[P, R]) -> Callable[P, R]:
+    """Take a duration as the first argument of `Trainer.fit` beside ``train_data=``."""
+
+    @functools.wraps(fit)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if len(args) > 1 and _is_duration(args[1]):
+            if "duration" in kwargs:
+                raise TypeError(
+                    f"Trainer.fit was given two durations, {args[1]!r} and duration={kwargs['duration']!r}. Give one."
+                )
+            if "train_data" in kwargs:
+                kwargs["duration"], args = args[1], (args[0], kwargs.pop("train_data"), *args[2:])  # type: ignore[assignment]
+        return fit(*args, **kwargs)
+
+    return call
 
 
 class Trainer:
@@ -392,6 +418,7 @@ class Trainer:
         """
         return self._plan
 
+    @_duration_first
     @understood
     def fit(
         self,
@@ -422,8 +449,8 @@ class Trainer:
             25
         """
         state = self.state
-        if isinstance(train_data, Time) or (isinstance(train_data, str) and not train_data[:1].isalpha()):
-            train_data, duration = None, train_data
+        if _is_duration(train_data):
+            train_data, duration = None, train_data  # type: ignore[assignment]
         state.content.check_loaded()
         with self._only_thread():  # refuse before anything is set
             pass
@@ -436,7 +463,7 @@ class Trainer:
         if self.settings.fast:
             duration = "1ep"  # an epoch is limited to the given number of batches
         if train_data is not None:
-            self._set_train_data(train_data)
+            self._set_train_data(train_data)  # type: ignore[arg-type]  # any other text is refused there
         if eval_data is not None:
             self._set_eval_data(eval_data)
         self._make_data("train", "eval")

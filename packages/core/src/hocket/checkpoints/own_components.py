@@ -16,7 +16,7 @@ from hocket.checkpoints.components.metrics import Metrics, TrainMetrics
 from hocket.checkpoints.components.model import Model, Modes
 from hocket.checkpoints.components.omitted import Omitted
 from hocket.checkpoints.components.optimizers import Optimizers, Schedules
-from hocket.checkpoints.components.plugins import Plugins, described
+from hocket.checkpoints.components.plugins import Costs, Plugins, described
 from hocket.checkpoints.components.step import Batch, Losses, RankSamples
 from hocket.checkpoints.components.task import ExtraState
 from hocket.checkpoints.components.values import (
@@ -70,6 +70,8 @@ def components_of(
         Stateful("requested", state.requests),
         Metrics(state),
         Attribute("logged", state, "logged"),
+        Stateful("history", state.history, "the history", optional=True),
+        Costs(state),
         Stateful("watched", state.watched, "a logged value", optional=True),
         Attribute("microbatch", state, "microbatch"),
         Batch(state),

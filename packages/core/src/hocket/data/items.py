@@ -10,16 +10,20 @@ from hocket.data.nesting import like_mapping, with_fields
 
 
 def get_item(batch: Any, key: Any) -> Any:
-    """Return ``batch[key]`` for a mapping or a sequence, and the attribute ``key`` for anything else.
+    """Return ``batch[key]`` for a mapping or a sequence, and the attribute ``key`` for anything else and for named tuples.
 
     Example:
         >>> from hocket.data import get_item
         >>> get_item({"label": 3}, "label")
         3
     """
-    if isinstance(batch, Mapping | list | tuple):
+    if isinstance(batch, Mapping | list | tuple) and not _is_field(batch, key):
         return batch[key]
     return getattr(batch, key)
+
+
+def _is_field(batch: Any, key: Any) -> bool:
+    return isinstance(key, str) and isinstance(batch, tuple) and key in getattr(batch, "_fields", ())
 
 
 def part(batch: Any, where: Any, what: str = "batch") -> Any:
@@ -39,6 +43,8 @@ def part(batch: Any, where: Any, what: str = "batch") -> Any:
         there = (
             list(batch)
             if isinstance(batch, Mapping)
+            else list(batch._fields)
+            if hasattr(batch, "_fields")
             else f"{len(batch)} items"
             if isinstance(batch, list | tuple)
             else "no such attribute"
@@ -62,7 +68,7 @@ def set_item(batch: Any, key: Any, value: Any) -> Any:
     if isinstance(batch, Mapping):
         return like_mapping(batch, {**batch, key: value})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return batch._replace(**{batch._fields[key]: value})  # type: ignore[attr-defined]
+        return batch._replace(**{key if isinstance(key, str) else batch._fields[key]: value})  # type: ignore[attr-defined]
     if isinstance(batch, list | tuple):
         index = range(len(batch))[key]
         return type(batch)(value if i == index else item for i, item in enumerate(batch))

@@ -66,6 +66,16 @@ class TrainingIterator:
         self._position: Mapping[str, Any] | None = None
         #: Number of the source's batches in an epoch, or None while it is unknown; set at the latest when an epoch ends.
         self._length = self._limited(source.length())
+        #: The number of the first batch beyond what the data says; 0 if the length is unknown or was counted.
+        self._too_many = 1 + (self._length or -1)
+
+    def _warn_of_more(self) -> None:
+        warnings.warn(
+            f"The training data said that an epoch has {self._too_many - 1} batches, and there are more. Schedules were "
+            "planned for fewer; correct its __len__, or that of its data set.",
+            stacklevel=3,
+        )
+        self._too_many = 0
 
     @property
     def length(self) -> int | None:
@@ -129,6 +139,8 @@ class TrainingIterator:
             try:
                 for batch in self._batches:
                     self._handed_out += 1
+                    if self._handed_out == self._too_many:
+                        self._warn_of_more()
                     return unpadded(batch) if type(batch) is Padding else (batch, True)
             except BaseException as error:
                 self._failed = True
@@ -145,7 +157,7 @@ class TrainingIterator:
                 f"The training data said that an epoch has {declared} batches, and it ended after {self._handed_out}. "
                 "Schedules were planned for more; correct its __len__, or that of its data set."
             )
-        self._length = self._handed_out
+        self._length, self._too_many = self._handed_out, 0
         self._read += self._handed_out if self._once else 0
         # For an iterator over a stream, the next epoch continues where `limit` ended this one.
         self._batches = None
@@ -162,6 +174,8 @@ class TrainingIterator:
         try:
             for batch in self._batches:
                 self._handed_out += 1
+                if self._handed_out == self._too_many:
+                    self._warn_of_more()
                 return unpadded(batch)
         except BaseException as error:
             self._failed = True

@@ -72,21 +72,25 @@ class JSONLinesLogger(Logger):
         #: What went wrong in a call that cannot raise, until the next one that can.
         self._lost: RowsLostError | None = None
         self._resumed = False
+        #: Seconds and batches of the fits before the checkpoint that was loaded.
+        self._fits = 0.0, 0
 
     def state_dict(self) -> dict[str, Any]:
         """Write the waiting lines, and return the lengths of the files and their checksums."""
         self._flush()
         media = self._media.state_dict()
-        return self._lines.state_dict() | ({"media": media} if media else {})
+        return self._lines.state_dict() | {"fits": list(self._summary.fits())} | ({"media": media} if media else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore lengths and checksums; the next fit continues the files from there."""
-        if unknown := sorted(state_dict.keys() - {"size", "sum", "media"}):
+        if unknown := sorted(state_dict.keys() - {"size", "sum", "media", "fits"}):
             raise ValueError(
-                f"The state of a JSONLinesLogger has the keys size, sum and media, but was given {unknown}."
+                f"The state of a JSONLinesLogger has the keys size, sum, media and fits, but was given {unknown}."
             )
         self._lines.load_state_dict(state_dict)
         self._media.load_state_dict(state_dict.get("media", {}))
+        seconds, batches = state_dict.get("fits", (0.0, 0))
+        self._fits = seconds, batches
         self._resumed = True
 
     def log_hyperparameters(self, state: State, parameters: Mapping[str, Any]) -> None:
@@ -165,7 +169,7 @@ class JSONLinesLogger(Logger):
             path = self._path(state)
             self._lines.truncate(path, state.run.id)
             self._media.truncate(path, state.run.id)
-            self._summary, self._resumed = RunSummary(), False
+            self._summary, self._resumed = RunSummary(self._fits), False
 
     def _path(self, state: State) -> Path:
         path = state.run_folder / self.filename

@@ -20,20 +20,26 @@ from hocket.plugins import catalog
 from hocket.plugins.plan import calls
 from hocket.runs.files import SUMMARY, number, objects, started
 from hocket.state import State
+from hocket.timestamp import Timestamp
 
 
 class RunSummary:
-    """Write the file when a fit starts and ends, atomically. In between, values are only counted."""
+    """Write the file when a fit starts and ends, atomically. In between, values are only counted.
 
-    def __init__(self) -> None:
+    Args:
+        fits: seconds and batches of earlier fits, as `fits` returned them.
+    """
+
+    def __init__(self, fits: tuple[float, int] = (0.0, 0)) -> None:
         self._path: Path | None = None
         self._content: dict[str, Any] = {}
         #: The latest value of each metric, and its least and greatest finite ones, NaN if there are none.
         self._values: dict[str, list[float]] = {}
         self._read = False
-        #: Seconds and batches of the earlier fits of this process, and when the current one began.
-        self._seconds, self._began = 0.0, 0.0
-        self._batches, self._first = 0, 0
+        #: Seconds and batches of the earlier fits, and when and where the current one began.
+        self._seconds, self._batches = fits
+        self._began, self._first = 0.0, 0
+        self._now: Timestamp | None = None
 
     def begin(self, metrics: Path, state: State) -> None:
         """Write that the run is being trained. ``metrics`` is the file of its metrics, whose earlier lines are read."""
@@ -44,7 +50,7 @@ class RunSummary:
             self._read, self._values = True, {}
             for line in objects(metrics):
                 self.add({name: number(value) for name, value in line.items() if name not in POSITION})
-        self._began, self._first = time.time(), state.timestamp.batch
+        self._began, self._first, self._now = time.time(), state.timestamp.batch, state.timestamp
         listings = (getattr(each.obj, "listing", None) for each in state.bus.attachments)
         best = next((each.rule for each in listings if each is not None), None)
         self._content = {
@@ -73,11 +79,16 @@ class RunSummary:
                 if not known[2] >= value:
                     known[2] = value
 
+    def fits(self) -> tuple[float, int]:
+        """Return seconds and batches of all fits until now."""
+        if self._now is None or self._path is None:
+            return self._seconds, self._batches
+        return self._seconds + time.time() - self._began, self._batches + self._now.batch - self._first
+
     def end(self, state: State, status: str) -> None:
         """Write how the fit ended. Does nothing if none began."""
         if self._path is not None:
-            self._seconds += time.time() - self._began
-            self._batches += state.timestamp.batch - self._first
+            self._seconds, self._batches = self.fits()
             self._write(state, status)
             self._path = None
 

@@ -126,7 +126,7 @@ def parse(window: str) -> tuple[int, Time]:
     Example:
         >>> from hocket.profiling.profiler import parse
         >>> parse("5ba after 1ep")
-        (5, Time(value=1, unit=<Unit.EPOCH: 'ep'>))
+        (5, Time(1, 'ep'))
     """
     match = re.fullmatch(r"\s*(.+?)(?:\s+after\s+(.+?))?\s*", window) if isinstance(window, str) else None
     if match is None:

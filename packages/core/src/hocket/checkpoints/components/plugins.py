@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hocket.checkpoints.classes import class_named, class_of
 from hocket.checkpoints.component import Check, Component, Like, Saved, Tree
+from hocket.checkpoints.components.values import Decoded
 from hocket.checkpoints.plain_data import encode
 from hocket.data.stateful import has_state
 from hocket.plugins import catalog
@@ -66,6 +67,28 @@ class Plugins(Component):
         for attachment in self._state.bus.attachments:
             if (attachment.kind, attachment.name) in saved:
                 attachment.obj.load_state_dict(saved[attachment.kind, attachment.name])
+
+
+class Costs(Decoded):
+    """What ``profile_plugins=True`` has counted so far."""
+
+    path = "costs"
+
+    def __init__(self, state: State) -> None:
+        self._bus = state.bus
+
+    def state_dict(self, gather: bool) -> Tree:
+        """Return calls and seconds by plug-in and hook."""
+        return [[*key, *counts] for key, counts in self._bus.account.items()] if self._bus.profile else []
+
+    def absent(self, checkpoint: Saved) -> Check:
+        """Accept older checkpoints, which have none."""
+        return Check()
+
+    def load_state_dict(self, saved: Sequence[Any]) -> None:
+        """Continue to count from there."""
+        for plugin, hook, *counts in saved if self._bus.profile else ():
+            self._bus.account.setdefault((plugin, hook), counts)[:] = counts  # calls add to this list
 
 
 def _problems(
