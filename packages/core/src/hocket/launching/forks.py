@@ -176,8 +176,10 @@ def _rank(rank: int, world_size: int, variables: dict[str, str], pipe: Any, func
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host name may not resolve to an address
     try:
+        from hocket.distributed.objects import pack
+
         # Pickled here and not by the pipe, which would send tensors as handles of shared memory that ends with this process.
-        report = (True, pickle.dumps(function(rank)))
+        report = (True, pack(function(rank)))
     except BaseException:
         report = (False, pickle.dumps(traceback.format_exc()))
     sys.stdout.flush()
@@ -215,5 +217,7 @@ def _collect(pipes: dict[Any, int], processes: list[Any], timeout: float | None)
                 raise WorkerError(rank, f"Rank {rank} of {world_size} died without an exception. {why}") from None
             if not succeeded:
                 raise WorkerError(rank, f"Rank {rank} of {world_size} raised:\n{pickle.loads(content)}")
-            results[rank] = pickle.loads(content)
+            from hocket.distributed.objects import unpack
+
+            results[rank] = unpack(content, "cpu")
     return [results[rank] for rank in range(world_size)]

@@ -335,7 +335,9 @@ def _compute_microbatch(
         _gate(step.outputs, weight)
         if step.loss_function is not None and apart is None and _is_zero(weight):
             step.loss, factor = _zero_loss(state, step.loss), 1.0
-    step.outputs = None  # what of them the gradients need is in the graph; logits are often the largest tensor of a step
+    step.outputs = (
+        None  # what of them the gradients need is in the graph; logits are often the largest tensor of a step
+    )
     if apart is None:
         bus.backward(state, step.loss if factor is None else step.loss * factor)
     else:
