@@ -176,7 +176,10 @@ class StrategyHooks:
 
     @hookspec(firstresult=True)
     def all_gather_object(self, item: Any, /) -> list[Any]:
-        """Return the picklable objects of all ranks, by rank."""
+        """Return the picklable objects of all ranks, by rank.
+
+        Subclasses of `hocket.Strategy` get bytes: tensors of a device travel on the CPU, and arrive on each rank's device.
+        """
         raise NotImplementedError
 
     @hookspec(firstresult=True)

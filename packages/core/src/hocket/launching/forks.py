@@ -164,8 +164,10 @@ def _rank(
     )
     os.environ.update(loopback.variables())
     try:
+        from hocket.distributed.objects import pack
+
         # Pickled here and not by the pipe, which would send tensors as handles of shared memory that ends with this process.
-        report = (True, pickle.dumps(function(rank)))
+        report = (True, pack(function(rank)))
     except BaseException:
         report = (False, pickle.dumps(traceback.format_exc()))
     sys.stdout.flush()
@@ -206,7 +208,9 @@ def _collect(pipes: dict[Any, int], processes: list[Any], timeout: float | None)
                 if ended_by:
                     raise _died(ended_by[0], processes)
                 raise WorkerError(rank, f"Rank {rank} of {world_size} raised:\n{pickle.loads(content)}")
-            results[rank] = pickle.loads(content)
+            from hocket.distributed.objects import unpack
+
+            results[rank] = unpack(content, "cpu")
     return [results[rank] for rank in range(world_size)]
 
 

@@ -24,6 +24,7 @@ from torch.optim.optimizer import _foreach_supported_types
 
 from hocket.cli.errors import explains
 from hocket.data.nesting import map_tensors
+from hocket.distributed import objects
 from hocket.launching import forks
 from hocket.launching.errors import WorkerError
 from hocket.memory.hollow import Hollow, quiet
@@ -383,17 +384,20 @@ def _simulated(ranks: int) -> Iterator[None]:
     def gather(items: list[Any], item: Any, *args: Any, **options: Any) -> None:
         items[:] = [item] * len(items)
 
-    replaced = {
-        "new_group": fake_group,
-        "all_reduce": reduce,
-        "all_gather_object": gather,
-        "broadcast_object_list": lambda *args, **options: None,
+    replaced: dict[tuple[Any, str], Any] = {
+        (dist, "new_group"): fake_group,
+        (dist, "all_reduce"): reduce,
+        (dist, "all_gather_object"): gather,
+        (dist, "broadcast_object_list"): lambda *args, **options: None,
+        # Tensors without storage cannot be pickled, and go nowhere.
+        (objects, "pack"): lambda item: item,
+        (objects, "unpack"): lambda item, here=None: item,
     }
-    originals = {name: getattr(dist, name) for name in replaced}
-    for name, function in replaced.items():
-        setattr(dist, name, function)
+    originals = {(module, name): getattr(module, name) for module, name in replaced}
+    for (module, name), function in replaced.items():
+        setattr(module, name, function)
     try:
         yield
     finally:
-        for name, function in originals.items():
-            setattr(dist, name, function)
+        for (module, name), function in originals.items():
+            setattr(module, name, function)

@@ -14,6 +14,7 @@ from hocket.algorithm import Need
 from hocket.checkpoints.unusual import sized_like
 from hocket.data.global_batches import sized
 from hocket.devices import Device
+from hocket.distributed.objects import packed
 
 
 class Strategy:
@@ -42,6 +43,12 @@ class Strategy:
     materializes: ClassVar[bool] = False
     places: ClassVar[bool] = False
     own_loop: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in ("all_gather_object", "broadcast_object"):
+            if name in vars(cls):
+                setattr(cls, name, packed(vars(cls)[name]))
 
     @property
     def data_rank(self) -> int:

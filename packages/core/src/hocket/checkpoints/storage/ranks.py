@@ -62,12 +62,14 @@ def of_a_thread(rank: int, size: int) -> Ranks:
     """Return ranks with a separate process group, created here on all of them, whose collectives do not mix with training's."""
     import torch.distributed as dist
 
+    from hocket.distributed.objects import pack, unpack
+
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)  # non-members get something else
 
     def gather(item: Any) -> list[Any]:
         items: list[Any] = [None] * size
-        dist.all_gather_object(items, item, group=group)
-        return items
+        dist.all_gather_object(items, pack(item), group=group)
+        return [unpack(each) for each in items]
 
     return Ranks(rank, size, gather)

@@ -12,6 +12,8 @@ import torch
 from torch import distributed
 from torch.utils.data import Dataset, DistributedSampler
 
+from hocket.distributed.objects import pack, unpack
+
 
 def _number(variable: str, alone: int) -> int:
     return int(os.environ.get(variable, alone))
@@ -93,7 +95,9 @@ def broadcast(tensor: torch.Tensor, src: int, group: Any = None) -> None:
 def broadcast_object_list(object_list: list[Any], src: int = 0, group: Any = None) -> None:
     """Overwrite a list by that of a process."""
     if not _alone():
-        distributed.broadcast_object_list(object_list, src, group)
+        packed = [pack(each) for each in object_list]
+        distributed.broadcast_object_list(packed, src, group)
+        object_list[:] = [unpack(each) for each in packed]
 
 
 def all_gather(tensor: torch.Tensor, group: Any = None) -> Sequence[torch.Tensor]:
@@ -110,8 +114,8 @@ def all_gather_object(obj: Any, group: Any = None) -> list[Any]:
     if _alone():
         return [obj]
     gathered: list[Any] = [None] * distributed.get_world_size(group)
-    distributed.all_gather_object(gathered, obj, group)
-    return gathered
+    distributed.all_gather_object(gathered, pack(obj), group)
+    return [unpack(each) for each in gathered]
 
 
 def get_sampler(
