@@ -70,10 +70,9 @@ class TrainingIterator:
         self._too_many = 1 + (self._length or -1)
 
     def _warn_of_more(self) -> None:
-        warnings.warn(
+        warn(
             f"The training data said that an epoch has {self._too_many - 1} batches, and there are more. Schedules were "
             "planned for fewer; correct its __len__, or that of its data set.",
-            stacklevel=3,
         )
         self._too_many = 0
 
