@@ -34,14 +34,18 @@ def end_with_launcher() -> None:
 def end_with(launcher: int, lasts: bool = True) -> None:
     """Have this process, a child of ``launcher``, be killed when that is gone: in Linux at once, elsewhere within a second.
 
-    A thread looks for the launcher too, which notices one that ended before this call. ``lasts``: whether the thread that
-    started this process lives as long as the launcher. Linux takes the end of that thread for the end of the launcher.
+    ``lasts``: whether the thread that started this process lives as long as the launcher. Linux takes the end of that thread
+    for the end of the launcher; then, too, a thread of this process looks for the launcher instead.
     """
+    asked = False
     if sys.platform == "linux" and lasts:
         import ctypes
 
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    is_child = os.getppid() == launcher  # not if a wrapper of the interpreter is between the two
+        asked = ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0
+    # It is not the parent if it has ended already, or if a wrapper of the interpreter is between the two.
+    is_child = os.getppid() == launcher
+    if asked and is_child:
+        return
 
     def watch() -> None:
         while os.getppid() == launcher if is_child else _exists(launcher):
