@@ -130,7 +130,6 @@ def frozen() -> nn.Module:
         {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, {"callbacks": [{"gradient-monitor": {"every": 1}}]},
         {"strategy": Strategy()}, {"global_batch": 24},
     ],
-    ids=str,
 )  # fmt: skip
 def test_what_changes_memory_is_looked_at_anew(make, changes: dict[str, Any]) -> None:
     def sizes() -> list[int]:

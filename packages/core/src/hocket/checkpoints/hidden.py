@@ -99,16 +99,14 @@ def _leaves(state: State) -> Iterator[tuple[str, Any]]:
     computing = [(name, each) for name, each in roots(state) if not (answers and isinstance(each, nn.Module))]
     observing: list[tuple[str, Any]] = []
     for each in state.bus.attachments:
-        if each.kind in ("algorithms", "callbacks") and not hasattr(each.obj, "checkpoint_components"):
-            (computing if each.kind == "algorithms" else observing).append(
-                (f"{singular(each.kind)} '{each.name}'", each.obj)
-            )
+        if each.kind == "algorithms" and not hasattr(each.obj, "checkpoint_components"):  # callbacks only observe
+            computing.append((f"{singular(each.kind)} '{each.name}'", each.obj))
     observing += [(type(each).__name__, _own_attributes(each)) for each in state.optimizers]
     data = {f"train_data.{name}": getattr(state.train_data, name, None) for name in ("dataset", "collate_fn")}
     observing += [(name, each) for name, each in data.items() if not has_state(each)]
     saved = known(state) | {id(state.train_data), *(id(each.state) for each in state.optimizers)}
     yield from walk(computing, saved, enter)
-    # Callbacks collect what they have seen, and data sets samples that they have read: these lists are no state of training.
+    # Data sets collect samples that they have read: these lists are no state of training.
     for name, value in walk(observing, saved, enter):
         if not isinstance(value, Size | str) and not name.endswith(("]", "}")):
             yield name, value
