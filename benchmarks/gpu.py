@@ -1,19 +1,20 @@
-"""What only a GPU can say about hocket, in one command of at most 35 minutes: ``python benchmarks/gpu.py``.
+"""What only a GPU can say about hocket, in one command of at most 35 minutes.
 
-It runs part by part, each in a process of its own with a time limit, and keeps what each has found in a results file: begun
-again, it skips the parts that are done. A part that fails is recorded with its traceback, and the rest goes on. At the end, and
-with ``--show`` alone, it prints Markdown for docs/benchmarks.md: machine, versions, tables.
+It runs part by part, each in a process of its own with a time limit, and saves each row of each part in a results file at once:
+begun again, it skips the parts that are done. A part that fails, or whose time is over, is recorded with its rows and its
+traceback, and the rest goes on. At the end, and with ``--show`` alone, it prints Markdown for docs/benchmarks.md: machine,
+versions, tables. Its exit code is 0 if all parts are done. In the root of the repository::
 
-On a bare machine with torch, but without hocket and a network, copy this repository there. hocket's dependencies that are
-missing (look at packages/core/pyproject.toml) come from a folder that was filled elsewhere::
+    uv venv gpu-env --python 3.11
+    uv pip install --python gpu-env/bin/python -r benchmarks/gpu-requirements.txt
+    gpu-env/bin/python benchmarks/gpu.py --toy
+    gpu-env/bin/python benchmarks/gpu.py
 
-    pip install --no-deps --target deps pluggy importlib-metadata zipp pyyaml rich markdown-it-py mdurl \\
-        pytest iniconfig pytest-timeout
-    PYTHONPATH=deps python benchmarks/gpu.py --results results.json
+With ``--toy`` it tries everything on small models in a few steps, also where there is no GPU. For a machine without a network,
+make the environment elsewhere, on a machine with the same Python, and copy it there with the repository.
 
 hocket itself is found by path: by default in this repository's packages/, else where ``--packages`` says; the names of its
-plug-ins are read from the pyproject files. Lightning, Accelerate and transformers are compared with where they are installed.
-``--list`` names the parts, ``--only precisions gpt2`` runs some of them again, ``--device cpu --toy`` tries it without a GPU.
+plug-ins are read from the pyproject files. ``--list`` names the parts, ``--only precisions gpt2`` runs some of them again.
 """
 
 from __future__ import annotations
@@ -33,11 +34,27 @@ import traceback
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from harness import HERE, Series, Worker, machine, table
 
-Rows = list[list[str]]
+
+class Rows(list[list[str]]):
+    """The rows of a table, saved as they come, so that those of a part that is stopped are not lost."""
+
+    #: The file of the part that runs in this process.
+    saved_in: ClassVar[Path | None] = None
+
+    def append(self, row: list[str]) -> None:
+        super().append(row)
+        if self.saved_in is not None:
+            _write(self.saved_in, {"status": "died", "rows": self})
+
+
+class PartFailed(Exception):
+    """A part measured or tested something that failed; its rows say what."""
+
+
 MINUTE = 60.0
 #: Of all parts together.
 TOTAL = 35 * MINUTE
@@ -87,7 +104,7 @@ def _train(options: dict[str, Any], device: str, toy: bool, steps: int = 30) -> 
 
 def precisions(device: str, toy: bool) -> Rows:
     """Every precision: time and memory of a step."""
-    rows = [["4-layer GPT of 512, 16 × 256 tokens, AdamW", "ms per step", "peak memory, GiB"]]
+    rows = Rows([["4-layer GPT of 512, 16 × 256 tokens, AdamW", "ms per step", "peak memory, GiB"]])
     names = ["fp32", "tf32", "bf16", "fp16", "bf16-true"]
     if importlib.util.find_spec("torchao") and device == "cuda":
         names.append("fp8")
@@ -99,7 +116,7 @@ def precisions(device: str, toy: bool) -> Rows:
 
 def compiled(device: str, toy: bool) -> Rows:
     """`compile=`: eager, compiled, and with CUDA graphs."""
-    rows = [["the same GPT in bf16", "ms per step", "peak memory, GiB"]]
+    rows = Rows([["the same GPT in bf16", "ms per step", "peak memory, GiB"]])
     modes: dict[str, Any] = {"eager": False, "compile=True": {"backend": "eager"} if toy else True}
     if device == "cuda":
         modes["compile={'mode': 'reduce-overhead'}"] = {"mode": "reduce-overhead"}
@@ -113,7 +130,7 @@ def fsdp(device: str, toy: bool) -> Rows:
     """Strategies on one device: what they cost where they gain nothing."""
     variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     os.environ.update(variables, MASTER_PORT="29533")
-    rows = [["the same GPT in bf16, one rank", "ms per step", "peak memory, GiB"]]
+    rows = Rows([["the same GPT in bf16, one rank", "ms per step", "peak memory, GiB"]])
     for name, strategy in {
         "single": "single", "ddp": "ddp", "fsdp": "fsdp", "fsdp, a unit per layer": {"fsdp": {"wrap": 50 if toy else 10**6}},
     }.items():  # fmt: skip
@@ -158,8 +175,13 @@ def auto_microbatch(device: str, toy: bool) -> Rows:
         first = time.perf_counter() - begin
         trainer.fit()
         found = trainer.state.microbatch
-    return [["samples", "limit", "microbatch found", "s, with the search"],
-            [str(samples), "4 GiB" if device == "cuda" else "13 samples", str(found), f"{first:.2f}"]]  # fmt: skip
+    limit = "4 GiB" if device == "cuda" else "13 samples"
+    return Rows(
+        [
+            ["samples", "limit", "microbatch found", "s, with the search"],
+            [str(samples), limit, str(found), f"{first:.2f}"],
+        ]
+    )
 
 
 def no_waiting(device: str, toy: bool) -> Rows:
@@ -172,7 +194,7 @@ def no_waiting(device: str, toy: bool) -> Rows:
     import hocket
     from hocket.testkit import no_sync
 
-    rows = [["Trainer(…)", "waits in 20 batches"]]
+    rows = Rows([["Trainer(…)", "waits in 20 batches"]])
     cases: dict[str, dict[str, Any]] = {
         "": {}, "microbatch=16": {"microbatch": 16}, "clip_gradients=1.0": {"clip_gradients": 1.0},
         "precision='bf16'": {"precision": "bf16"}, "precision='fp16' (has to wait once)": {"precision": "fp16"},
@@ -229,7 +251,7 @@ def copies(device: str, toy: bool) -> Rows:
 
     import hocket
 
-    rows = [["batches of 64 MiB", "ms per step"]]
+    rows = Rows([["batches of 64 MiB", "ms per step"]])
     elements = 2**8 if toy else 2**18
     for name in ("pageable", *(["pinned"] if device == "cuda" else [])):
         times: list[float] = []
@@ -254,7 +276,8 @@ def copies(device: str, toy: bool) -> Rows:
 
 def _against(workload: str, device: str, toy: bool) -> Rows:
     """A workload in bf16 as a multiple of the hand-written loop, by contender; missing libraries are listed as skipped."""
-    rows = [[f"{workload}, bf16", "÷ hand-written", "hand-written step, ms"]]
+    rows = Rows([[f"{workload}, bf16", "÷ hand-written", "hand-written step, ms"]])
+    failed = []
     only = ("bare", "progress + jsonl", "Lightning, barebones", "Fabric", "Accelerate", "transformers Trainer, barest")
     for name in ("hocket", "lightning", "accelerate", "transformers"):
         needed = (name, "accelerate") if name == "transformers" else (name,)
@@ -274,9 +297,12 @@ def _against(workload: str, device: str, toy: bool) -> Rows:
                 rows.append([f"{name}, {case}" if name == "hocket" else case, str(ratio), str(raw)])
         except RuntimeError as error:
             rows.append([name, f"failed: {error}", ""])
+            failed.append(name)
         finally:
             if worker is not None:
                 worker.close()
+    if failed:
+        raise PartFailed(f"{', '.join(failed)} failed")
     return rows
 
 
@@ -308,7 +334,14 @@ def tests(device: str, toy: bool) -> Rows:
         command, env={**os.environ, "HOCKET_GPU_TESTS": device}, capture_output=True, text=True, cwd=HERE.parent
     )
     lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines()[-1:] or ["nothing was said"]
-    return [["tests marked `gpu`"], [lines[-1]], *[[line] for line in lines if line.startswith(("FAILED", "ERROR"))]]
+    rows = Rows([["tests marked `gpu`"]])
+    for line in [lines[-1], *(line for line in lines if line.startswith(("FAILED", "ERROR")))]:
+        rows.append([line])
+    if done.returncode or "passed" not in lines[-1]:  # all may have been skipped
+        raise PartFailed(
+            f"pytest ended with exit code {done.returncode}: {lines[-1]}\n{done.stdout[-3000:]}{done.stderr[-2000:]}"
+        )
+    return rows
 
 
 #: By name, the most important first, with the seconds that each may take.
@@ -336,6 +369,10 @@ def main() -> int:
         return 0
     if arguments.part:
         return _run_here(arguments)
+    if arguments.device is None:
+        arguments.device = _device(arguments)
+    if arguments.results is None:
+        arguments.results = HERE / "results" / ("gpu-toy.json" if arguments.toy else "gpu.json")
     results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {"parts": {}}
     if not arguments.show:
         with tempfile.TemporaryDirectory() as folder:
@@ -350,9 +387,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="say which parts there are, and do nothing")
     parser.add_argument("--only", nargs="+", choices=PARTS, help="run these, whether they are done or not")
     parser.add_argument("--show", action="store_true", help="print what there is, and run nothing")
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), help="default: cuda; with --toy cpu where torch sees no GPU"
+    )
     parser.add_argument("--toy", action="store_true", help="small models and few steps, to try this file")
-    parser.add_argument("--results", type=Path, default=HERE / "results" / "gpu.json")
+    parser.add_argument(
+        "--results", type=Path, help="default: results/gpu.json beside this file, with --toy gpu-toy.json"
+    )
     parser.add_argument("--packages", type=Path, default=HERE.parent / "packages", help="where hocket's sources are")
     parser.add_argument("--total", type=float, default=TOTAL, help="seconds for all parts of this call together")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
@@ -360,20 +401,33 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _device(arguments: argparse.Namespace) -> str:
+    code = "import torch; print(torch.cuda.is_available())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if found.returncode:
+        sys.exit(f"torch cannot be imported:\n{found.stderr}Install what benchmarks/gpu-requirements.txt lists.")
+    if "True" in found.stdout or arguments.show:
+        return "cuda"
+    if arguments.toy:
+        return "cpu"
+    sys.exit("torch sees no GPU here. Write --toy to try the parts on the CPU, or repair the driver (nvidia-smi).")
+
+
 def _run_all(arguments: argparse.Namespace, results: dict[str, Any], environment: dict[str, str]) -> None:
     end = time.monotonic() + arguments.total
     results["about"] = _about(environment)
+    how = {"device": arguments.device, "toy": arguments.toy}
     for name, (_, limit) in PARTS.items():
-        wanted = name in arguments.only if arguments.only else results["parts"].get(name, {}).get("status") != "done"
-        if not wanted:
+        before = results["parts"].get(name, {})
+        done = before.get("status") == "done" and {key: before.get(key) for key in how} == how
+        if name not in arguments.only if arguments.only else done:
             continue
         left = min(limit, end - time.monotonic())
         begin = time.monotonic()
         found = _run_apart(name, arguments, environment, left) if left > 0 else {"status": "out of time"}
-        results["parts"][name] = {**found, "seconds": round(time.monotonic() - begin, 1)}
+        results["parts"][name] = {**found, **how, "seconds": round(time.monotonic() - begin, 1)}
         print(f"{name}: {found['status']}, {results['parts'][name]['seconds']} s", file=sys.stderr, flush=True)
-        arguments.results.parent.mkdir(parents=True, exist_ok=True)
-        arguments.results.write_text(json.dumps(results, indent=1) + "\n")
+        _write(arguments.results, results)
 
 
 def _run_apart(name: str, arguments: argparse.Namespace, environment: dict[str, str], limit: float) -> dict[str, Any]:
@@ -402,23 +456,39 @@ def _run_apart(name: str, arguments: argparse.Namespace, environment: dict[str, 
         )
         try:
             said, _ = process.communicate(timeout=limit)
+            stopped = False
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)  # with its workers
             said, _ = process.communicate()
-            return {"status": f"stopped after {limit:.0f} s", "traceback": said[-3000:]}
-        if out.exists():
-            found: dict[str, Any] = json.loads(out.read_text())
-            return found
-        return {"status": f"died with exit code {process.returncode}", "traceback": said[-3000:]}
+            stopped = True
+        found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"status": "died"}
+        if stopped:
+            found["status"] = f"stopped after {limit:.0f} s"
+        elif process.returncode and found["status"] in ("done", "died"):  # as in the destructors of CUDA
+            found["status"] = f"died with exit code {process.returncode}"
+        elif found["status"] == "died":
+            found["status"] = "died without an exit code"
+        return found if found["status"] == "done" else {"traceback": said[-3000:], **found}
 
 
 def _run_here(arguments: argparse.Namespace) -> int:
+    Rows.saved_in = arguments.out
     try:
         found: dict[str, Any] = {"status": "done", "rows": PARTS[arguments.part][0](arguments.device, arguments.toy)}
     except Exception as error:
-        found = {"status": f"failed: {type(error).__name__}: {error}"[:300], "traceback": traceback.format_exc()}
-    arguments.out.write_text(json.dumps(found))
+        found = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+        about = {"status": f"failed: {type(error).__name__}: {error}"[:300], "traceback": traceback.format_exc()}
+        found |= about
+    _write(arguments.out, found)
     return int(found["status"] != "done")
+
+
+def _write(file: Path, content: Any) -> None:
+    """Replace a file completely or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f"{file.name}.new")
+    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    temporary.replace(file)
 
 
 def import_path(packages: Path, folder: Path) -> str:
@@ -457,7 +527,8 @@ def markdown(results: dict[str, Any]) -> str:
     lines = [", ".join(f"{name} {value}" for name, value in about.items())]
     for name, part in results["parts"].items():
         lines += ["", f"### {name}", ""]
-        lines += [table(part["rows"])] if "rows" in part else [part["status"]]
+        lines += [part["status"], ""] if part["status"] != "done" else []
+        lines += [table(part["rows"])] if "rows" in part else []
         if part.get("traceback"):
             lines += ["", "```", part["traceback"].strip().splitlines()[-1], "```"]
     return "\n".join(lines)
