@@ -57,14 +57,18 @@ def _weighted(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tenso
     [
         {}, {"microbatch": 16}, {"clip_gradients": 1.0}, {"precision": "bf16"}, {"algorithms": ["ema"]},
         {"algorithms": ["sam"]}, {"strategy": Two}, {"loss": _weighted, "microbatch": 16},
+        {"algorithms": [{"loss-spike-guard": {"every": 2, "warmup": 2, "window": 4}}]},
+        {"loss": F.binary_cross_entropy_with_logits, "train_metrics": "accuracy"},
     ],
-    ids=["bare", "microbatches", "clipping", "bf16", "ema", "sam", "two ranks", "weighted loss"],
+    ids=["bare", "microbatches", "clipping", "bf16", "ema", "sam", "two ranks", "weighted loss", "spikes", "accuracy"],
 )  # fmt: skip
 def test_no_batch_waits(cuda: torch.device, options: dict[str, Any]) -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Dropout(0.1), nn.Linear(64, 1))
     data = [(torch.randn(64, 64).pin_memory(), torch.randn(64, 1).pin_memory()) for _ in range(10)]
     strict = Strict()
     options = {"loss": F.mse_loss, **options}
+    if "train_metrics" in options:
+        data = [(x, (y > 0).float().pin_memory()) for x, y in data]
     options["strategy"] = options["strategy"]() if "strategy" in options else "single"
     trainer = hocket.Trainer(
         model=model, train_data=data, duration="1ep", optimizer=lambda parameters: torch.optim.AdamW(parameters, 1e-3),

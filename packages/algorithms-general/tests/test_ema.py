@@ -374,3 +374,27 @@ def test_loaded_averages_of_another_shape_are_an_error_that_names_them():
 def test_arguments_that_make_no_average(arguments, words):
     with pytest.raises(ValueError, match=words):
         EMA(**arguments)
+
+
+def test_few_converted_copies_of_weights_are_in_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Averages of 16-bit weights are float32: the same values, in several operations instead of one copy of all weights."""
+    from hocket_general import ema
+
+    values = [torch.randn(64).bfloat16() for _ in range(10)]
+    whole, chunks = [each.float() + 1 for each in values], [each.float() + 1 for each in values]
+    sizes: list[int] = []
+    move = ema.get_ema_multi_avg_fn
+
+    def watched(smoothing: float):
+        def update(averages: list[torch.Tensor], targets: list[torch.Tensor], number: int) -> None:
+            sizes.append(sum(each.nbytes for each in targets))
+            move(smoothing)(averages, targets, number)
+
+        return update
+
+    ema.ema_update(whole, values, 0.9)
+    monkeypatch.setattr(ema, "get_ema_multi_avg_fn", watched)
+    monkeypatch.setattr(ema, "_CONVERTED", 3 * 64 * 4)
+    ema.ema_update(chunks, values, 0.9)
+    assert sizes == [3 * 64 * 4] * 3 + [64 * 4]
+    assert all(map(torch.equal, whole, chunks))

@@ -16,6 +16,8 @@ import sys
 import threading
 import time
 import warnings
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import safetensors
@@ -571,3 +573,27 @@ def test_looking_does_not_import_torch(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "optimizers.0.moment" in done.stdout and "float32 [300000]" in done.stdout
+
+
+def test_one_stream_for_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With stand-ins for tensors of two GPUs."""
+
+    class Fake:
+        is_cuda, shape, dtype = True, (4,), torch.float32
+
+        def __init__(self, number: int) -> None:
+            self.device = torch.device("cuda", number % 2)
+
+    made: list[torch.device] = []
+
+    def stream(device: torch.device) -> Any:
+        made.append(device)
+        return SimpleNamespace(wait_stream=lambda other: None)
+
+    monkeypatch.setattr(torch.cuda, "Stream", stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: None)
+    monkeypatch.setattr(torch, "empty_like", lambda tensor, **options: torch.empty(4))
+    stored = [SimpleNamespace(name=str(number), tensor=Fake(number)) for number in range(100)]
+    snapshot: Any = SimpleNamespace(stored=stored)
+    Staging().copy(snapshot, lambda tensor: True)
+    assert sorted(map(str, made)) == ["cuda:0", "cuda:1"]

@@ -73,8 +73,10 @@ def ema_update(averages: Sequence[Tensor], values: Iterable[Tensor], smoothing: 
             f"There are {len(averages)} averages for {len(values)} values: pass as many of one as of the other."
         )
     with torch.no_grad():
+        move = get_ema_multi_avg_fn(smoothing)  # a lerp: equal tensors stay bitwise equal
         means: list[Tensor] = []
         targets: list[Tensor] = []
+        converted = 0
         for average, value in zip(averages, values, strict=True):
             if average.shape != value.shape:
                 raise ValueError(
@@ -85,10 +87,18 @@ def ema_update(averages: Sequence[Tensor], values: Iterable[Tensor], smoothing: 
             if average.is_floating_point() or average.is_complex():
                 means.append(average)
                 targets.append(value.to(average.dtype))
+                converted += average.nbytes if value.dtype != average.dtype else 0
+                if converted >= _CONVERTED:
+                    move(means, targets, 0)
+                    means, targets, converted = [], [], 0
             else:
                 average.copy_(value)
         if means:
-            get_ema_multi_avg_fn(smoothing)(means, targets, 0)  # a lerp: equal tensors stay bitwise equal
+            move(means, targets, 0)
+
+
+#: Bytes of values that are converted to the dtype of their averages at a time: few operations, and little memory.
+_CONVERTED = 1 << 26
 
 
 class EMA(Averages):

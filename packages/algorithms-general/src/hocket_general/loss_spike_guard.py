@@ -162,6 +162,8 @@ class LossSpikeGuard(Algorithm):
         self._journal: list[dict[str, Any]] = []
         #: The last good state, as plain data.
         self._copy: dict[str, Any] | None = None
+        #: The GPUs whose copies may be on their way.
+        self._copied_from: set[torch.device] = set()
         #: Whether a fit is running: evaluations between fits undo nothing.
         self._fitting = False
 
@@ -302,11 +304,21 @@ class LossSpikeGuard(Algorithm):
             "plugins": [[each.kind, each.name, each.obj.state_dict()] for each in self._others(state)],
             "history": self._history,
         }
-        self._copy = map_tensors(_copied, encode(tree, "the state that loss-spike-guard copies", gather=False))
+        encoded = encode(tree, "the state that loss-spike-guard copies", gather=False)
+        map_tensors(lambda tensor: self._copied_from.add(tensor.device) if tensor.is_cuda else None, encoded)
+        self._copy = None  # its pinned memory is used again
+        self._copy = map_tensors(_copied, encoded)
+
+    def _complete_copy(self) -> dict[str, Any] | None:
+        """Return the copy, once it has arrived on the host."""
+        for device in self._copied_from:
+            torch.cuda.synchronize(device)
+        self._copied_from.clear()
+        return self._copy
 
     def _restore(self, state: State) -> None:
         bus, prepared = state.bus, state.prepared
-        tree = decode(self._copy)  # with copies of the tensors, because optimizers keep what they load
+        tree = decode(self._complete_copy())  # with copies of the tensors, because optimizers keep what they load
         bus.load_model_state(prepared, tree["model"])
         for optimizer, saved in zip(state.optimizers, tree["optimizers"], strict=True):
             bus.load_optimizer_state(prepared, optimizer, saved)
@@ -345,7 +357,7 @@ class LossSpikeGuard(Algorithm):
             "current": None if self._current is None else self._current.state_dict(),
             "to_skip": self._to_skip,
             "journal": list(self._journal),
-            "copy": self._copy,
+            "copy": self._complete_copy(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -442,8 +454,12 @@ def _saves(state: State) -> bool:
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """Return a copy on the host; a shard stays on its device."""
-    return tensor.to("cpu", copy=True) if mesh_of(tensor) is None else tensor.clone()
+    """Return a copy on the host, to which a GPU copies while the host goes on; a shard stays on its device."""
+    if mesh_of(tensor) is not None:
+        return tensor.clone()
+    if not tensor.is_cuda:
+        return tensor.to("cpu", copy=True)
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def _joined(indices: Sequence[list[Any] | None]) -> list[Any] | None:

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -46,7 +47,7 @@ from hocket.state import State
 from hocket.task import events_of, task_of
 from hocket.task_log import connected
 from hocket.time import Interval, Time
-from hocket.training import graphs, seeding, until, whole_batch
+from hocket.training import seeding, until, whole_batch
 from hocket.training.evaluate import EvalSet, evaluate, evaluate_unseen, prepare_sets, sanity_check
 from hocket.training.fit import FitLoop
 from hocket.training.guard import NonFiniteGuard, Policy
@@ -393,7 +394,10 @@ class Trainer:
         made_with = hyperparameters(optimizers)
         if self.settings.compile is not None and not state.task.owns_steps:
             state.task.compile(**self.settings.compile)
-        state.overwrites = graphs.may_overwrite(state.task, self.settings.compile, state.device)
+        if self.settings.compile is not None or "torch._dynamo" in sys.modules:  # without it nothing is compiled
+            from hocket.training.graphs import may_overwrite
+
+            state.overwrites = may_overwrite(state.task, self.settings.compile, state.device)
         state.prepared, state.optimizers = self._runtime.prepare(state.task, optimizers)
         state.schedules = make_schedules(schedule, state.optimizers, schedule_every, state.optimizer_names)
         if averages := OptimizerAverages.attachment(state):

@@ -6,10 +6,8 @@ context on the GPUs of all others, and compute with tensors of several devices.
 
 from __future__ import annotations
 
-import functools
 import io
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,16 +47,3 @@ def pack(item: Any) -> bytes:
 def unpack(content: bytes, here: str | None = None) -> Any:
     """Return the object of `pack`. Its tensors are on this process's device of their kind, or on ``here``."""
     return _Unpickler(content, here).load()
-
-
-def packed(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Let a strategy's collective of objects send and receive bytes. With one rank the object stays as it is."""
-
-    @functools.wraps(function)
-    def call(self: Any, item: Any) -> Any:
-        if self.world_size == 1:
-            return function(self, item)
-        received = function(self, pack(item))
-        return [unpack(each) for each in received] if isinstance(received, list) else unpack(received)
-
-    return call

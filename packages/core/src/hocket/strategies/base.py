@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +15,6 @@ from hocket.algorithm import Need
 from hocket.checkpoints.unusual import sized_like
 from hocket.data.global_batches import sized
 from hocket.devices import Device
-from hocket.distributed.objects import packed
 
 
 class Strategy:
@@ -48,7 +48,7 @@ class Strategy:
         super().__init_subclass__(**options)
         for name in ("all_gather_object", "broadcast_object"):
             if name in vars(cls):
-                setattr(cls, name, packed(vars(cls)[name]))
+                setattr(cls, name, _packed(vars(cls)[name]))
 
     @property
     def data_rank(self) -> int:
@@ -159,3 +159,18 @@ class Strategy:
 
     def shutdown(self) -> None:
         """Leave the process group, if this strategy joined it."""
+
+
+def _packed(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Let a strategy's collective of objects send and receive bytes; see `hocket.distributed.objects`."""
+
+    @functools.wraps(function)
+    def call(self: Any, item: Any) -> Any:
+        if self.world_size == 1:
+            return function(self, item)
+        from hocket.distributed import objects
+
+        received = function(self, objects.pack(item))
+        return list(map(objects.unpack, received)) if isinstance(received, list) else objects.unpack(received)
+
+    return call

@@ -21,7 +21,6 @@ from hocket.state import State
 from hocket.training import weights
 from hocket.training.carry import check_kept, split_carry
 from hocket.training.divisors import weighed
-from hocket.training.graphs import copied, keep_gradients
 from hocket.training.means import Part, Weighting, mean, on_device
 from hocket.training.step import CHANGED_IN_PLACE, count, count_part
 from hocket.training.whole_batch import check_part
@@ -237,6 +236,8 @@ def accumulate_gradients(
             remaining -= samples
             step.carry = carried
             if parts and state.overwrites:
+                from hocket.training.graphs import keep_gradients
+
                 keep_gradients(state.parameters, gradients)
             with bus.accumulate(state.prepared, number == len(microbatches)):
                 parts.append(Part(*compute_microbatch(state, microbatch, samples, weighting, metrics)))
@@ -305,6 +306,8 @@ def _compute_microbatch(
     if step.loss_function is None:
         step.outputs = bus.forward(state, step.batch)
         if state.overwrites:
+            from hocket.training.graphs import copied
+
             step.outputs = copied(step.outputs)
         bus.after_forward(state)
         bus.before_loss(state)
@@ -347,9 +350,7 @@ def _compute_microbatch(
         _gate(step.outputs, weight)
         if step.loss_function is not None and apart is None and _is_zero(weight):
             step.loss, factor = _zero_loss(state, step.loss), 1.0
-    step.outputs = (
-        None  # what of them the gradients need is in the graph; logits are often the largest tensor of a step
-    )
+    step.outputs = None  # the graph holds what gradients need of them; logits are often the largest tensor of a step
     if apart is None:
         bus.backward(state, step.loss if factor is None else step.loss * factor)
     else:
@@ -376,6 +377,8 @@ def _call_loss_function(state: State) -> tuple[Loss, Mapping[str, torch.Tensor] 
         if isinstance(returned, Apart):
             apart = returned.losses
         if state.overwrites:
+            from hocket.training.graphs import copied
+
             loss = copied(loss)
         kept = map_tensors(torch.Tensor.detach, loss.kept)
         return loss._replace(kept=kept)

@@ -17,7 +17,6 @@ from hocket.optim.closures import needs_closure
 from hocket.plugins.errors import PlanError
 from hocket.plugins.kinds import singular
 from hocket.strategies.base import Strategy
-from hocket.training.graphs import copied, keep_gradients
 
 if TYPE_CHECKING:
     from hocket.plugins.spec import Attachment
@@ -94,7 +93,11 @@ class ByHand:
                 "by_hand.backward takes one loss, not hocket.Apart. Open a block for each of its optimizers."
             )
         state, step, hooks = self._state, self.current, self._hooks()
-        loss = as_loss(copied(loss) if state.overwrites else loss)
+        if state.overwrites:
+            from hocket.training.graphs import copied
+
+            loss = copied(loss)
+        loss = as_loss(loss)
         share, factor = self._weigh(loss)
         with self._outside():
             if not self._waiting:
@@ -114,6 +117,8 @@ class ByHand:
                 finally:
                     step.inputs, step.retain_graph = None, False
             if state.overwrites:
+                from hocket.training.graphs import keep_gradients
+
                 keep_gradients(state.trained_parameters(), self._copies)
             hooks.after_backward(state)
         for name, value in {"": step.loss, **loss.parts}.items():

@@ -21,7 +21,6 @@ from hocket.state import State
 from hocket.task import Task
 from hocket.time import Interval, time_of
 from hocket.training import scalars, seeding, weights
-from hocket.training.graphs import copied, keep_gradients
 from hocket.training.means import on_device
 from hocket.training.metrics import MetricSet, named_loss
 from hocket.training.modes import eval_mode
@@ -193,6 +192,8 @@ def _evaluate_sets(
     bus = state.bus
     values: dict[str, float] = {}
     if state.overwrites:
+        from hocket.training.graphs import keep_gradients
+
         keep_gradients(state.parameters, {})
     with _training_state_preserved(state):
         bus.eval_before_all(state)
@@ -241,6 +242,8 @@ def _evaluate_set(
             bus.eval_before_forward(state)
             step.outputs = bus.eval_forward(state, step.batch)
             if state.overwrites:
+                from hocket.training.graphs import copied
+
                 step.outputs = copied(step.outputs)
             bus.eval_after_forward(state)
             if counts and state.task.has_eval_loss(step.outputs):

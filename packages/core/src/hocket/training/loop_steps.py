@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -20,7 +21,6 @@ from hocket.prepared import PreparedModel, inner, is_whole
 from hocket.run_folder import Run, TemporaryFolder
 from hocket.state import State
 from hocket.task import SupervisedTask, Task
-from hocket.training import graphs
 from hocket.training.actions import gradients_again
 from hocket.training.guard import NonFiniteGuard
 from hocket.training.steps import StepResult, Steps, parameters_of
@@ -143,7 +143,10 @@ def make_steps(
     state.prepared, state.clipping = inner(model), clipping
     state.loss_reduction = settings.reduction(state.task.loss_reduction)
     state.parameters = list(model.parameters())
-    state.overwrites = graphs.may_overwrite(state.task, None, state.device)
+    if "torch._dynamo" in sys.modules:  # without it nothing is compiled
+        from hocket.training.graphs import may_overwrite
+
+        state.overwrites = may_overwrite(state.task, None, state.device)
     state.optimizer_names, state.optimizers = list(optimizers), list(optimizers.values())
     _check_optimizers(state)
     given = {"optimizers": state.optimizer_names, "clip": clip, "nonfinite": nonfinite}

@@ -90,6 +90,9 @@ class Accuracy(Mean):
         #: Whether there was: a sample with several labels or none; a label without a class; binary labels; an output
         #: outside [0, 1] for one.
         self.several: bool | Tensor = False
+        #: Whether targets of a floating dtype were no labels; and the shape of several labels for each sample.
+        self.numbers: bool | Tensor = False
+        self.shape: tuple[int, ...] = ()
         self.unknown: bool | Tensor = False
         self.binary: bool | Tensor = False
         self.logits: bool | Tensor = False
@@ -98,11 +101,10 @@ class Accuracy(Mean):
         """Add a batch."""
         if outputs.dim() == 2 and outputs.shape[1] == 1 and targets.dim() == 1:
             outputs = outputs.squeeze(1)
-        if targets.is_floating_point() and not ((targets >= 0) & (targets <= 1)).all():
-            raise ValueError(
-                f"The metric 'accuracy' was given targets of {targets.dtype} from {float(targets.min()):.3g} to "
-                f"{float(targets.max()):.3g}, which are not labels. Write metrics='mae' or 'mse' for numbers."
-            )
+        if targets.is_floating_point():
+            self.numbers = self.numbers | ~((targets >= 0) & (targets <= 1)).all()
+            if targets.is_cpu:  # elsewhere `compute` does not make the host wait in every batch
+                self._refuse_numbers()
         counts = targets != self.ignored
         if outputs.shape == targets.shape and (outputs.dim() < 2 or outputs.shape[1] == 1):
             self.binary = True
@@ -130,18 +132,30 @@ class Accuracy(Mean):
         self.total, self.number = self.total + (right & counts).sum(), self.number + counts.sum()
 
     def _see_several(self, sums: Tensor, shape: torch.Size) -> None:
-        several = ((sums - 1).abs() > 0.01).any()
-        if self.cut is None and several:
+        self.several, self.shape = self.several | ((sums - 1).abs() > 0.01).any(), tuple(shape)
+        if sums.is_cpu:
+            self._refuse_several()
+
+    def _refuse_numbers(self) -> None:
+        if self.numbers:
             raise ValueError(
-                f"The metric 'accuracy' was given outputs and targets of shape {tuple(shape)}, and the labels of a sample do "
+                "The metric 'accuracy' was given targets of a floating-point dtype, some of them outside of 0 to 1, which are "
+                "not labels. Write metrics='mae' or 'mse' for numbers."
+            )
+
+    def _refuse_several(self) -> None:
+        if self.cut is None and self.several:
+            raise ValueError(
+                f"The metric 'accuracy' was given outputs and targets of shape {self.shape}, and the labels of a sample do "
                 "not add up to 1: a sample has several labels or none, and the loss does not say whether outputs are logits or "
                 "probabilities. Pass loss='binary_cross_entropy_with_logits' to the Trainer, or write metrics={'accuracy': "
-                f"torchmetrics.classification.MultilabelAccuracy({shape[1]}, average='micro')}}."
+                f"torchmetrics.classification.MultilabelAccuracy({self.shape[1]}, average='micro')}}."
             )
-        self.several = self.several | several
 
     def compute(self) -> float:
         """Return the fraction; NaN without any label that counts."""
+        self._refuse_numbers()
+        self._refuse_several()
         if self.unknown:
             raise ValueError(
                 f"The metric 'accuracy' was given labels that are neither a class of the outputs nor {self.ignored}, which is "
@@ -163,8 +177,9 @@ class Accuracy(Mean):
         for other in others:
             for name in ("total", "number", "elements", "element_number"):
                 setattr(self, name, float(getattr(self, name)) + float(getattr(other, name)))
-            for name in ("several", "unknown", "binary", "logits"):
+            for name in ("several", "unknown", "binary", "logits", "numbers"):
                 setattr(self, name, bool(getattr(self, name)) or bool(getattr(other, name)))
+            self.shape = self.shape or other.shape
 
 
 class MeanAbsoluteError(Mean):

@@ -54,7 +54,8 @@ class Staging:
             self._kept[each.name] = each.tensor = kept
             (rest if later(source) else now).append((kept, source))
         # The copy waits for everything that was enqueued on the device until now.
-        streams = {source.device: torch.cuda.Stream(source.device) for _, source in rest if source.is_cuda}
+        devices = {source.device for _, source in rest if source.is_cuda}
+        streams = {device: torch.cuda.Stream(device) for device in devices}
         for device, stream in streams.items():
             stream.wait_stream(torch.cuda.current_stream(device))
         _copy(now)
