@@ -43,11 +43,15 @@ class UnsavedState:
         """Note what the first batch has made; later calls do nothing."""
         if self._observed or self._known is None:
             return
+        from hocket.checkpoints.reachable import Size
+
         self._observed = True
-        before = self._known
-        self._known = {key: value for key, value in _values(state).items() if before.get(key) is None} | {
-            key: value for key, value in before.items() if value is not None
-        }
+        for key, value in _values(state).items():
+            before = self._known.get(key)
+            if before is None or (
+                isinstance(before, tuple) and before[0] is Size
+            ):  # collections, too, are caches that the first batch fills
+                self._known[key] = value
 
     def warn(self, state: State) -> None:
         """Warn, once, of values that have changed. Looks at the first saves, and then at ever fewer."""
@@ -57,10 +61,10 @@ class UnsavedState:
         if self._done or self._known is None or self._saves & (self._saves - 1):
             return
         now, before = _values(state), self._known
-        names = [key[0] for key, value in now.items() if key not in before or not same(value, before[key])]
         names = [
-            name for name in names if not name.startswith(tuple(f"{each}{mark}" for each in names for mark in "[{"))
+            key[0].removesuffix("{}") for key, value in now.items() if key not in before or not same(value, before[key])
         ]
+        names = [name for name in names if not name.startswith(tuple(f"{each}[" for each in names))]
         if changed := list(dict.fromkeys(names)):
             self._done = True
             what = "it" if len(changed) == 1 else "them"

@@ -72,7 +72,7 @@ def walk(
 
 
 class Size(int):
-    """The number of items of a collection."""
+    """The number of items of a collection; of a set also the hash of them."""
 
 
 def fingerprint(value: Any) -> Any:
@@ -157,7 +157,7 @@ def _children(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{path}[{_short(key)}]", value[key]) for key in [*itertools.islice(value, _ITEMS)])
     elif isinstance(value, set | frozenset):
         items = [each for each in itertools.islice(value, _ITEMS) if isinstance(each, str | int | float)]
-        yield f"{path}{{}}", hash(frozenset(items))
+        yield f"{path}{{}}", Size(hash(frozenset(items)))
     elif isinstance(value, _COLLECTIONS):
         ends = range(len(value)) if len(value) <= _ITEMS else [*range(_ITEMS // 2), *range(-_ITEMS // 2, 0)]
         ordered: Any = value

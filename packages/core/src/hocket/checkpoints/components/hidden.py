@@ -90,7 +90,10 @@ Buffers = dict[str, Tensor | None]
 
 def known(state: State) -> set[int]:
     """Return the ids of objects whose state checkpoints hold: the model's tensors, metrics that were logged, optimizers."""
-    metrics = [part for each in state.task.modules() if state.aggregates.logs(each) for part in each.modules()]
+    sets = [each.metrics for each in state.eval_sets.values()] + ([state.step.metrics] if state.step.metrics else [])
+    metrics = [each for each in state.task.modules() if state.aggregates.logs(each)]
+    metrics += [each for one in sets for each in one.objects]
+    metrics = [part for each in metrics for part in (each.modules() if isinstance(each, nn.Module) else [each])]
     saved = [*state.task.parameters(), *state.task.buffers(), *metrics, *state.optimizers, *state.schedules]
     return {*map(id, saved)}
 
@@ -122,14 +125,13 @@ def reached(state: State) -> tuple[dict[str, nn.Module], dict[str, Any]]:
     inside, modules, objects = {*map(id, state.task.modules())}, dict[str, nn.Module](), dict[str, Any]()
 
     def enter(name: str, value: Any) -> bool:
+        found: dict[str, Any] | None = objects if saves_itself(value) else None
         if isinstance(value, nn.Module):
-            if id(value) not in inside:
-                modules.setdefault(name, value)
-            return True
-        if saves_itself(value):
-            objects.setdefault(name, value)
-            return False
-        return True
+            found = modules if id(value) not in inside else None
+        if found is not None:
+            others = sum(each.partition("~")[0] == name for each in found)
+            found[f"{name}~{others + 1}" if others else name] = value
+        return found is not objects
 
     for _ in walk(roots(state), known(state), enter):
         pass
