@@ -336,3 +336,50 @@ def test_older_checkpoints_have_none() -> None:
     del tree["ranks"][0]["hidden"], tree["history"], tree["costs"]
     other.load_state_dict(tree)
     assert all(map(torch.equal, weights(other), weights(made)))
+
+
+def test_a_state_that_cannot_be_saved_is_said_once() -> None:
+    class Odd(Mean):
+        def state_dict(self) -> dict[str, Any]:
+            return {"self": self}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    with pytest.warns(
+        UserWarning, match=r"do not hold the state of loss: state_dict\(\) of loss/self holds a Odd"
+    ) as caught:
+        trainer(Net(), loss=Odd(), checkpoints=hocket.Checkpoints("c", every="1ba")).fit()
+    assert len(caught) == 1
+
+
+def test_a_metric_of_the_run_is_no_state() -> None:
+    """Its values are saved with the epoch in progress, or those of one evaluation."""
+
+    class Largest:
+        def __init__(self) -> None:
+            self.value = 0.0
+
+        def reset(self) -> None:
+            self.value = 0.0
+
+        def update(self, outputs: Tensor, targets: Tensor) -> None:
+            self.value = max(self.value, float(outputs.max()))
+
+        def compute(self) -> float:
+            return self.value
+
+    class Measured(hocket.Task):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.made = nn.Linear(4, 3), dict[str, Any]()
+
+        def forward(self, batch: Any) -> Any:
+            return self.layer(batch[0])
+
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            return F.cross_entropy(outputs, batch[1])
+
+        def metrics(self, split: str) -> dict[str, Any]:
+            return self.made.setdefault(split, {"largest": Largest()})
+
+    assert said(Measured(), loss=None, eval_data=DATA) == ""

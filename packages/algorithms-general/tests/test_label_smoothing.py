@@ -48,7 +48,10 @@ class Labelled(NamedTuple):
 @pytest.mark.parametrize("key", ["label", 1])
 def test_targets_in_a_field_of_a_named_tuple(key):
     batch = Labelled(torch.zeros(3, 1), torch.tensor([0, 1, 2]))
-    loss = lambda outputs, batch: F.cross_entropy(outputs, batch.label)
+
+    def loss(outputs, batch):
+        return F.cross_entropy(outputs, batch.label)
+
     value, state = _run(LabelSmoothing(0.2, target_key=key), batch, loss=loss)
     torch.testing.assert_close(value, F.cross_entropy(LOGITS, batch.label, label_smoothing=0.2))
     assert type(state.batch) is Labelled and state.batch.label is batch.label
