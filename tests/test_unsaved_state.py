@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 import hocket
 from hocket.checkpoints.component import ContentError
+from hocket.data import seeded
 
 DATA = [(torch.randn(8, 4, generator=torch.Generator().manual_seed(i)), torch.arange(8) % 3) for i in range(6)]
 
@@ -229,6 +230,13 @@ class Samples(Dataset[Any]):
         return self.read.setdefault(index, self.transform((torch.ones(4), index % 3)))
 
 
+class PerEpoch(Samples):
+    """Is told the epoch, also in a resumed run."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
 class Patience(hocket.Callback):
     def __init__(self) -> None:
         self.bad, self.losses = 0, list[float]()
@@ -254,6 +262,8 @@ def test_what_others_keep_is_named() -> None:
     assert said(Net(), batch_transform=Counted()) == "batch_transform.calls"
     assert said(Net(), DataLoader(Samples(), 8)) == "train_data.dataset.transform.calls"
     assert said(Net(), DataLoader(Subset(Samples(), range(48)), 8)) == "train_data.dataset.dataset.transform.calls"
+    assert said(Net(), DataLoader(PerEpoch(), 24)) == ""
+    assert said(Net(), DataLoader(seeded(Samples(), seed=1), 8)) == "train_data.dataset.dataset.transform.calls"
     assert said(Net(), callbacks=[Patience()]) == "callback 'patience'.bad"
     assert said(Net(), optimizer=lambda p: Counting(p, lr=0.1)) == "Counting.calls"
 

@@ -98,7 +98,10 @@ def _leaves(state: State) -> Iterator[tuple[str, Any]]:
     from hocket.checkpoints.reachable import Size, walk
 
     def enter(name: str, value: Any) -> bool:
-        return isinstance(value, nn.Module) or not saves_itself(value)
+        told = hasattr(type(value), "set_epoch") and not type(value).__module__.startswith(
+            "hocket"
+        )  # in a resumed run too
+        return isinstance(value, nn.Module) or not (saves_itself(value) or told)
 
     answers = type(state.task).extra_state is not Task.extra_state
     computing = [(name, each) for name, each in roots(state) if not (answers and isinstance(each, nn.Module))]

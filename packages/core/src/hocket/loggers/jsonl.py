@@ -77,7 +77,7 @@ class JSONLinesLogger(Logger):
         """Write the waiting lines, and return the lengths of the files and their checksums."""
         self._flush()
         media = self._media.state_dict()
-        return self._lines.state_dict() | {"fits": list(self._summary.fits())} | ({"media": media} if media else {})
+        return self._lines.state_dict() | {"fits": self._summary.fits()} | ({"media": media} if media else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore lengths and checksums; the next fit continues the files from there."""
@@ -87,8 +87,7 @@ class JSONLinesLogger(Logger):
             )
         self._lines.load_state_dict(state_dict)
         self._media.load_state_dict(state_dict.get("media", {}))
-        seconds, batches = state_dict.get("fits", (0.0, 0))
-        self._summary = RunSummary((seconds, batches))
+        self._summary = RunSummary(**state_dict.get("fits", {}))
         self._resumed = True
 
     def log_hyperparameters(self, state: State, parameters: Mapping[str, Any]) -> None:
