@@ -340,6 +340,7 @@ class EvaluationMetadata(hocket.Algorithm):
         state.request(hocket.Decision.EVALUATE)
 
 
+@pytest.mark.filterwarnings("ignore:algorithm 'evaluation-metadata'.heard changed in training")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_sanity_evaluation_is_heard_by_algorithms_and_leaves_no_trace(model, tmp_path, workers) -> None:
     def run(batches: int) -> tuple[Any, ...]:

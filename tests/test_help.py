@@ -526,6 +526,7 @@ def normalized() -> nn.Module:
     [
         ("changes self.calls.*batch_end", {"model": Counts(), "loss": None, "microbatch": 16}),
         ("said that an epoch has 8 batches, and it ended after 2.*__len__", {"train_data": of_length(32)}),
+        ("said that an epoch has 1 batches, and there are more.*__len__", {"train_data": of_length(4)}),
         ("BatchNorm1d computes its statistics over microbatches", {"model": normalized(), "microbatch": 16}),
         ("There are 2 EMA", {"algorithms": [{"ema": {"half_life": "1ba"}}, {"ema": {"half_life": "2ba"}}]}),
         ("accumulate='8ba' is more than the 3 batches", {"accumulate": "8ba"}),
@@ -538,6 +539,30 @@ def normalized() -> nn.Module:
 def test_what_may_not_be_meant_is_said(said: str, changes: dict[str, Any]) -> None:
     with pytest.warns(UserWarning, match=said):
         make_trainer(**changes).fit()
+
+
+def test_data_that_are_longer_than_they_say_are_said_once() -> None:
+    class Longer:
+        def __len__(self) -> int:
+            return 2
+
+        def __iter__(self) -> Any:
+            return iter([(torch.ones(4, 8), torch.arange(4) % 3)] * 5)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make_trainer(train_data=Longer(), duration="3ep").fit()
+    assert ["has 2 batches, and there are more" in str(each.message) for each in caught] == [True]
+
+
+def test_a_duration_beside_train_data() -> None:
+    data = [(torch.ones(4, 8), torch.arange(4) % 3)] * 3
+    for duration in ("2ep", hocket.Time(2, hocket.time.Unit.EPOCH)):
+        trainer = make_trainer(train_data=None, duration=None)
+        assert trainer.fit(duration, train_data=data).timestamp.batch == 6
+        assert trainer.fit(duration, data, train_data=data).metrics["eval/loss"] > 0
+    with pytest.raises(TypeError, match="two durations, '2ep' and duration='3ep'"):
+        trainer.fit("2ep", duration="3ep")
 
 
 def test_weights_beside_those_that_are_evaluated_are_said() -> None:

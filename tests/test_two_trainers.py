@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import re
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from torch.nn import functional as F
 import hocket
 from hocket import plugins
 from hocket.loggers.memory import MemoryLogger
+from hocket.plugins.spec import Attachment
 from hocket.precision.bf16 import BF16
 from hocket.strategies.single import SingleDevice
 from hocket.training.seeding import RandomStream
@@ -153,3 +156,49 @@ def test_the_memory_of_an_instance_is_not_kept(data, model) -> None:
     assert gone() is None
     for _ in range(20):
         quick(data, model, callbacks=[Counts()])
+
+
+class InThreads(hocket.Callback):
+    """Calls functions in a thread each, in the middle of a fit."""
+
+    def __init__(self, *functions: Any) -> None:
+        self._functions = functions
+
+    def batch_end(self, state: hocket.State) -> None:
+        if state.timestamp.batch == 2:
+            for function in self._functions:
+                with ThreadPoolExecutor(1) as pool:
+                    error = pool.submit(function).exception()
+                assert isinstance(error, RuntimeError)
+                assert re.search(
+                    "Sequential .run .* cannot be made, fitted.*in thread 'MainThread'.*Process", str(error)
+                )
+
+
+def test_a_trainer_in_another_thread_is_refused_while_one_computes(data, model) -> None:
+    alone = make(data, model, 1)
+    alone.fit()
+    other = make(data, model, 1)
+    batches = list(data())
+    calls = [other.fit, lambda: other.evaluate(batches), lambda: other.predict(batches), lambda: make(data, model, 1)]
+    watched = make(data, model, 1)
+    watched.state.bus.attach(Attachment("callbacks", "in-threads", InThreads(*calls)))
+    watched.fit()
+    with ThreadPoolExecutor(1) as pool:  # one after another
+        pool.submit(other.fit).result()
+    for trainer in (watched, other):
+        assert all(map(torch.equal, weights(trainer), weights(alone)))
+
+
+def test_a_trainer_within_another_is_allowed(data, model) -> None:
+    alone, outer, inner = make(data, model, 1), make(data, model, 1), make(data, model, 2)
+    alone.fit()
+
+    class Inner(hocket.Callback):
+        def batch_end(self, state: hocket.State) -> None:
+            inner.fit("1ba")
+
+    outer.state.bus.attach(Attachment("callbacks", "inner", Inner()))
+    outer.fit("4ba")
+    outer.fit()
+    assert all(map(torch.equal, weights(outer), weights(alone)))

@@ -18,6 +18,9 @@ import hocket
 from hocket.checkpoints import CheckpointError
 from hocket.checkpoints.storage.locks import InUse
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:callback 'at'.left changed in training"
+)  # it counts batches of the process
 BATCHES = [(torch.full((2, 3), float(number)), torch.zeros(2, 1)) for number in range(3)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -37,6 +38,23 @@ def test_the_loss_is_torchs_with_label_smoothing_and_the_targets_come_back():
     torch.testing.assert_close(value, F.cross_entropy(LOGITS, targets, label_smoothing=0.2))
     assert state.batch[0] is inputs and state.batch[1] is targets
     assert targets.tolist() == [0, 1, 2]
+
+
+class Labelled(NamedTuple):
+    inputs: torch.Tensor
+    label: torch.Tensor
+
+
+@pytest.mark.parametrize("key", ["label", 1])
+def test_targets_in_a_field_of_a_named_tuple(key):
+    batch = Labelled(torch.zeros(3, 1), torch.tensor([0, 1, 2]))
+
+    def loss(outputs, batch):
+        return F.cross_entropy(outputs, batch.label)
+
+    value, state = _run(LabelSmoothing(0.2, target_key=key), batch, loss=loss)
+    torch.testing.assert_close(value, F.cross_entropy(LOGITS, batch.label, label_smoothing=0.2))
+    assert type(state.batch) is Labelled and state.batch.label is batch.label
 
 
 def test_the_batch_of_the_user_is_not_changed():

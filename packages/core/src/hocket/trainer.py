@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -65,29 +65,21 @@ if TYPE_CHECKING:
     from hocket.types import BatchTransformLike, MetricsLike, OptimizerLike, PluginLike, ScheduleLike
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
 def _is_duration(given: Any) -> bool:
     return isinstance(given, Time) or (isinstance(given, str) and not given[:1].isalpha())
 
 
-def _duration_first(fit: Callable[P, R]) -> Callable[P, R]:
-    """Take a duration as the first argument of `Trainer.fit` beside ``train_data=``."""
-
-    @functools.wraps(fit)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if len(args) > 1 and _is_duration(args[1]):
-            if "duration" in kwargs:
-                raise TypeError(
-                    f"Trainer.fit was given two durations, {args[1]!r} and duration={kwargs['duration']!r}. Give one."
-                )
-            if "train_data" in kwargs:
-                kwargs["duration"], args = args[1], (args[0], kwargs.pop("train_data"), *args[2:])  # type: ignore[assignment]
-        return fit(*args, **kwargs)
-
-    return call
+def _duration_first(args: Any, kwargs: dict[str, Any]) -> Any:
+    """Make the first argument of `Trainer.fit` its duration, if it is one, beside ``train_data=``."""
+    if len(args) > 1 and _is_duration(args[1]):
+        if "duration" in kwargs:
+            raise TypeError(
+                f"Trainer.fit was given two durations, {args[1]!r} and duration={kwargs['duration']!r}. Give one."
+            )
+        if "train_data" in kwargs:
+            kwargs["duration"] = args[1]
+            return args[0], kwargs.pop("train_data"), *args[2:]
+    return args
 
 
 class Trainer:
@@ -422,8 +414,7 @@ class Trainer:
         """
         return self._plan
 
-    @_duration_first
-    @understood
+    @functools.partial(understood, rearranged=_duration_first)
     def fit(
         self,
         train_data: Iterable[Any] | str | Time | None = None,

@@ -188,8 +188,8 @@ def _costs(found: list[tuple[str, float, float, float, str]]) -> Markup:
     ]
     head = ["plug-in", "", "total", "per batch", "of the fit", "most of it in"]
     what = (
-        "Seconds in a plug-in's own code in the latest process of the run, before and after the fit too, over the batches and "
-        "the seconds of that fit."
+        "Seconds in a plug-in's own code, before and after fits too, over the batches and the seconds of all fits of the run, "
+        "up to the checkpoint where it was resumed."
     )
     return joined([table(head, rows, "numbers"), hint(what)])
 

@@ -43,11 +43,15 @@ class UnsavedState:
         """Note what the first batch has made; later calls do nothing."""
         if self._observed or self._known is None:
             return
+        from hocket.checkpoints.reachable import Size
+
         self._observed = True
-        before = self._known
-        self._known = {key: value for key, value in _values(state).items() if before.get(key) is None} | {
-            key: value for key, value in before.items() if value is not None
-        }
+        for key, value in _values(state).items():
+            before = self._known.get(key)
+            if before is None or (
+                isinstance(before, tuple) and before[0] is Size
+            ):  # collections, too, are caches that the first batch fills
+                self._known[key] = value
 
     def warn(self, state: State) -> None:
         """Warn, once, of values that have changed. Looks at the first saves, and then at ever fewer."""
@@ -57,10 +61,10 @@ class UnsavedState:
         if self._done or self._known is None or self._saves & (self._saves - 1):
             return
         now, before = _values(state), self._known
-        names = [key[0] for key, value in now.items() if key not in before or not same(value, before[key])]
         names = [
-            name for name in names if not name.startswith(tuple(f"{each}{mark}" for each in names for mark in "[{"))
+            key[0].removesuffix("{}") for key, value in now.items() if key not in before or not same(value, before[key])
         ]
+        names = [name for name in names if not name.startswith(tuple(f"{each}[" for each in names))]
         if changed := list(dict.fromkeys(names)):
             self._done = True
             what = "it" if len(changed) == 1 else "them"
@@ -93,20 +97,25 @@ def _leaves(state: State) -> Iterator[tuple[str, Any]]:
     from hocket.checkpoints.reachable import Size, walk
 
     def enter(name: str, value: Any) -> bool:
-        return isinstance(value, nn.Module) or not saves_itself(value)
+        told = hasattr(type(value), "set_epoch") and not type(value).__module__.startswith(
+            "hocket"
+        )  # in a resumed run too
+        return isinstance(value, nn.Module) or not (saves_itself(value) or told)
 
     answers = type(state.task).extra_state is not Task.extra_state
     computing = [(name, each) for name, each in roots(state) if not (answers and isinstance(each, nn.Module))]
     observing: list[tuple[str, Any]] = []
     for each in state.bus.attachments:
-        if each.kind == "algorithms" and not hasattr(each.obj, "checkpoint_components"):  # callbacks only observe
-            computing.append((f"{singular(each.kind)} '{each.name}'", each.obj))
+        if each.kind in ("algorithms", "callbacks") and not hasattr(each.obj, "checkpoint_components"):
+            (computing if each.kind == "algorithms" else observing).append(
+                (f"{singular(each.kind)} '{each.name}'", each.obj)
+            )
     observing += [(type(each).__name__, _own_attributes(each)) for each in state.optimizers]
     data = {f"train_data.{name}": getattr(state.train_data, name, None) for name in ("dataset", "collate_fn")}
     observing += [(name, each) for name, each in data.items() if not has_state(each)]
     saved = known(state) | {id(state.train_data), *(id(each.state) for each in state.optimizers)}
     yield from walk(computing, saved, enter)
-    # Data sets collect samples that they have read: these lists are no state of training.
+    # Callbacks collect what they have seen, and data sets samples that they have read: these lists are no state of training.
     for name, value in walk(observing, saved, enter):
         if not isinstance(value, Size | str) and not name.endswith(("]", "}")):
             yield name, value

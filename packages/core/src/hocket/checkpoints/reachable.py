@@ -72,7 +72,7 @@ def walk(
 
 
 class Size(int):
-    """The number of items of a collection."""
+    """The number of items of a collection; of a set also the hash of them."""
 
 
 def fingerprint(value: Any) -> Any:
@@ -157,7 +157,7 @@ def _children(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{path}[{_short(key)}]", value[key]) for key in [*itertools.islice(value, _ITEMS)])
     elif isinstance(value, set | frozenset):
         items = [each for each in itertools.islice(value, _ITEMS) if isinstance(each, str | int | float)]
-        yield f"{path}{{}}", hash(frozenset(items))
+        yield f"{path}{{}}", Size(hash(frozenset(items)))
     elif isinstance(value, _COLLECTIONS):
         ends = range(len(value)) if len(value) <= _ITEMS else [*range(_ITEMS // 2), *range(-_ITEMS // 2, 0)]
         ordered: Any = value
@@ -185,11 +185,16 @@ def _of_object(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         for part in (value._modules, value._parameters):
             yield from ((f"{path}.{name}", each) for name, each in part.items() if each is not None)
         yield from ((f"{path}.{name}", each) for name in _HOOKS for each in attributes[name].values())
-    if not module or type(value).get_extra_state is nn.Module.get_extra_state:
-        for name, each in attributes.items():
-            # Flags of libraries say that something is set up, and hocket's own tasks keep nothing but what they were given.
-            if not module or (name not in _OF_MODULES and (own or (each is not True and each is not False))):
-                yield f"{path}.{name}", each
+    if module and type(value).get_extra_state is not nn.Module.get_extra_state:
+        return
+    given_only = (
+        type(value).__module__.partition(".")[0].startswith("hocket")
+    )  # hocket keeps nothing but what it was given
+    for name, each in attributes.items():
+        if module and (name in _OF_MODULES or (not own and (each is True or each is False))):
+            continue  # flags of libraries say that something is set up
+        if not given_only or callable(each) or isinstance(each, Dataset):
+            yield f"{path}.{name}", each
     yield from ((kind.__qualname__, kind) for kind in classes)
 
 

@@ -24,8 +24,13 @@ R = TypeVar("R")
 _SIGNATURES: dict[str, inspect.Signature] = {}
 
 
-def understood(function: Callable[P, R]) -> Callable[P, R]:
+def understood(
+    function: Callable[P, R], rearranged: Callable[[Any, dict[str, Any]], Any] = lambda args, kwargs: args
+) -> Callable[P, R]:
     """Decorate a function of the public interface: explain arguments of other libraries, and convert plain ones.
+
+    Args:
+        rearranged: returns the positional arguments to use, and may change those by name.
 
     Raises TypeError for an argument that does not exist, is missing or is one too many; the message says what to write.
     """
@@ -34,6 +39,7 @@ def understood(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        args = rearranged(args, kwargs)
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:

@@ -27,17 +27,17 @@ class RunSummary:
     """Write the file when a fit starts and ends, atomically. In between, values are only counted.
 
     Args:
-        fits: seconds and batches of earlier fits, as `fits` returned them.
+        seconds, batches: those of earlier fits, as `fits` returned them.
     """
 
-    def __init__(self, fits: tuple[float, int] = (0.0, 0)) -> None:
+    def __init__(self, seconds: float = 0.0, batches: int = 0) -> None:
         self._path: Path | None = None
         self._content: dict[str, Any] = {}
         #: The latest value of each metric, and its least and greatest finite ones, NaN if there are none.
         self._values: dict[str, list[float]] = {}
         self._read = False
         #: Seconds and batches of the earlier fits, and when and where the current one began.
-        self._seconds, self._batches = fits
+        self._seconds, self._batches = seconds, batches
         self._began, self._first = 0.0, 0
         self._now: Timestamp | None = None
 
@@ -79,16 +79,17 @@ class RunSummary:
                 if not known[2] >= value:
                     known[2] = value
 
-    def fits(self) -> tuple[float, int]:
+    def fits(self) -> dict[str, Any]:
         """Return seconds and batches of all fits until now."""
-        if self._now is None or self._path is None:
-            return self._seconds, self._batches
-        return self._seconds + time.time() - self._began, self._batches + self._now.batch - self._first
+        seconds, batches = self._seconds, self._batches
+        if self._now is not None and self._path is not None:
+            seconds, batches = seconds + time.time() - self._began, batches + self._now.batch - self._first
+        return {"seconds": seconds, "batches": batches}
 
     def end(self, state: State, status: str) -> None:
         """Write how the fit ended. Does nothing if none began."""
         if self._path is not None:
-            self._seconds, self._batches = self.fits()
+            self._seconds, self._batches = self.fits().values()
             self._write(state, status)
             self._path = None
 

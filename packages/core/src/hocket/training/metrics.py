@@ -81,6 +81,11 @@ class MetricSet:
         return bool(self._metrics)
 
     @property
+    def objects(self) -> list[Any]:
+        """The metrics as they were given; their state is that of an epoch or an evaluation."""
+        return [each.metric for each in self._metrics.values()]
+
+    @property
     def names(self) -> set[str]:
         """The names of the metrics."""
         return set(self._metrics)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from hocket.algorithm import Algorithm
 from hocket.callback import Callback
 from hocket.checkpoints.component import Check, Component, PerRank, Saved, Tree
 from hocket.checkpoints.plain_data import encode
-from hocket.data.stateful import has_state
 from hocket.distributed.dtensors import local
 from hocket.task import SupervisedTask
 
@@ -30,12 +31,16 @@ class HiddenState(Component):
     path, scope = "hidden", "rank"
 
     def __init__(self, state: State) -> None:
-        from hocket.checkpoints.reachable import fingerprint
-
         self._state = state
-        self._constructed = {name: fingerprint(each[key]) for name, each, key in _non_persistent(state)}
+        self._constructed: dict[str, Any] = {}
+        if buffers := [*_non_persistent(state)]:
+            from hocket.checkpoints.reachable import fingerprint
+
+            self._constructed = {name: fingerprint(each[key]) for name, each, key in buffers}
         #: The names of buffers that a checkpoint held, which training had changed before.
         self._restored: set[str] = set()
+        #: The names of objects whose state cannot be saved.
+        self._refused: set[str] = set()
 
     def state_dict(self, gather: bool) -> Tree:
         """Return tensors and states by name."""
@@ -50,9 +55,19 @@ class HiddenState(Component):
         buffers |= {name: each[key] for name, each, key in _buffers_of(modules)}
         found = {name: tensor if tensor is None else local(tensor) for name, tensor in buffers.items()}
         states: dict[str, Any] = {"buffers": encode(found, "buffers", gather)} if found else {}
-        if objects:
-            states["objects"] = {name: encode(each.state_dict(), name, gather) for name, each in objects.items()}
-        return states
+        saved = {
+            name: state for name, each in objects.items() if (state := self._encoded(name, each, gather)) is not None
+        }
+        return states | ({"objects": saved} if saved else {})
+
+    def _encoded(self, name: str, each: Any, gather: bool) -> Tree:
+        try:
+            return encode(each.state_dict(), f"state_dict() of {name}", gather)
+        except TypeError as error:
+            if name not in self._refused:
+                warnings.warn(f"Checkpoints do not hold the state of {name}: {error}", stacklevel=2)
+            self._refused.add(name)
+            return None
 
     def check(self, saved: PerRank, checkpoint: Saved) -> Check:
         """Report what has no counterpart here."""
@@ -90,7 +105,10 @@ Buffers = dict[str, Tensor | None]
 
 def known(state: State) -> set[int]:
     """Return the ids of objects whose state checkpoints hold: the model's tensors, metrics that were logged, optimizers."""
-    metrics = [part for each in state.task.modules() if state.aggregates.logs(each) for part in each.modules()]
+    sets = [each.metrics for each in state.eval_sets.values()] + ([state.step.metrics] if state.step.metrics else [])
+    metrics = [each for each in state.task.modules() if state.aggregates.logs(each)]
+    metrics += [each for one in sets for each in one.objects]
+    metrics = [part for each in metrics for part in (each.modules() if isinstance(each, nn.Module) else [each])]
     saved = [*state.task.parameters(), *state.task.buffers(), *metrics, *state.optimizers, *state.schedules]
     return {*map(id, saved)}
 
@@ -109,10 +127,12 @@ def transforms(state: State) -> list[Any]:
 
 
 def saves_itself(value: Any) -> bool:
-    """Whether an object, other than one of torch's, defines ``state_dict`` and ``load_state_dict``."""
-    if not has_state(value) or type(value).__module__.startswith("torch"):
+    """Whether the class of an object, other than one of torch's, defines ``state_dict`` and ``load_state_dict``."""
+    kind = type(value)
+    if isinstance(value, Optimizer) or kind.__module__.startswith("torch"):
         return False
-    return getattr(type(value), "state_dict", None) not in (Callback.state_dict, Algorithm.state_dict)
+    methods = (getattr(kind, "state_dict", None), getattr(kind, "load_state_dict", None))
+    return all(map(callable, methods)) and methods[0] not in (Callback.state_dict, Algorithm.state_dict)
 
 
 def reached(state: State) -> tuple[dict[str, nn.Module], dict[str, Any]]:
@@ -122,14 +142,13 @@ def reached(state: State) -> tuple[dict[str, nn.Module], dict[str, Any]]:
     inside, modules, objects = {*map(id, state.task.modules())}, dict[str, nn.Module](), dict[str, Any]()
 
     def enter(name: str, value: Any) -> bool:
+        found: dict[str, Any] | None = objects if saves_itself(value) else None
         if isinstance(value, nn.Module):
-            if id(value) not in inside:
-                modules.setdefault(name, value)
-            return True
-        if saves_itself(value):
-            objects.setdefault(name, value)
-            return False
-        return True
+            found = modules if id(value) not in inside else None
+        if found is not None:
+            others = sum(each.partition("~")[0] == name for each in found)
+            found[f"{name}~{others + 1}" if others else name] = value
+        return found is not objects
 
     for _ in walk(roots(state), known(state), enter):
         pass
