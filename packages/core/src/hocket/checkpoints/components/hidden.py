@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,8 @@ from hocket.distributed.dtensors import local
 from hocket.task import SupervisedTask
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.help import warn
+from hocket.state import State
 
 
 class HiddenState(Component):
@@ -65,7 +65,7 @@ class HiddenState(Component):
             return encode(each.state_dict(), f"state_dict() of {name}", gather)
         except TypeError as error:
             if name not in self._refused:
-                warnings.warn(f"Checkpoints do not hold the state of {name}: {error}", stacklevel=2)
+                warn(f"Checkpoints do not hold the state of {name}: {error}")
             self._refused.add(name)
             return None
 
