@@ -14,11 +14,11 @@ from hocket.callback import Callback
 from hocket.checkpoints.component import Check, Component, PerRank, Saved, Tree
 from hocket.checkpoints.plain_data import encode
 from hocket.distributed.dtensors import local
+from hocket.help import warn
 from hocket.task import SupervisedTask
 
 if TYPE_CHECKING:
-    from hocket.help import warn
-from hocket.state import State
+    from hocket.state import State
 
 
 class HiddenState(Component):
