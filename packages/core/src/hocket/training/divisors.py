@@ -120,14 +120,11 @@ class _Divisors(TorchFunctionMode):
         counts = labels != given.get("ignore_index", -100)
         counted = counts if classes is None else classes.detach()[labels.where(counts, 0).long()].where(counts, 0)
         divisor = counted.sum()
-        # A mean over nothing is NaN, and so is its gradient. Whether it is, is seen without waiting for a device.
-        maybe = torch.compiler.is_compiling() or divisor.device.type != "cpu" or not divisor.item()
-        if maybe and outputs.requires_grad and torch.is_grad_enabled():
+        # A mean over nothing is NaN, and so is its gradient. Nothing here waits for a device.
+        if outputs.requires_grad and torch.is_grad_enabled():
             given["input"] = outputs.view_as(outputs)
             given["input"].register_hook(lambda gradient: torch.where(divisor != 0, gradient, 0))
-        value = func(**given)
-        if maybe:
-            value = torch.where(divisor != 0, value, 0)
+        value = torch.where(divisor != 0, func(**given), 0)
         if value.requires_grad or not self.training:  # otherwise it is no part of the loss
             self.means.append(_Mean(outputs, value, divisor, labels.numel(), labels.shape[0] if labels.dim() else 1))
         return value
