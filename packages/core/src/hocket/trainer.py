@@ -338,15 +338,19 @@ class Trainer:
             windows = Windows(state, settings.accumulate, settings.microbatch is None)
         self._loop = FitLoop(state, guard, settings.log_every, compiled, windows)
         self._closing = weakref.finalize(self, _close, state)  # runs before the runtime leaves the process group
+        from hocket.checkpoints.components.configuration import Configuration
+        from hocket.checkpoints.own_components import components_of
+
         with self._running(), switches.use(plugins):
             made_with = self._assemble(optimizer, schedule, schedule_every)
             self._loop.metrics = MetricSet("train", train_metrics, state)
             self._position = TrainingData(state, self._loop, self._module)
             self._eval_positions = EvaluationData(state)
             positions = (self._position, self._eval_positions)
-            groups = [len(each.param_groups) for each in state.optimizers]
-            held = (state, self._loop, guard, self._randomness, (settings.given, made_with), *positions, groups)
-            state.content = Content(state, partial(_components, *held))
+            configuration = Configuration(state, settings.given, made_with)
+            state.content = Content(
+                state, components_of(state, self._loop, guard, self._randomness, configuration, *positions)
+            )
             if train_data is not None:
                 self._set_train_data(train_data)
             self._set_eval_data(eval_data)
@@ -818,13 +822,6 @@ class Trainer:
                 if error is not raised:
                     raise error from raised
                 raise
-
-
-def _components(*parts: Any) -> Sequence[Any]:
-    """Return core's components of a checkpoint; without a Trainer, which a state must not keep alive."""
-    from hocket.checkpoints.own_components import components_of  # only needed for checkpoints
-
-    return components_of(*parts)
 
 
 def _close(state: State) -> None:

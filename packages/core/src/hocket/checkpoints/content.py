@@ -10,8 +10,7 @@ To save more state, add an entry to `hocket.checkpoints.own_components`. Plug-in
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -36,18 +35,13 @@ class Content:
     """Save and load the components of a run. All ranks call its methods together.
 
     Args:
-        components: makes them when they are first needed, in the order in which they are saved and loaded. The last one comes
-            after the components of plug-ins.
+        components: in the order in which they are saved and loaded. The last one comes after the components of plug-ins.
     """
 
-    def __init__(self, state: State, components: Callable[[], Sequence[Component]]) -> None:
-        self._state, self._make = state, components
+    def __init__(self, state: State, components: Sequence[Component]) -> None:
+        self._state, self._own = state, list(components)
         #: The exception that interrupted loading, so that this run has parts of a checkpoint only; or empty.
         self._failed = ""
-
-    @functools.cached_property
-    def _own(self) -> Sequence[Component]:
-        return self._make()
 
     @property
     def components(self) -> list[Component]:

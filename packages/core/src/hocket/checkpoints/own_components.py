@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from hocket.checkpoints.component import Component
 from hocket.checkpoints.components.aggregates import LoggedValues
 from hocket.checkpoints.components.by_hand import GradientsByHand
@@ -38,30 +35,24 @@ def components_of(
     loop: FitLoop,
     guard: NonFiniteGuard,
     stream: RandomStream,
-    configuration: tuple[Mapping[str, Any], Mapping[str, str]],
+    configuration: Configuration,
     training_data: TrainingData,
     evaluation_data: EvaluationData,
-    groups: Sequence[int],
 ) -> list[Component]:
-    """Return core's own components, in the order in which they are saved and loaded.
-
-    Args:
-        configuration: the Trainer's arguments, and the hyperparameters that its optimizers were made with.
-        groups: the number of parameter groups that each optimizer was made with.
-    """
+    """Return core's own components, in the order in which they are saved and loaded."""
     progress = state.progress
     return [
         Description("run_id", lambda: state.run.id),
         Description("run_name", lambda: state.run_name),
         Description("world_size", lambda: state.strategy.world_size),
         Description("attached", lambda: described(state.bus.attachments)),
-        Configuration(state, *configuration),
+        configuration,
         Description("config", lambda: state.config),
         Description("model_prefix", lambda: state.model_prefix),
         Omitted(state),
         Model(state),
         Modes(state),
-        Optimizers(state, groups),  # after the model: sharded optimizers look at the parameters
+        Optimizers(state),  # after the model: sharded optimizers look at the parameters
         Schedules(state),
         Plugins(state),
         Stateful("timestamp", progress.timestamp),

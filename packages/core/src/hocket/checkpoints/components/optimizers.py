@@ -24,10 +24,10 @@ class Optimizers(Component):
 
     path = "optimizers"
 
-    def __init__(self, state: State, groups: Sequence[int]) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
         #: The number of parameter groups that each optimizer was made with.
-        self._groups = groups
+        self._groups = [len(each.param_groups) for each in state.optimizers]
 
     def state_dict(self, gather: bool) -> Tree:
         """Class and state of each, and the names of parameters in groups that were added since."""
