@@ -167,6 +167,7 @@ class Loop:
         found = difference(first, self.expected(loop, ranks=2))
         assert found <= self.rounding, f"weights differ by {found}"
 
+    @pytest.mark.filterwarnings("ignore:callback .* changed in training")
     def test_a_killed_run_resumes_bitwise(self, loop: Any, tmp_path: Path) -> None:
         store = hocket.Checkpoints(tmp_path / "checkpoints", every="1ba")
         child = os.fork()
