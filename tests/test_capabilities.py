@@ -250,6 +250,7 @@ def test_a_name_that_nobody_logs_is_said() -> None:
         stopped("evl/loss", eval_data=make_data())
 
 
+@pytest.mark.filterwarnings("ignore:callback .* changed in training")
 def test_checkpoints_keep_the_best_by_a_logged_value(tmp_path: Any) -> None:
     keep = hocket.Checkpoints(tmp_path / "a", every=None, keep=1, best=("my/score", "max", 2))
     trainer = make_trainer(duration="5ep", callbacks=[Logs(1.0, 3.0, 2.0, 2.5, 0.0)], checkpoints=keep)

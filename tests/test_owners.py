@@ -20,7 +20,7 @@ CORE = SOURCES / "core/src/hocket"
 OWNERS = {
     "step": {
         "state.py", "training/actions.py", "training/means.py", "training/steps.py", "training/task_steps.py",
-        "training/by_hand.py", "training/parts_of_batch.py",
+        "training/by_hand.py", "training/parts_of_batch.py", "training/divisors.py",
         "training/fit.py", "training/evaluate.py", "training/predict.py", "training/microbatch.py", "training/windows.py",
         "checkpoints/components/step.py", "algorithms-general/src/hocket_general/swa.py",  # in a step of its own
     },
@@ -38,13 +38,14 @@ ASSIGNED = {
     "trainer.py": {
         "task", "prepared", "optimizers", "optimizer_names", "schedules", "clipping", "loss_reduction", "content",
         "train_data", "train_loader", "eval_sets", "exception", "sample_indices", "is_last_batch", "another_epoch",
+        "overwrites",
     },
     "training/fit.py": {"parameters"},
     "training/evaluate.py": {"eval_label", "logged"},
     "training/scalars.py": {"logged"},
     "training/steps.py": {"step"},
     "training/by_hand.py": {"step", "clipping"},  # while it clips
-    "training/loop_steps.py": {"prepared", "parameters", "optimizers", "optimizer_names", "clipping", "loss_reduction"},
+    "training/loop_steps.py": {"prepared", "parameters", "optimizers", "optimizer_names", "clipping", "loss_reduction", "overwrites"},
     "training/microbatch.py": {"prepared", "logged"},  # while it tries
     "training/windows.py": {"microbatch"},  # of a window
     "cli/config.py": {"config"},
@@ -106,7 +107,11 @@ def test_only_owners_write() -> None:
 
 
 #: Private names of torch that checkpoints look at.
-TORCHS = {"_schema", "_version", "_load_state_dict_pre_hooks", "_load_from_state_dict"}
+TORCHS = {
+    "_schema", "_version", "_load_state_dict_pre_hooks", "_load_from_state_dict", "_modules", "_parameters", "_buffers",
+    "_non_persistent_buffers_set", "_values", "_indices", "_nnz", "_make_per_tensor_quantized_tensor",
+    "_make_per_channel_quantized_tensor",
+}  # fmt: skip
 
 
 def test_checkpoints_and_the_trainer_read_no_private_field_of_others() -> None:

@@ -150,7 +150,7 @@ MISTAKES = [
     Mistake("nll_loss of a softmax", lambda: classify(model=nn.Sequential(model(), nn.Softmax(1)), loss=nn.NLLLoss()), "those of a softmax", "takes log-probabilities", "torch.nn.LogSoftmax(dim=1)"),
     Mistake("a loss of (targets, outputs)", lambda: classify(loss=lambda t, o: F.cross_entropy(o, t)), "targets: int64 of shape (16,)", "(outputs, targets)", "loss=lambda outputs, targets:"),
     Mistake("a loss of one argument", lambda: classify(loss=lambda outputs: outputs.mean()), "outputs: float32 of shape (16, 3)", "(outputs, targets)", "def loss(outputs, targets)"),
-    Mistake("backward in the loss", lambda: classify(loss=backward), "outputs: float32 of shape (16, 3)", "a tensor of an earlier batch or step", "return the loss only"),
+    Mistake("backward in the loss", lambda: classify(loss=backward), "inputs: float32 of shape (16, 4); targets: int64", "a tensor of an earlier batch or step", "return the loss only"),
     Mistake("loss='crossentropi'", lambda: trainer(loss="crossentropi"), "loss='crossentropi'", "one of these names", "'cross_entropy'"),
     Mistake("loss='focal'", lambda: trainer(loss="focal"), "loss='focal'", "one of these names", "loss=torch.nn.functional.cross_entropy"),
     Mistake("loss=[…]", lambda: trainer(loss=[nn.MSELoss()]), "loss=", "a function of (outputs, targets)", "loss=torch.nn.functional.cross_entropy"),

@@ -31,7 +31,8 @@ class Failure:
             with suppress(Exception):
                 found["inputs"] = self.inputs
         if self.where != "forward":
-            found["outputs"] = self.outputs
+            if self.outputs is not None:  # freed before the backward pass
+                found["outputs"] = self.outputs
             if supervised is not None and "batch" not in found:
                 with suppress(Exception):
                     found["targets"] = supervised.targets_of(self.batch)

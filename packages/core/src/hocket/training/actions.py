@@ -448,7 +448,7 @@ def _gate(outputs: Any, weight: float | torch.Tensor) -> None:
 
     A mean over no samples is NaN, and 0 times its gradient is NaN too.
     """
-    if isinstance(weight, torch.Tensor) and weight.device.type != "cpu":  # compared on the device, without a sync
+    if isinstance(weight, torch.Tensor):  # compared on the device, without a sync
         map_tensors(lambda t: t.requires_grad and t.register_hook(lambda g: torch.where(weight != 0, g, 0.0)), outputs)
     elif not weight:
         map_tensors(lambda t: t.requires_grad and t.register_hook(torch.zeros_like), outputs)
