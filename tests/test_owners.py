@@ -45,7 +45,9 @@ ASSIGNED = {
     "training/scalars.py": {"logged"},
     "training/steps.py": {"step"},
     "training/by_hand.py": {"step", "clipping"},  # while it clips
-    "training/loop_steps.py": {"prepared", "parameters", "optimizers", "optimizer_names", "clipping", "loss_reduction", "overwrites"},
+    "training/loop_steps.py": {
+        "prepared", "parameters", "optimizers", "optimizer_names", "clipping", "loss_reduction", "overwrites",
+    },
     "training/microbatch.py": {"prepared", "logged"},  # while it tries
     "training/windows.py": {"microbatch"},  # of a window
     "cli/config.py": {"config"},
