@@ -120,8 +120,9 @@ class _Divisors(TorchFunctionMode):
         counts = labels != given.get("ignore_index", -100)
         counted = counts if classes is None else classes.detach()[labels.where(counts, 0).long()].where(counts, 0)
         divisor = counted.sum()
-        # A mean over nothing is NaN, and so is its gradient. Nothing here waits for a device.
-        if outputs.requires_grad and torch.is_grad_enabled():
+        # A mean over nothing is NaN. Its gradient is 0, as torch skips ignored labels, but NaN where all weights are 0. Nothing
+        # here waits for a device, and compiled code stays one graph without the hook.
+        if classes is not None and outputs.requires_grad and torch.is_grad_enabled():
             given["input"] = outputs.view_as(outputs)
             given["input"].register_hook(lambda gradient: torch.where(divisor != 0, gradient, 0))
         value = torch.where(divisor != 0, func(**given), 0)
