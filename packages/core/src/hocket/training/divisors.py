@@ -115,7 +115,9 @@ class _Divisors(TorchFunctionMode):
             value = func(**given)  # a mean over all positions
             self._note(value, targets)
             return value
-        labels = targets.detach().as_subclass(Tensor)
+        labels = targets.detach()
+        if type(labels) is not Tensor:  # compiled code stays one graph if it is
+            labels = labels.as_subclass(Tensor)
         classes = given.get("weight")
         counts = labels != given.get("ignore_index", -100)
         counted = counts if classes is None else classes.detach()[labels.where(counts, 0).long()].where(counts, 0)
