@@ -448,7 +448,15 @@ def _gate(outputs: Any, weight: float | torch.Tensor) -> None:
 
     A mean over no samples is NaN, and 0 times its gradient is NaN too.
     """
-    if isinstance(weight, torch.Tensor):  # compared on the device, without a sync
-        map_tensors(lambda t: t.requires_grad and t.register_hook(lambda g: torch.where(weight != 0, g, 0.0)), outputs)
-    elif not weight:
-        map_tensors(lambda t: t.requires_grad and t.register_hook(torch.zeros_like), outputs)
+    if not isinstance(weight, torch.Tensor) and weight:
+        return
+
+    def gated(gradient: torch.Tensor | None) -> torch.Tensor | None:
+        if gradient is None:  # of outputs that compiled code does not use
+            return None
+        # Compared on the device, without a sync.
+        return (
+            torch.where(weight != 0, gradient, 0.0) if isinstance(weight, torch.Tensor) else torch.zeros_like(gradient)
+        )
+
+    map_tensors(lambda output: output.requires_grad and output.register_hook(gated), outputs)
