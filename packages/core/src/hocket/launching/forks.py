@@ -25,6 +25,9 @@ from hocket.launching.parent import end_with
 #: Seconds between checks whether the forks are still alive.
 _POLL = 0.2
 
+#: Seconds that a killed rank may take to count as ended, after the others have noticed that it is gone.
+_NOTICED = 0.3
+
 
 def launch(function: Callable[..., Any], processes: int, *args: Any, timeout: float | None = None) -> list[Any]:
     """Call ``function(*args)`` in ``processes`` forks of this process that train together, and return the results by rank.
@@ -203,7 +206,9 @@ def _collect(pipes: dict[Any, int], processes: list[Any], timeout: float | None)
                 processes[rank].join(5.0)
                 raise _died(rank, processes) from None
             if not succeeded:
-                # A rank that a signal killed makes the others raise, which may be noticed first: others hold its pipe too.
+                # A rank that a signal killed makes the others raise, which may be noticed first: others hold its pipe too, and
+                # its connections are closed a moment before it counts as ended.
+                multiprocessing.connection.wait([processes[number].sentinel for number in waiting.values()], _NOTICED)
                 ended_by = [number for number, each in enumerate(processes) if (each.exitcode or 0) < 0]
                 if ended_by:
                     raise _died(ended_by[0], processes)
