@@ -31,7 +31,7 @@ class Failure:
             with suppress(Exception):
                 found["inputs"] = self.inputs
         if self.where != "forward":
-            if self.outputs is not None:  # freed before the backward pass
+            if self.where != "backward":  # before which they are freed
                 found["outputs"] = self.outputs
             if supervised is not None and "batch" not in found:
                 with suppress(Exception):
