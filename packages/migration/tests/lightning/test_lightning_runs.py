@@ -449,7 +449,7 @@ def test_an_attribute_that_is_not_there_is_named() -> None:
 def test_without_lightning_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ModuleNotFoundError, match="needs Lightning.*pip install .lightning"):
+    with pytest.raises(ModuleNotFoundError, match=r"needs Lightning.*pip install .lightning"):
         Trainer()
 
 
