@@ -44,6 +44,7 @@ def test_every_algorithm_has_a_loop_by_hand_or_a_reason(bench: Any) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:GhostBatchNorm has no effect")
 def test_loops_by_hand_do_the_same(bench: Any) -> None:
     assert RANDOM | TOLERANCES.keys() < bench.hand_loops.CASES.keys()
     different = {}

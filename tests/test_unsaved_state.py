@@ -323,6 +323,12 @@ def test_it_is_resumed_bitwise(model: type[nn.Module], arguments: Callable[[], d
     assert all(map(torch.equal, weights(resumed), weights(whole)))
 
 
+def test_empty_tensors_have_a_fingerprint() -> None:
+    from hocket.checkpoints.reachable import fingerprint, same
+
+    assert same(fingerprint(torch.empty(0, 3)), fingerprint(torch.empty(0, 3)))
+
+
 def test_only_buffers_that_changed_are_saved_and_weights_have_none() -> None:
     made = trainer(Buffers())
     made.fit()

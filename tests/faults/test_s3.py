@@ -244,6 +244,7 @@ def test_large_files_are_confirmed_by_their_parts(bucket, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:lose_the_server.* changed in training")
 def test_a_run_on_s3_that_loses_its_server(bucket, tmp_path):
     """Single errors and dropped connections are not noticed; a server that is gone ends the run, which goes on from there."""
     more = {"duration": "2ep", "policy": {"every": "3ba"}}

@@ -116,7 +116,7 @@ def _of_tensor(tensor: Tensor) -> Any:
     with torch.no_grad():
         integers = bits(tensor).to(torch.int64)
         # On its device; odd factors, so that the order counts.
-        total = (integers * torch.arange(1, 2 * len(integers), 2, device=tensor.device)).sum()
+        total = (integers * torch.arange(1, 2 * len(integers) + 1, 2, device=tensor.device)).sum()
     return tensor.shape, tensor.dtype, total
 
 
