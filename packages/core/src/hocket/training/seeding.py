@@ -153,12 +153,13 @@ def only_thread(name: str) -> Iterator[None]:
         if _computing is None or _computing[0] != os.getpid() or not _computing[1].is_alive():
             _computing = os.getpid(), here, []
         if _computing[1] is not here:
+            other = _computing[2][-1].replace("The", "the", 1)
             raise RuntimeError(
-                f"{name} cannot be made, fitted, evaluated or asked for predictions in thread '{here.name}' while "
-                f"{_computing[2][-1].replace('The', 'the', 1)} computes in thread '{_computing[1].name}': the random numbers of Python, NumPy and torch "
-                "belong to the process, so neither run would be reproducible. Wait for that thread, or give each Trainer a "
-                "process: multiprocessing.get_context('spawn').Process(target=function).start(). For outputs during a fit "
-                "call a copy of the model: copy.deepcopy(trainer.state.model).eval()(inputs)."
+                f"{name} cannot be made, fitted, evaluated or asked for predictions in thread '{here.name}' while {other} "
+                f"computes in thread '{_computing[1].name}': the random numbers of Python, NumPy and torch belong to the "
+                "process, so neither run would be reproducible. Wait for that thread, or give each Trainer a process: "
+                "multiprocessing.get_context('spawn').Process(target=function).start(). For outputs during a fit call a copy "
+                "of the model: copy.deepcopy(trainer.state.model).eval()(inputs)."
             )
         names = _computing[2]
         names.append(name)
