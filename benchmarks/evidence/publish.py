@@ -1,4 +1,4 @@
-"""Results as JSON: of pairs that were measured here, merged with those that are published. `pages` shows them."""
+"""Merge the results measured here into the published JSON, from which `pages` makes the tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Algorithms whose schedule lets them do nothing say so after the fit; those that do something say nothing."""
+"""A fit warns of algorithms whose schedule left them nothing to do, and of no others."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class EMA(Averages):
 
     Polyak and Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging", with exponential weights. Training is
     not affected. Trainable parameters and the buffers of the ``state_dict`` are averaged in at least float32; integer,
-    sparse and quantized buffers, and those that hold infinities (masks), follow the model. For an evaluation or a
+    sparse and quantized buffers, and masks with infinities, follow the model. For an evaluation or a
     prediction the averages are copied into the model's own tensors. The training weights are restored bitwise
     afterwards, even after a failure. Optimizers and wrappers of the model keep their references, and shards are averaged
     in place. Costs one more copy of the weights, and another one while evaluating. With several EMAs, evaluation uses the

@@ -37,7 +37,7 @@ _KEYS = frozenset(
         "github gitlab slack stripe sentry datadog"
     )
 )
-#: … and those that make it the name of something in data or a model.
+#: … and words that make it the name of something in data or a model.
 _DATA = frozenset(
     _words(
         "image images label labels target targets input inputs output outputs sort group batch primary foreign public "

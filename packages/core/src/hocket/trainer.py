@@ -237,6 +237,12 @@ class Trainer:
         summary: bool = False,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "model", "__class__")}
+        # Imported here, so that importing this module stays cheap.
+        from hocket.checkpoints.components.configuration import Configuration
+        from hocket.checkpoints.own_components import components_of
+        from hocket.plugins import claims
+        from hocket.plugins.plan import make_plan
+
         #: The arguments, checked.
         self.settings = settings = Settings.of(given)
         module = None
@@ -264,8 +270,6 @@ class Trainer:
                 devices=devices,
             )
         parts = parts if settings.lasting else without_writing_loggers(parts)
-        from hocket.plugins import claims
-
         claims.check(parts.attachments)
         if settings.deterministic:
             from hocket.training import determinism
@@ -298,8 +302,6 @@ class Trainer:
             bus.attach(Attachment("task", type(task).__name__, events))
         reduction = settings.loss_reduction or check_reduction(task.loss_reduction) or reduction_of(loss)
         whole_batch.check_plan(reduction, settings, parts.strategy, devices or 1)
-        from hocket.plugins.plan import make_plan
-
         self._plan = make_plan(bus, task, parts.strategy, settings.facts(task.model, parts.reasons))
 
         self._runtime = Runtime.of(parts, bus, devices, comparison.of_settings(settings, task))
@@ -338,9 +340,6 @@ class Trainer:
             windows = Windows(state, settings.accumulate, settings.microbatch is None)
         self._loop = FitLoop(state, guard, settings.log_every, compiled, windows)
         self._closing = weakref.finalize(self, _close, state)  # runs before the runtime leaves the process group
-        from hocket.checkpoints.components.configuration import Configuration
-        from hocket.checkpoints.own_components import components_of
-
         with self._running(), switches.use(plugins):
             made_with = self._assemble(optimizer, schedule, schedule_every)
             self._loop.metrics = MetricSet("train", train_metrics, state)
@@ -364,8 +363,6 @@ class Trainer:
                 for attachment in bus.attachments
             ):
                 ranks_of(state).agree(state.folder.check)
-        from hocket.plugins import claims
-
         claims.claim(parts.attachments, state.run_name)
 
     def _assemble(self, optimizer: Any, schedule: Any, schedule_every: str | Time | None) -> dict[str, str]:
@@ -467,6 +464,7 @@ class Trainer:
             self._set_eval_data(eval_data)
         self._make_data("train", "eval")
         self._loop.check()
+        from hocket import summary
         from hocket.help import before_fit, first_loss
 
         before_fit.check(state, self.settings, bool(self._metrics))
@@ -476,8 +474,6 @@ class Trainer:
         try:
             with deferred(state.strategy.world_size == 1) as interruption, self._running():
                 state.bus.before_fit(state)
-                from hocket import summary
-
                 summary.show_resumed(state, self.command)
                 if not self._described:
                     self._described = True
@@ -490,8 +486,6 @@ class Trainer:
                 state.bus.after_fit(state)
                 state.bus.flush(state)
         except (KeyboardInterrupt, Interrupted) as error:
-            from hocket import summary
-
             summary.show(state, self._checkpoints, self.command, interrupted=True)
             if isinstance(error, Deferred):  # without the frames of the loop, where nothing went wrong
                 raise KeyboardInterrupt(*error.args) from None
@@ -499,8 +493,6 @@ class Trainer:
             error.args = error.args or (f"Control-C ended a fit after batch {state.timestamp.batch}",)
             raise
         result = self.result()
-        from hocket import summary
-
         summary.show(state, self._checkpoints, self.command, interrupted=False)
         return result
 

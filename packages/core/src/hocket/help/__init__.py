@@ -11,7 +11,7 @@ import re
 import sys
 import warnings
 
-#: Packages between the user's code and the code that warns: hocket's own, and those that call them.
+#: Packages whose frames lie between the user's line and the warning: hocket's, and libraries that call hocket.
 _BETWEEN = re.compile(
     r"(hocket(_(general|vision|nlp|strategies|loggers|report|migration))?|torch|pluggy|contextlib|functools|threading)(\.|$)"
 )
