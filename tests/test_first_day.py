@@ -97,6 +97,15 @@ def test_a_warning_in_a_thread_of_hockets_own_points_at_hocket() -> None:
     assert [each.filename for each in caught] == ["invented.py"]
 
 
+@pytest.mark.parametrize("name", [None, 3])
+def test_code_executed_without_a_modules_name_is_warned_at_its_line(name: Any) -> None:
+    namespace: dict[str, Any] = {"__name__": name, "EarlyStopping": EarlyStopping}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exec(compile("EarlyStopping('a/loss', mode='max')", "cell.py", "exec"), namespace)
+    assert [each.filename for each in caught] == ["cell.py"]
+
+
 def test_every_package_of_hockets_is_passed_over_and_no_other() -> None:
     own = {
         each.name for each in ROOT.glob("packages/*/src/*") if each.is_dir() and not each.name.startswith((".", "__"))

@@ -670,8 +670,9 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Return the state that makes a resumed run bitwise identical; see `hocket.checkpoints.content`.
 
-        Every rank has to call it. To continue the fit, call it in a callback's ``batch_checkpoint`` or ``epoch_checkpoint``;
-        to begin another fit, call it in ``fit_end`` or between fits.
+        Every rank has to call it. Tensors are those of the run, as in ``torch.nn.Module.state_dict``, and change as it trains:
+        copy them (``copy.deepcopy``) if the run goes on. To continue the fit, call it in a callback's ``batch_checkpoint`` or
+        ``epoch_checkpoint``; to begin another fit, call it in ``fit_end`` or between fits.
 
         Example:
             >>> import hocket, torch

@@ -23,9 +23,9 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     Filters know the warning by the module that calls this: ``warnings.filterwarnings("ignore", module="hocket")``.
     """
     user = own = sys._getframe(1)
-    while user.f_back is not None and _BETWEEN.match(user.f_globals.get("__name__", "")):
+    while user.f_back is not None and _BETWEEN.match(str(user.f_globals.get("__name__"))):
         user = user.f_back
-    if _BETWEEN.match(user.f_globals.get("__name__", "")):  # in a thread of hocket's
+    if _BETWEEN.match(str(user.f_globals.get("__name__"))):  # in a thread of hocket's
         user = own
     registry = user.f_globals.setdefault("__warningregistry__", {})
     module = own.f_globals["__name__"]
