@@ -21,9 +21,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 import hocket
+from hocket import ours
 from hocket.callbacks.early_stopping import EarlyStopping
 from hocket.cli.sweep import Sweep, _check_sweep
-from hocket.help import _BETWEEN, before_fit, warn
+from hocket.help import before_fit, warn
 from hocket.schedules import Plateau
 from hocket.sweeps.space import Choices
 
@@ -106,12 +107,11 @@ def test_code_executed_without_a_modules_name_is_warned_at_its_line(name: Any) -
     assert [each.filename for each in caught] == ["cell.py"]
 
 
-def test_every_package_of_hockets_is_passed_over_and_no_other() -> None:
-    own = {
-        each.name for each in ROOT.glob("packages/*/src/*") if each.is_dir() and not each.name.startswith((".", "__"))
-    }
-    assert len(own) >= 8 and all(_BETWEEN.match(f"{name}.module") for name in own)
-    assert not any(map(_BETWEEN.match, ("hocket_project", "hockets", "torchvision.models", "__main__")))
+def test_every_package_is_known_as_hockets_and_no_other() -> None:
+    folders = ROOT.glob("packages/*/src/*")
+    own = {each.name for each in folders if each.is_dir() and not each.name.startswith((".", "__"))}
+    assert own == ours.PACKAGES and all(ours.is_ours(f"{name}.module") for name in own)
+    assert not any(map(ours.is_ours, ("hocket_project", "hockets", "torchvision.models", "__main__", None)))
 
 
 def test_no_module_of_hockets_counts_stack_levels() -> None:

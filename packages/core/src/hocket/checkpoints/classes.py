@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from hocket.ours import is_ours
+
 
 def class_of(thing: Any) -> str:
     """Return module and name of its class; see `class_named`."""
@@ -17,5 +19,5 @@ def full_name(kind: type) -> str:
 
 
 def class_named(saved: str) -> str:
-    """Return the name that checkpoints compare: without the module for core's own classes, which may move between modules."""
-    return re.sub(r"^hocket\.([a-z_]+\.)+", "hocket.", saved)
+    """Return the name that checkpoints compare: without the module for hocket's own classes, which may move between modules."""
+    return re.sub(r"^\w+\.([a-z0-9_]+\.)*", "hocket.", saved) if is_ours(saved) else saved

@@ -15,6 +15,7 @@ from hocket.checkpoints.components.hidden import known, roots, saves_itself
 from hocket.checkpoints.report import some
 from hocket.data.stateful import has_state
 from hocket.help import warn
+from hocket.ours import is_ours
 from hocket.plugins.kinds import singular
 from hocket.state import State
 from hocket.task import Task
@@ -97,9 +98,7 @@ def _leaves(state: State) -> Iterator[tuple[str, Any]]:
     from hocket.checkpoints.reachable import Size, walk
 
     def enter(name: str, value: Any) -> bool:
-        told = hasattr(type(value), "set_epoch") and not type(value).__module__.startswith(
-            "hocket"
-        )  # in a resumed run too
+        told = hasattr(type(value), "set_epoch") and not is_ours(type(value).__module__)  # in a resumed run too
         return isinstance(value, nn.Module) or not (saves_itself(value) or told)
 
     answers = type(state.task).extra_state is not Task.extra_state

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from hocket.checkpoints.frozen import bits
+from hocket.ours import is_ours
 
 #: The number of objects that a walk visits, of items of a collection, and of elements of tensors whose values are compared.
 _OBJECTS, _ITEMS, _ELEMENTS = 50_000, 100, 2**22
@@ -145,7 +146,7 @@ def _has_attributes(value: Any) -> bool:
     if isinstance(value, nn.Module | Optimizer | Dataset | types.SimpleNamespace):
         return True
     library = type(value).__module__.partition(".")[0]
-    if library == "torch" or library.startswith("hocket") or library in sys.stdlib_module_names - {"__main__"}:
+    if library == "torch" or is_ours(library) or library in sys.stdlib_module_names - {"__main__"}:
         return False
     if isinstance(value, Tensor) or hasattr(type(value), "__exit__") or hasattr(type(value), "close"):
         return False
@@ -187,9 +188,7 @@ def _of_object(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{path}.{name}", each) for name in _HOOKS for each in attributes[name].values())
     if module and type(value).get_extra_state is not nn.Module.get_extra_state:
         return
-    given_only = (
-        type(value).__module__.partition(".")[0].startswith("hocket")
-    )  # hocket keeps nothing but what it was given
+    given_only = is_ours(type(value).__module__)  # hocket keeps nothing but what it was given
     for name, each in attributes.items():
         if module and (name in _OF_MODULES or (not own and (each is True or each is False))):
             continue  # flags of libraries say that something is set up
@@ -247,7 +246,7 @@ def _names(code: types.CodeType) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=4096)
 def _is_own(module: str | None) -> bool:
     """Whether a module is neither installed nor hocket's."""
-    if module is None or module.partition(".")[0].startswith("hocket") or module not in sys.modules:
+    if module is None or is_ours(module) or module not in sys.modules:
         return False
     file = getattr(sys.modules[module], "__file__", None)
     if file is None:

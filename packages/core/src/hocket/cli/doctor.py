@@ -9,6 +9,7 @@ from typing import Any
 
 from hocket.cli.plugins import status
 from hocket.cli.probe import probe
+from hocket.ours import PARTS
 from hocket.plugins import Entry, catalog, switches
 
 #: Heavy libraries, which should only be imported if a plug-in that needs them is used.
@@ -79,9 +80,9 @@ def _problems(entry: Entry, found: dict[str, Any], usable: list[Entry]) -> list[
     if error := found.get("error"):
         problems.append(f"cannot be used: {error.rstrip('.')}. Install its missing dependencies, {leave}")
     others = [e.dist for e in usable if (e.kind, e.name) == (entry.kind, entry.name) and e.dist != entry.dist]
-    if entry in usable and catalog.CORE in others:
+    if entry in usable and not PARTS.keys().isdisjoint(others):
         problems.append(f"'{entry.name}' is a plug-in of hocket: write '{entry.dist}/{entry.name}' for this one")
-    elif entry in usable and others and entry.dist != catalog.CORE:
+    elif entry in usable and others and entry.dist not in PARTS:
         problems.append(f"also provided by {', '.join(others)}: write '{entry.dist}/{entry.name}'")
     if entry.api != catalog.API:
         problems.append(f"has plug-in API {entry.api}, and this hocket has {catalog.API}; upgrade one of them")

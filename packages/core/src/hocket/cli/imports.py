@@ -10,6 +10,7 @@ import re
 import sys
 import textwrap
 import traceback
+import types
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,12 +20,11 @@ from typing import Any
 
 from hocket.cli.document import ConfigError, Node, flow, suggestion
 from hocket.help import installing
+from hocket.ours import is_ours
 
 _NAME = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 _PATH = re.compile(rf"{_NAME}:{_NAME}")
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
-#: The folder of this package, whose frames are not the user's.
-_OWN = Path(__file__).parents[1]
 #: Where a recorded configuration found the modules that its run did not install, for messages.
 RECORDED: dict[str, list[str]] = {}
 
@@ -201,7 +201,7 @@ def raised(doing: str, error: BaseException, advice: str = "") -> str:
         place = f"{_short(error.filename)}:{error.lineno}"
         line = " ".join((error.text or "").split())
         return f"{doing} raised {type(error).__name__}: {error.msg} ({place}): `{line}`. Correct that line."
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if _is_users(each.filename)]
+    frames = traceback.StackSummary.extract(filter(_is_users, traceback.walk_tb(error.__traceback__)))
     said = f"{doing} raised {type(error).__name__}: {text}"
     if not frames:
         return f"{said}. {advice or 'Change the value.'}"
@@ -220,8 +220,9 @@ def _said(error: BaseException) -> str:
     return textwrap.shorten(text + quote, 600, placeholder=" …").rstrip(".")
 
 
-def _is_users(file: str) -> bool:
-    return not file.startswith("<") and "site-packages" not in file and not Path(file).is_relative_to(_OWN)
+def _is_users(step: tuple[types.FrameType, int]) -> bool:
+    file, module = step[0].f_code.co_filename, step[0].f_globals.get("__name__")
+    return not file.startswith("<") and "site-packages" not in file and not is_ours(module)
 
 
 def _short(file: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,9 @@ class Key:
 @functools.cache
 def keys() -> dict[str, Key]:
     """Return the keys by name, in the order of the Trainer's signature; ``data`` stands before ``train_data``."""
-    tree = ast.parse((Path(__file__).parents[1] / "trainer.py").read_text(encoding="utf-8"))
+    spec = importlib.util.find_spec("hocket.trainer")
+    assert spec is not None and spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     trainer = next(each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == "Trainer")
     init = next(each for each in trainer.body if isinstance(each, ast.FunctionDef) and each.name == "__init__")
     documented = arguments_of(ast.get_docstring(trainer) or "")

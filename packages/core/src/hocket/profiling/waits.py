@@ -13,6 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from hocket.ours import PARTS
+
 #: Functions whose result the host has to read.
 _READING: dict[Any, str] = {
     Tensor.item: ".item()", Tensor.tolist: ".tolist()", Tensor.numpy: ".numpy()", Tensor.cpu: ".cpu()",
@@ -27,7 +29,6 @@ _READING: dict[Any, str] = {
 }  # fmt: skip
 _INDEXING = {Tensor.__getitem__, Tensor.__setitem__}
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 class Wait(NamedTuple):
@@ -117,7 +118,7 @@ def _caller(call: str) -> Wait | None:
         frame.f_code.co_filename.startswith(_TORCH) or frame.f_code.co_name == "__torch_function__"
     ):
         frame = frame.f_back  # type: ignore[assignment]
-    if frame is None or frame.f_code.co_filename.startswith(_OWN):
+    if frame is None or str(frame.f_globals.get("__name__")).partition(".")[0] in PARTS.values():
         return None
     code = frame.f_code
     return Wait(code.co_filename, frame.f_lineno, getattr(code, "co_qualname", code.co_name), call)

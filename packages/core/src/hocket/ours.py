@@ -1,0 +1,30 @@
+"""What belongs to hocket: the distributions that are parts of it, and its import packages."""
+
+from __future__ import annotations
+
+#: The distributions of what every run may use, and their import packages: the names of their plug-ins take precedence, and
+#: nothing switches them off.
+PARTS = {"hocket": "hocket"}
+#: The import packages of all of hocket's distributions.
+PACKAGES = frozenset(
+    {
+        *PARTS.values(),
+        "hocket_general",
+        "hocket_loggers",
+        "hocket_migration",
+        "hocket_nlp",
+        "hocket_report",
+        "hocket_strategies",
+        "hocket_vision",
+    }
+)
+
+
+def is_ours(module: object) -> bool:
+    """Whether a module, by its name, is of one of hocket's own packages.
+
+    Example:
+        >>> is_ours("hocket.trainer"), is_ours("hocket_project.model")
+        (True, False)
+    """
+    return str(module).partition(".")[0] in PACKAGES
