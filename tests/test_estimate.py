@@ -30,7 +30,7 @@ from rehearsals import (
 from torch.profiler import ProfilerActivity, profile
 
 import hocket
-from hocket.cli.imports import raised
+from hocket.help.raised import raised
 from hocket.launching.forks import fork
 from hocket.memory.estimate import largest_microbatch, size_of
 from hocket.memory.rehearsal import EstimateError

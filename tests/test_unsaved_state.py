@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, Subset
 
 import hocket
-from hocket.checkpoints.component import ContentError
+from hocket.component import ContentError
 from hocket.data import seeded
 
 DATA = [(torch.randn(8, 4, generator=torch.Generator().manual_seed(i)), torch.arange(8) % 3) for i in range(6)]

@@ -30,8 +30,8 @@ from hocket.checkpoints import CheckpointError
 from hocket.checkpoints.storage import format as formats
 from hocket.checkpoints.storage import header, pages, partials, references, shards
 from hocket.checkpoints.storage import manifest as manifests
-from hocket.checkpoints.storage.ranks import Ranks
 from hocket.checkpoints.storage.snapshot import Snapshot, Staging
+from hocket.distributed.ranks import Ranks
 
 pytest.importorskip("numpy")  # the safetensors library, which files are compared with, needs it
 

@@ -16,8 +16,8 @@ import torch
 
 from hocket.checkpoints import CheckpointError, DamagedCheckpointWarning
 from hocket.checkpoints.storage import scratch
-from hocket.checkpoints.storage.ranks import Ranks
 from hocket.checkpoints.storage.store import Store
+from hocket.distributed.ranks import Ranks
 
 
 def tree(value):

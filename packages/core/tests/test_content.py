@@ -20,10 +20,10 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from hocket import Algorithm, Callback, Event, State, Trainer, plugins
 from hocket.checkpoints.content import ContentError
-from hocket.checkpoints.plain_data import decode, encode
 from hocket.data import seeded
 from hocket.data.generators import DataGenerators
 from hocket.data.samplers import Indices
+from hocket.plain_data import decode, encode
 from hocket.training import seeding
 
 np = pytest.importorskip("numpy")

@@ -34,11 +34,11 @@ from hocket.callbacks.optimizer_monitor import OptimizerMonitor
 from hocket.callbacks.sample_visualizer import SampleVisualizer
 from hocket.callbacks.system_monitor import SystemMonitor
 from hocket.callbacks.threshold_stopper import ThresholdStopper
-from hocket.callbacks.ticking import Ticking
 from hocket.callbacks.time_monitor import TimeMonitor
 from hocket.distributed.dtensors import norms
 from hocket.loggers.memory import MemoryLogger
 from hocket.plugins.errors import PlanError
+from hocket.ticking import Ticking
 
 
 def batches(sizes: tuple[int, ...] = (4, 4, 2)) -> list[tuple[Tensor, Tensor]]:

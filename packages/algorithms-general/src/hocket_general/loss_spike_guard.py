@@ -14,7 +14,6 @@ from torch import Tensor
 
 from hocket import safe_files
 from hocket.algorithm import Algorithm, Phase
-from hocket.checkpoints.plain_data import decode, encode
 from hocket.checkpoints.policy import Checkpoints
 from hocket.data.nesting import map_tensors
 from hocket.data.stateful import has_state
@@ -22,6 +21,7 @@ from hocket.distributed.dtensors import mesh_of, total_norm
 from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
 from hocket.optim.learning_rate import Scheduled
+from hocket.plain_data import decode, encode
 from hocket.timestamp import Timestamp
 from hocket.training.requests import Decision
 from hocket_general.averages import Averages

@@ -21,12 +21,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hocket import display
 from hocket.callback import Callback
-from hocket.cli.errors import explains
-from hocket.cli.imports import raised
 from hocket.data.nesting import map_tensors
 from hocket.data.windows import Window
 from hocket.help import warn
 from hocket.help.arguments import understood
+from hocket.help.raised import explains, raised
 from hocket.memory.estimate import aligned, shown
 from hocket.memory.hollow import Hollow, quiet
 from hocket.plugins.spec import Attachment

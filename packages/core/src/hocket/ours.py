@@ -24,6 +24,7 @@ def is_ours(module: object) -> bool:
     """Whether a module, by its name, is of one of hocket's own packages.
 
     Example:
+        >>> from hocket.ours import is_ours
         >>> is_ours("hocket.trainer"), is_ours("hocket_project.model")
         (True, False)
     """

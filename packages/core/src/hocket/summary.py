@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.display import listed, position
 from hocket.distributed.agreement import ranks_of
+from hocket.errors import CheckpointError
 from hocket.help import attributes
 from hocket.result import Cost, Result
 

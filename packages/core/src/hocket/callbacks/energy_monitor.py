@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from hocket.callbacks import nvml
-from hocket.callbacks.periodic import Periodic
-from hocket.callbacks.ticking import Ticking
 from hocket.help import warn
+from hocket.periodic import Periodic
 from hocket.state import State
+from hocket.ticking import Ticking
 
 
 class EnergyMonitor(Periodic):

@@ -11,9 +11,9 @@ from typing import Any
 
 from hocket import safe_files
 from hocket.callback import Callback
-from hocket.callbacks.ticking import Ticking
 from hocket.help import warn
 from hocket.state import State
+from hocket.ticking import Ticking
 
 
 class Heartbeat(Callback):

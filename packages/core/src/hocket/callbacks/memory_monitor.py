@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from hocket.callbacks.periodic import Periodic
+from hocket.periodic import Periodic
 from hocket.state import State
 
 

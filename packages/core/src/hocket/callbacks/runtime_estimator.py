@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from hocket.callbacks.periodic import Periodic
+from hocket.periodic import Periodic
 from hocket.state import State
 from hocket.time import Time, Unit
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hocket import hookimpl
-from hocket.callbacks.periodic import Periodic
 from hocket.help import warn
+from hocket.periodic import Periodic
 from hocket.state import State
 from hocket.timestamp import Timestamp
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hocket.callbacks import nvml
-from hocket.callbacks.periodic import Periodic
-from hocket.callbacks.ticking import Ticking
 from hocket.help import installing
+from hocket.periodic import Periodic
 from hocket.state import State
+from hocket.ticking import Ticking
 
 #: The list of child processes is refreshed in every so many samples, because it reads an entry of each process of the host.
 _CHILDREN_EVERY = 12

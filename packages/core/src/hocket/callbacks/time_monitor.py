@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from hocket.callbacks.periodic import Periodic
 from hocket.checkpoints.policy import Checkpoints
+from hocket.periodic import Periodic
 from hocket.state import State
 
 

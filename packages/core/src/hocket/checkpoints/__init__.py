@@ -13,29 +13,29 @@ from typing import TYPE_CHECKING
 from hocket.lazy import lazy
 
 if TYPE_CHECKING:
-    from hocket.checkpoints.component import Check, Component, ContentError, PerRank, Saved
     from hocket.checkpoints.recorded import recorded_algorithms
     from hocket.checkpoints.report import Report
     from hocket.checkpoints.storage import format
-    from hocket.checkpoints.storage.errors import CheckpointError, DamagedCheckpointWarning
-    from hocket.checkpoints.storage.ranks import Ranks
     from hocket.checkpoints.storage.store import Store
     from hocket.checkpoints.weights import export, load_weights, read_weights
+    from hocket.component import Check, Component, ContentError, PerRank, Saved
+    from hocket.distributed.ranks import Ranks
+    from hocket.errors import CheckpointError, DamagedCheckpointWarning
     from hocket.training.interruption import Interrupted
 
 #: Public name -> the module that defines it, or the package around a module. Modules are imported on first use,
 #: because most of reading needs no torch.
 _PUBLIC = {
-    "Check": "component",
-    "CheckpointError": "storage.errors",
-    "Component": "component",
-    "ContentError": "component",
-    "DamagedCheckpointWarning": "storage.errors",
-    "Interrupted": "signals",
-    "PerRank": "component",
-    "Ranks": "storage.ranks",
+    "Check": "hocket.component",
+    "CheckpointError": "hocket.errors",
+    "Component": "hocket.component",
+    "ContentError": "hocket.component",
+    "DamagedCheckpointWarning": "hocket.errors",
+    "Interrupted": "hocket.training.interruption",
+    "PerRank": "hocket.component",
+    "Ranks": "hocket.distributed.ranks",
     "Report": "report",
-    "Saved": "component",
+    "Saved": "hocket.component",
     "Store": "storage.store",
     "export": "weights",
     "format": "storage",

@@ -15,12 +15,12 @@ from typing import Any
 
 from torch import Tensor
 
-from hocket.checkpoints.component import Check, Component, ContentError, Like, PerRank, Saved, Tree
-from hocket.checkpoints.plain_data import decode
+from hocket.component import Check, Component, ContentError, Like, PerRank, Saved, Tree
 from hocket.data.nesting import map_tensors
 from hocket.distributed.agreement import ranks_of
 from hocket.distributed.dtensors import mesh_of
 from hocket.help import warn
+from hocket.plain_data import decode
 from hocket.state import State
 
 #: Counts up when the tree changes; see :meth:`Content.load_state_dict`.

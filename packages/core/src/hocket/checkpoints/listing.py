@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hocket.checkpoints.ownership import Ownership
 from hocket.checkpoints.retention import Retention
-from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.store import Store
+from hocket.errors import CheckpointError
 from hocket.result import Best
 from hocket.training.direction import mode_of
 

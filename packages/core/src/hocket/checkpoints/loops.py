@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from hocket.checkpoints import CheckpointError
-from hocket.checkpoints.plain_data import decode, encode
 from hocket.checkpoints.storage import format
-from hocket.checkpoints.storage.ranks import Ranks
+from hocket.distributed.ranks import Ranks
 from hocket.help import custom_loops, warn
+from hocket.plain_data import decode, encode
 from hocket.prepared import PreparedData, inner, tensors
 from hocket.training import seeding
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hocket.checkpoints.component import Check, Component, Like, PerRank, Saved, Tree
 from hocket.checkpoints.content import OFFERED
-from hocket.checkpoints.plain_data import encode
+from hocket.component import Check, Component, Like, PerRank, Saved, Tree
 from hocket.data.stateful import one_sided
+from hocket.plain_data import encode
 from hocket.plugins import catalog
 from hocket.plugins.errors import PluginError
 from hocket.state import State

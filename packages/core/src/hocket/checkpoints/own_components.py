@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hocket.checkpoints.component import Component
 from hocket.checkpoints.components.aggregates import LoggedValues
 from hocket.checkpoints.components.by_hand import GradientsByHand
 from hocket.checkpoints.components.configuration import Configuration
@@ -24,6 +23,7 @@ from hocket.checkpoints.components.values import (
     StatefulOfRank,
     TimeAttribute,
 )
+from hocket.component import Component
 from hocket.state import State
 from hocket.training.fit import FitLoop
 from hocket.training.guard import NonFiniteGuard

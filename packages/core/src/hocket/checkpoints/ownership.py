@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.locks import InUse
 from hocket.checkpoints.storage.store import Store
+from hocket.errors import CheckpointError
 from hocket.run_folder import Run
 
 #: Names that runs give their checkpoints. No run removes copies under other names.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hocket import safe_files
-from hocket.checkpoints.storage.errors import CheckpointError
+from hocket.errors import CheckpointError
 
 #: Objects that a file may unfold into, beyond a few for each that it contains, and how deeply they may be nested.
 OBJECTS, DEPTH = 1_000_000, 200

@@ -21,18 +21,17 @@ from hocket.checkpoints.frozen import FrozenWeights
 from hocket.checkpoints.hidden import UnsavedState
 from hocket.checkpoints.listing import Listing
 from hocket.checkpoints.ownership import Ownership
-from hocket.checkpoints.plain_data import encode
 from hocket.checkpoints.retention import Retention
 from hocket.checkpoints.signals import Signals
 from hocket.checkpoints.storage.store import Store
 from hocket.checkpoints.storage.tensors import unstorable
-from hocket.checkpoints.unusual import taken_apart
 from hocket.checkpoints.writing import Writer
 from hocket.distributed.agreement import ranks_of
 from hocket.distributed.dtensors import local
 from hocket.help import warn
 from hocket.help.arguments import understood
 from hocket.hookspecs import hookimpl
+from hocket.plain_data import encode
 from hocket.plugins.errors import PlanError
 from hocket.state import State
 from hocket.time import Interval
@@ -40,6 +39,7 @@ from hocket.training import seeding
 from hocket.training.due import Due
 from hocket.training.requests import Decision
 from hocket.training.watching import label_of, warn_of_nothing, watch
+from hocket.unusual import taken_apart
 
 
 class Checkpoints(Callback):

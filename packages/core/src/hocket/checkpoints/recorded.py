@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from hocket.checkpoints.classes import class_named, full_name
-from hocket.checkpoints.component import ContentError
 from hocket.checkpoints.components.plugins import how_to_get, short_name
-from hocket.checkpoints.plain_data import decode
-from hocket.checkpoints.storage.errors import CheckpointError
+from hocket.component import ContentError
+from hocket.errors import CheckpointError
 from hocket.help import warn
 from hocket.hookspecs import Event
+from hocket.plain_data import decode
 from hocket.plugins import catalog
 from hocket.state import State
 

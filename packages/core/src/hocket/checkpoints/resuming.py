@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.manifest import LATEST
-from hocket.checkpoints.storage.ranks import Ranks
 from hocket.checkpoints.storage.store import Store
 from hocket.distributed.agreement import ranks_of
+from hocket.distributed.ranks import Ranks
+from hocket.errors import CheckpointError
 from hocket.help import warn
 from hocket.run_folder import Run, RunFolder, check_name
 from hocket.training import seeding

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from hocket.checkpoints.ownership import Ownership
-from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.store import Store
+from hocket.errors import CheckpointError
 from hocket.help import warn
 from hocket.training.direction import check_mode, mode_of
 

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from hocket.checkpoints.components.omitted import differences
-from hocket.checkpoints.plain_data import decode, encode
 from hocket.checkpoints.report import Report
 from hocket.checkpoints.resuming import locate
-from hocket.checkpoints.storage.errors import CheckpointError
-from hocket.checkpoints.unusual import sized_like
 from hocket.data.stateful import has_state
 from hocket.distributed.agreement import ranks_of
 from hocket.distributed.dtensors import shard_like
+from hocket.errors import CheckpointError
 from hocket.hookspecs import Event
+from hocket.plain_data import decode, encode
 from hocket.training import seeding
+from hocket.unusual import sized_like
 
 if TYPE_CHECKING:
     from hocket.checkpoints.policy import Checkpoints

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from hocket import safe_files
 from hocket.checkpoints import pickles
-from hocket.checkpoints.plain_data import decode
 from hocket.checkpoints.report import Report, some
 from hocket.checkpoints.storage import format as formats
 from hocket.checkpoints.storage import manifest as manifests
 from hocket.checkpoints.storage import shards
-from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.store import Store
 from hocket.checkpoints.storage.urls import local_folder
+from hocket.errors import CheckpointError
+from hocket.plain_data import decode
 
 if TYPE_CHECKING:
     from hocket.state import State

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from hocket.checkpoints.background import Background
 from hocket.checkpoints.ownership import Ownership
 from hocket.checkpoints.retention import Retention
-from hocket.checkpoints.storage.errors import CheckpointError
-from hocket.checkpoints.storage.ranks import Ranks, of_a_thread
 from hocket.checkpoints.storage.snapshot import Snapshot
 from hocket.checkpoints.storage.store import Store
+from hocket.distributed.ranks import Ranks, of_a_thread
+from hocket.errors import CheckpointError
 from hocket.help import warn
 from hocket.state import State
 from hocket.training import seeding

@@ -12,8 +12,9 @@ from pathlib import Path
 from types import TracebackType
 
 from hocket.cli import completion, source
-from hocket.cli.command import Command, parser_of
-from hocket.cli.errors import explains
+from hocket.cli.parsers import parser_of
+from hocket.command import Command
+from hocket.help.raised import explains
 from hocket.plugins import PluginError, catalog, switches
 from hocket.plugins.distributions import AUTOLOAD, UNREADABLE
 from hocket.safe_files import printable

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from hocket.cli.command import Command
+from hocket.command import Command
 from hocket.safe_files import printable
 
 
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the action. A checkpoint that cannot be read prints one paragraph on stderr and returns 2."""
-    from hocket.checkpoints.storage.errors import CheckpointError
+    from hocket.errors import CheckpointError
 
     try:
         return {"inspect": _inspect, "verify": _verify, "export": _export, "diff": _diff}[args.action](args)
@@ -117,8 +117,8 @@ def _text(value: Any) -> str:
 
 def _verify(args: argparse.Namespace) -> int:
     from hocket.checkpoints.storage import format as formats
-    from hocket.checkpoints.storage.errors import CheckpointError
     from hocket.checkpoints.storage.urls import local_folder
+    from hocket.errors import CheckpointError
 
     code = 0
     for path in (path for place in args.paths for path in _within(place)):

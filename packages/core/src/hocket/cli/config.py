@@ -18,19 +18,20 @@ from torch import nn
 import hocket
 from hocket import types
 from hocket.checkpoints import CheckpointError, resuming
-from hocket.checkpoints.storage.ranks import ALONE
 from hocket.cli import forms, imports, recorded
 from hocket.cli.advice import in_yaml
 from hocket.cli.calls import lacking, lacks
 from hocket.cli.document import ConfigError, Node
-from hocket.cli.errors import blamed, explains, mentions
-from hocket.cli.imports import raised, reference, resolve
+from hocket.cli.errors import blamed, mentions
+from hocket.cli.imports import reference, resolve
 from hocket.cli.keys import KINDS, LISTS, keys
 from hocket.cli.objects import arguments, build, call, checking, defaults, make
 from hocket.cli.origins import importable
 from hocket.cli.overrides import refuse_masked, source
 from hocket.data.module import is_module
+from hocket.distributed.ranks import ALONE
 from hocket.help import objects
+from hocket.help.raised import explains, raised
 from hocket.masking import masked
 from hocket.optim.groups import OPTIONS
 from hocket.plugins import Entry, PluginError, catalog, signatures, spec

@@ -11,12 +11,9 @@ from hocket.cli.plugins import status
 from hocket.cli.probe import probe
 from hocket.ours import PARTS
 from hocket.plugins import Entry, catalog, switches
+from hocket.plugins.kinds import HEAVY
 
 #: Heavy libraries, which should only be imported if a plug-in that needs them is used.
-HEAVY = (
-    "torchvision", "transformers", "deepspeed", "ray", "wandb", "mlflow", "comet_ml", "tensorboard", "matplotlib", "sklearn",
-    "pandas", "tensorflow", "jax",
-)  # fmt: skip
 #: Seconds that the import of one plug-in may take.
 TIMEOUT = 120.0
 

@@ -1,32 +1,12 @@
-"""Which exceptions are errors of the user, whose message says what to type, and which place in a file they are about."""
+"""Which place in a file the message of an error is about."""
 
 from __future__ import annotations
 
-import linecache
 import re
 from typing import TYPE_CHECKING
 
-from hocket.plugins import PluginError
-
 if TYPE_CHECKING:
     from hocket.cli.document import Node
-
-
-def explains(error: BaseException) -> bool:
-    """Whether a `raise` of hocket or its plug-ins raised this exception, so that its message suffices."""
-    if isinstance(error, PluginError):
-        return True
-    if not isinstance(error, ValueError | TypeError | OSError | RuntimeError | ArithmeticError):
-        return False
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return False
-    code, scope = trace.tb_frame.f_code, trace.tb_frame.f_globals
-    package = str(scope.get("__name__")).partition(".")[0].partition("_")[0]
-    line = linecache.getline(code.co_filename, trace.tb_lineno, scope)
-    return package == "hocket" and line.strip().startswith("raise ")
 
 
 def blamed(node: Node, message: str, otherwise: str) -> str:

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from hocket.cli.arguments import add_arguments as add_configuration
-from hocket.cli.command import Command
 from hocket.cli.template import print_config
+from hocket.command import Command
 
 if TYPE_CHECKING:
     from hocket.memory.rehearsal import Make, Rehearsal, Stage

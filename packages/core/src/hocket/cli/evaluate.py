@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from hocket.cli.arguments import add_weights
-from hocket.cli.command import Command
 from hocket.cli.weights import trainer_with_weights
+from hocket.command import Command
 
 
 def run(args: argparse.Namespace) -> int:

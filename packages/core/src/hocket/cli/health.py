@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hocket.cli.command import Command
+from hocket.command import Command
 from hocket.help import installing
 
 #: Seconds for the import of one plug-in, and for two processes to find each other.

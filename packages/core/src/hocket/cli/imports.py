@@ -8,9 +8,6 @@ import importlib.util
 import inspect
 import re
 import sys
-import textwrap
-import traceback
-import types
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,7 +17,7 @@ from typing import Any
 
 from hocket.cli.document import ConfigError, Node, flow, suggestion
 from hocket.help import installing
-from hocket.ours import is_ours
+from hocket.help.raised import raised
 
 _NAME = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 _PATH = re.compile(rf"{_NAME}:{_NAME}")
@@ -192,41 +189,3 @@ def _no_module(name: str, package: Any) -> str:
         else f" Write the name of its file, without .py, or type: {installing.library(name)}"
     )
     return f"There is no module '{name}' in {Path.cwd()}, and none is installed. {near}{write}".rstrip()
-
-
-def raised(doing: str, error: BaseException, advice: str = "") -> str:
-    """Describe an exception of somebody's code, with the line of the innermost frame in a file of theirs, and what to do."""
-    text = _said(error)
-    if isinstance(error, SyntaxError):
-        place = f"{_short(error.filename)}:{error.lineno}"
-        line = " ".join((error.text or "").split())
-        return f"{doing} raised {type(error).__name__}: {error.msg} ({place}): `{line}`. Correct that line."
-    frames = traceback.StackSummary.extract(filter(_is_users, traceback.walk_tb(error.__traceback__)))
-    said = f"{doing} raised {type(error).__name__}: {text}"
-    if not frames:
-        return f"{said}. {advice or 'Change the value.'}"
-    said = f"{said} ({_short(frames[-1].filename)}:{frames[-1].lineno}): `{frames[-1].line}`."
-    if advice:
-        return f"{said} {advice}"
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        return f"{said} Correct that line, or type: {installing.library(error.name.partition('.')[0])}"
-    return f"{said} Change the value here or that line; --traceback shows all calls."
-
-
-def _said(error: BaseException) -> str:
-    """Return the message of an exception on one line, without the C++ calls that torch adds to it."""
-    text = str(error).partition("Exception raised from ")[0].rstrip()
-    quote = '"' if text.count('"') % 2 else ""
-    return textwrap.shorten(text + quote, 600, placeholder=" …").rstrip(".")
-
-
-def _is_users(step: tuple[types.FrameType, int]) -> bool:
-    file, module = step[0].f_code.co_filename, step[0].f_globals.get("__name__")
-    return not file.startswith("<") and "site-packages" not in file and not is_ours(module)
-
-
-def _short(file: str | None) -> str:
-    try:
-        return Path(file or "?").resolve().relative_to(Path.cwd()).as_posix()
-    except ValueError:
-        return str(file)

@@ -8,7 +8,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from hocket.cli.command import Command
+from hocket.command import Command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,9 +21,10 @@ from typing import Any
 from hocket.cli.advice import argument_of, in_yaml
 from hocket.cli.calls import BY_NAME, almost, lacking, lacks, takes, unexpected
 from hocket.cli.document import ConfigError, Node, flow, parse_value, suggestion
-from hocket.cli.errors import blamed, explains
-from hocket.cli.imports import UNREAD, Reference, as_call, raised, reference, resolve
+from hocket.cli.errors import blamed
+from hocket.cli.imports import UNREAD, Reference, as_call, reference, resolve
 from hocket.cli.keys import keys
+from hocket.help.raised import explains, raised
 from hocket.masking import masked
 from hocket.plugins import signatures
 from hocket.time import Interval, Time

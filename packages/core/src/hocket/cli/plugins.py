@@ -7,9 +7,9 @@ import inspect
 import json
 import sys
 
-from hocket.cli.command import Command
 from hocket.cli.completion import completes, plugin_names
 from hocket.cli.source import summary
+from hocket.command import Command
 from hocket.plugins import KINDS, Entry, PluginError, UnknownPluginError, catalog, switches
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.cli.arguments import add_weights
-from hocket.cli.command import Command
 from hocket.cli.weights import trainer_with_weights
+from hocket.command import Command
 from hocket.plugins import PluginError
 
 if TYPE_CHECKING:

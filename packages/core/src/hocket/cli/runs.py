@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hocket.cli.command import Command
+from hocket.command import Command
 from hocket.plugins import PluginError
 from hocket.runs import listing
 from hocket.runs.listing import RunOnDisk

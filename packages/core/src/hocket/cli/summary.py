@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from hocket.cli.arguments import add_arguments as add_configuration
-from hocket.cli.command import Command
 from hocket.cli.template import print_config
+from hocket.command import Command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.cli.arguments import add_trust
-from hocket.cli.command import Command
 from hocket.cli.completion import completes, configurations, overrides
+from hocket.command import Command
 from hocket.plugins import PluginError
 from hocket.safe_files import escaped
 from hocket.training.direction import contradiction

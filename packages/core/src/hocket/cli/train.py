@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from hocket.cli import recorded
 from hocket.cli.arguments import add_arguments as add_configuration
-from hocket.cli.command import Command
 from hocket.cli.completion import completes, paths
 from hocket.cli.template import print_config
+from hocket.command import Command
 from hocket.runs.files import METRICS, SUMMARY, lines
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hocket.callbacks.ticking import Ticking
 from hocket.logger import Logger, check_filename
 from hocket.loggers.lines import LinesFile, strict
 from hocket.loggers.media import Media
 from hocket.loggers.run_summary import RunSummary
 from hocket.plugins.delivery import RowsLostError
 from hocket.state import State
+from hocket.ticking import Ticking
 
 #: Between two times of writing. Lines that are written together take a fifth of the time.
 _SECONDS = 0.1

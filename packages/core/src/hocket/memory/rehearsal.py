@@ -22,9 +22,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import _foreach_supported_types
 
-from hocket.cli.errors import explains
 from hocket.data.nesting import map_tensors
 from hocket.distributed import objects
+from hocket.help.raised import explains
 from hocket.launching import forks
 from hocket.launching.errors import WorkerError
 from hocket.memory.hollow import Hollow, quiet

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from hocket.algorithm import Need
-from hocket.checkpoints.unusual import sized_like
 from hocket.data.global_batches import sized
 from hocket.devices import Device
+from hocket.unusual import sized_like
 
 
 class Strategy:

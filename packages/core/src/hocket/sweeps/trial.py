@@ -67,7 +67,7 @@ def note_plan(file: str, plan: str) -> None:
 
 def note_error(file: str, error: Exception) -> None:
     """Write the exception that ends this trial as its result, in one line; the first rank that fails does."""
-    from hocket.cli.errors import explains
+    from hocket.help.raised import explains
 
     result = Path(read(Path(file))["result"])
     if not result.exists():

@@ -27,10 +27,10 @@ from torch import nn
 
 import hocket
 from hocket import plugins
-from hocket.cli.doctor import HEAVY
 from hocket.hookspecs import Event
 from hocket.plugins import catalog
 from hocket.plugins.bus import Bus
+from hocket.plugins.kinds import HEAVY
 from hocket.plugins.spec import Attachment
 from hocket.testkit.compare import difference
 from hocket.testkit.footprint import changed, footprint

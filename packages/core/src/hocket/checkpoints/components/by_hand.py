@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hocket.checkpoints.component import Check, Component, Saved, Tree
-from hocket.checkpoints.plain_data import encode
+from hocket.component import Check, Component, Saved, Tree
+from hocket.plain_data import encode
 from hocket.state import State
 from hocket.training.steps import parameters_of
 from hocket.training.task_steps import TaskSteps

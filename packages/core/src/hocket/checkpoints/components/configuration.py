@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from hocket.checkpoints.component import Check, Component, Saved, Tree
-from hocket.checkpoints.plain_data import decode
+from hocket.component import Check, Component, Saved, Tree
+from hocket.plain_data import decode
 from hocket.plugins import catalog
 from hocket.schedules import Schedule
 from hocket.settings import plain

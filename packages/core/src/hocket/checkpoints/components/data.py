@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hocket.checkpoints.component import Check, Component, PerRank, Saved, Tree
+from hocket.component import Check, Component, PerRank, Saved, Tree
 from hocket.help import warn
 from hocket.state import State
 from hocket.training.fit import FitLoop

@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 
 from hocket.algorithm import Algorithm
 from hocket.callback import Callback
-from hocket.checkpoints.component import Check, Component, PerRank, Saved, Tree
-from hocket.checkpoints.plain_data import encode
+from hocket.component import Check, Component, PerRank, Saved, Tree
 from hocket.distributed.dtensors import local
 from hocket.help import warn
+from hocket.plain_data import encode
 from hocket.task import SupervisedTask
 
 if TYPE_CHECKING:

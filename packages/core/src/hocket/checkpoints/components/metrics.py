@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hocket.checkpoints.component import Check, Component, PerRank, Saved, Tree
 from hocket.checkpoints.components.values import Attribute
+from hocket.component import Check, Component, PerRank, Saved, Tree
 from hocket.state import State
 from hocket.training.fit import FitLoop
 from hocket.training.watching import label_of, may_log

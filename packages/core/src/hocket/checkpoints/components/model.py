@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from hocket.checkpoints.component import Check, Component, Like, Saved, Tree
-from hocket.checkpoints.plain_data import decode, encode
 from hocket.checkpoints.report import Report, listed, shapes_of
+from hocket.component import Check, Component, Like, Saved, Tree
+from hocket.plain_data import decode, encode
 from hocket.plugins.errors import PluginError
 from hocket.state import State
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hocket.checkpoints.component import Check, Component, Saved, Tree
 from hocket.checkpoints.frozen import checksum
 from hocket.checkpoints.report import listed
+from hocket.component import Check, Component, Saved, Tree
 from hocket.distributed.dtensors import mesh_of
 from hocket.state import State
 

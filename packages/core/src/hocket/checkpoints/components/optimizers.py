@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from hocket.checkpoints.classes import class_named, class_of
-from hocket.checkpoints.component import Check, Component, Like, Saved, Tree
-from hocket.checkpoints.plain_data import encode
 from hocket.checkpoints.report import Shape, listed
+from hocket.component import Check, Component, Like, Saved, Tree
+from hocket.plain_data import encode
 from hocket.state import State
 
 #: The path of an optimizer's state for a parameter.

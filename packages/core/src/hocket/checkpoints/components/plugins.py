@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from hocket.checkpoints.classes import class_named, class_of
-from hocket.checkpoints.component import Check, Component, Like, Saved, Tree
 from hocket.checkpoints.components.values import Decoded
-from hocket.checkpoints.plain_data import encode
+from hocket.component import Check, Component, Like, Saved, Tree
 from hocket.data.stateful import has_state
+from hocket.plain_data import encode
 from hocket.plugins import catalog
 from hocket.plugins.spec import Attachment
 from hocket.state import State

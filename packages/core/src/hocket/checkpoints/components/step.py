@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from hocket.checkpoints.component import Check, Component, ContentError, PerRank, Saved, Tree
 from hocket.checkpoints.components.values import Decoded
-from hocket.checkpoints.plain_data import encode
+from hocket.component import Check, Component, ContentError, PerRank, Saved, Tree
 from hocket.data.batches import Counts
+from hocket.plain_data import encode
 from hocket.state import State
 
 

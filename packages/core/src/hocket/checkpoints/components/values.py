@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from hocket.checkpoints.component import Check, Component, PerRank, Saved, Tree
-from hocket.checkpoints.plain_data import encode
+from hocket.component import Check, Component, PerRank, Saved, Tree
+from hocket.plain_data import encode
 from hocket.time import Time, Unit
 
 

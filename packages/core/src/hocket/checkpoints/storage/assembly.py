@@ -13,8 +13,8 @@ from torch import Tensor
 from hocket.checkpoints.storage import references as refs
 from hocket.checkpoints.storage import shards
 from hocket.checkpoints.storage.header import Entry
-from hocket.checkpoints.storage.shards import DTYPES
 from hocket.distributed.dtensors import from_shard, local, place
+from hocket.plain_data import DTYPES
 
 _Slices = tuple[slice, ...]
 

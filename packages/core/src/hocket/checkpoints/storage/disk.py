@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hocket.checkpoints.storage import manifest as manifests
-from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.manifest import FILES
+from hocket.errors import CheckpointError
 
 
 def check_target(path: Path) -> None:

@@ -20,9 +20,9 @@ from hocket import safe_files
 from hocket.checkpoints.storage import disk, header, partials, tree_json
 from hocket.checkpoints.storage import manifest as manifests
 from hocket.checkpoints.storage import references as refs
-from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.manifest import FILES, File, Manifest
-from hocket.checkpoints.storage.ranks import ALONE, Ranks
+from hocket.distributed.ranks import ALONE, Ranks
+from hocket.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch

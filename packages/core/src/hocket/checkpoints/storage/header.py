@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from hocket.checkpoints.storage.errors import CheckpointError
+from hocket.errors import CheckpointError
 
 #: safetensors' name of a dtype -> torch's name and bytes per element. Other dtypes are stored as bytes.
 DTYPES = {

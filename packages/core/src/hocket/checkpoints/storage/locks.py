@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from hocket.checkpoints.storage.errors import CheckpointError
+from hocket.errors import CheckpointError
 
 try:
     import fcntl

@@ -12,8 +12,8 @@ from typing import Any
 
 from hocket import safe_files
 from hocket.checkpoints.storage import tree_json
-from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.header import pickled
+from hocket.errors import CheckpointError
 
 NAME = "manifest.json"
 #: The file of a store that holds the name of the checkpoint that was written last, for people and scripts.

@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from hocket.checkpoints.storage import header, tree_json
-from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.header import Entry
+from hocket.errors import CheckpointError
 
 _KEYS = {"file", "name", "dtype", "shape", "stride", "offset"}
 _SHARDED, _PIECE = {"dtype", "shape", "pieces"}, {"file", "name", "begin", "shape"}

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hocket.checkpoints.storage import disk, scratch
 from hocket.checkpoints.storage import format as formats
 from hocket.checkpoints.storage import manifest as manifests
-from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.locks import LEASE, Lease, Lock
 from hocket.checkpoints.storage.manifest import LATEST, File, Manifest
-from hocket.checkpoints.storage.ranks import ALONE, Ranks
+from hocket.distributed.ranks import ALONE, Ranks
+from hocket.errors import CheckpointError
 
 if TYPE_CHECKING:
     from hocket.checkpoints.storage.format import Like

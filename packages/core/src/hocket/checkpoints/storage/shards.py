@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from hocket.checkpoints.storage import header
-from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.header import Entry
+from hocket.errors import CheckpointError
+from hocket.plain_data import DTYPES
 
 #: Bytes that are hashed and written at a time; they stay in the processor's cache between the two.
 CHUNK = 1 << 20
@@ -22,10 +23,6 @@ CHUNK = 1 << 20
 def dtype_name(tensor: Tensor) -> str:
     """Return torch's name of the dtype, such as ``float32``."""
     return str(tensor.dtype).removeprefix("torch.")
-
-
-#: By torch's name.
-DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
 def save(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hocket.checkpoints.storage import disk, locks, partials
 from hocket.checkpoints.storage import format as formats
 from hocket.checkpoints.storage import manifest as manifests
-from hocket.checkpoints.storage.errors import CheckpointError, DamagedCheckpointWarning
 from hocket.checkpoints.storage.locks import InUse, Lock
 from hocket.checkpoints.storage.manifest import LATEST, Manifest, Unfinished
-from hocket.checkpoints.storage.ranks import ALONE, Ranks
+from hocket.distributed.ranks import ALONE, Ranks
+from hocket.errors import CheckpointError, DamagedCheckpointWarning
 from hocket.help import warn
 
 if TYPE_CHECKING:

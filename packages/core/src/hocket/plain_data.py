@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
-from hocket.checkpoints.storage.shards import DTYPES
-from hocket.checkpoints.unusual import put_together, taken_apart
 from hocket.distributed.dtensors import full
+from hocket.unusual import put_together, taken_apart
+
+#: By torch's name.
+DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
 def encode(value: Any, where: str = "the state", gather: bool = True) -> Any:

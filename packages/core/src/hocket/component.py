@@ -8,10 +8,10 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
-from hocket.checkpoints.plain_data import decode
+from hocket.plain_data import decode
 from hocket.plugins.errors import PluginError
 
-#: Plain data: dicts with string keys, lists, tensors, numbers, strings, bytes and None; see `hocket.checkpoints.plain_data`.
+#: Plain data: dicts with string keys, lists, tensors, numbers, strings, bytes and None; see `hocket.plain_data`.
 Tree: TypeAlias = Any
 #: Called with a path in the tree and the description of the tensor stored there; see `hocket.checkpoints.storage.format.read`.
 Like: TypeAlias = Callable[[str, dict[str, Any]], Tensor | None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from hocket.checkpoints.storage.errors import CheckpointError
+from hocket.errors import CheckpointError
 
 _T = TypeVar("_T")
 

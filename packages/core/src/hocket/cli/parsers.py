@@ -1,27 +1,14 @@
-"""Commands of ``hocket``: an entry point of kind ``commands`` names a `Command`."""
+"""The parsers of commands, which say what to write instead of an option that does not exist."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NoReturn
 
+from hocket.command import Command
 from hocket.plugins import PluginError
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One command. Its module is imported for ``--help``, so it should defer heavy imports to ``run``."""
-
-    #: One line for ``hocket --help``.
-    summary: str
-    #: Adds the command's arguments to its parser.
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    #: Runs the command and returns the exit code.
-    run: Callable[[argparse.Namespace], int]
 
 
 class _Parser(argparse.ArgumentParser):
