@@ -39,6 +39,9 @@ class Package:
 
 
 CORE = Package("core", "hocket", "[monitors]")
+TESTKIT = Package("testkit", "hocket-testkit")
+#: What the tests of every package need.
+STANDARD = (CORE, TESTKIT)
 GENERAL = Package("algorithms-general", "hocket-algorithms-general", "[optimizers]")
 VISION = Package("algorithms-vision", "hocket-algorithms-vision", "[datasets]")
 NLP = Package("algorithms-nlp", "hocket-algorithms-nlp", "[peft]")
@@ -46,7 +49,7 @@ STRATEGIES = Package("strategies", "hocket-strategies", "[torchao]")
 LOGGERS = Package("loggers", "hocket-loggers", "[tensorboard]")
 REPORT = Package("report", "hocket-report")
 MIGRATION = Package("migration", "hocket-migration")
-PACKAGES = (CORE, GENERAL, VISION, NLP, STRATEGIES, LOGGERS, REPORT, MIGRATION)
+PACKAGES = (*STANDARD, GENERAL, VISION, NLP, STRATEGIES, LOGGERS, REPORT, MIGRATION)
 
 
 def settle(session: nox.Session, threads: int = 1) -> None:
@@ -200,9 +203,9 @@ def lint(session: nox.Session) -> None:
 @nox.session(default=False)
 @nox.parametrize("package", PACKAGES, ids=[package.folder for package in PACKAGES])
 def isolation(session: nox.Session, package: Package) -> None:
-    """Run one package's tests, but for the long ones, with nothing of ours installed but its wheel and core's."""
+    """Run one package's tests, but for the long ones, with nothing of ours installed but its wheel and STANDARD's."""
     settle(session)
-    packages = tuple(dict.fromkeys((CORE, package)))
+    packages = tuple(dict.fromkeys((*STANDARD, package)))
     install_wheels(session, build(session, packages, scratch(session) / "dist"), *TESTS, "pytest-xdist")
     session.run("pytest", str(package.path / "tests"), *beside_each_other(), "-m", "not long", *session.posargs)
 
@@ -223,7 +226,7 @@ def oldest(session: nox.Session) -> None:
 def xla(session: nox.Session) -> None:
     """Train on torch_xla's CPU client beside the CPU itself (about five minutes, most of it compilation)."""
     settle(session)
-    install_editable(session, (replace(CORE, extra="[xla]"),), *TESTS)
+    install_editable(session, (replace(CORE, extra="[xla]"), TESTKIT), *TESTS)
     session.env["PJRT_DEVICE"] = "CPU"
     tests = ("test_xla.py", "test_devices.py")
     session.run("pytest", *(str(CORE.path / "tests" / name) for name in tests), *session.posargs)
@@ -233,7 +236,7 @@ def xla(session: nox.Session) -> None:
 def deepspeed(session: nox.Session) -> None:
     """Run the tests of the deepspeed strategy, which `tests` skips (about three minutes; needs a C++ compiler)."""
     settle(session)
-    install_editable(session, (CORE, replace(STRATEGIES, extra="[deepspeed]")), *TESTS)
+    install_editable(session, (*STANDARD, replace(STRATEGIES, extra="[deepspeed]")), *TESTS)
     # DeepSpeed compiles itself at run time, with the ninja that stands beside Python, and keeps what it made.
     session.env["TORCH_EXTENSIONS_DIR"] = str(scratch(session) / "extensions")
     tests = ("test_deepspeed.py", "test_deepspeed_arguments.py")
@@ -244,7 +247,7 @@ def deepspeed(session: nox.Session) -> None:
 def ray(session: nox.Session) -> None:
     """Run the tests of the ray strategy, which `tests` skips (about three minutes)."""
     settle(session)
-    install_editable(session, (CORE, replace(STRATEGIES, extra="[ray]")), *TESTS)
+    install_editable(session, (*STANDARD, replace(STRATEGIES, extra="[ray]")), *TESTS)
     tests = ("test_ray.py", "test_ray_arguments.py", "test_on_ray.py")
     session.run("pytest", *(str(STRATEGIES.path / "tests" / name) for name in tests), *session.posargs)
 
@@ -254,7 +257,7 @@ def backends(session: nox.Session) -> None:
     """Run the tests of the loggers of W&B, MLflow, Comet and Trackio, which `tests` skips (about four minutes)."""
     settle(session)
     vendors = replace(LOGGERS, extra="[tensorboard,wandb,mlflow,comet,trackio]")
-    install_editable(session, (CORE, vendors), *TESTS, "pillow")
+    install_editable(session, (*STANDARD, vendors), *TESTS, "pillow")
     tests = (f"test_{vendor}.py" for vendor in ("wandb", "mlflow", "comet", "trackio"))
     paths = (str(LOGGERS.path / "tests" / test) for test in tests)
     session.run("pytest", *paths, *session.posargs)
@@ -277,7 +280,9 @@ def distributions(session: nox.Session) -> None:
     settle(session)
     wheels = build(session, PACKAGES, ROOT / "dist")
     session.run("python", "-I", str(ROOT / ".ci/check_wheels.py"), str(ROOT), *map(str, wheels.values()))
-    everything = f"hocket[general,vision,nlp,strategies,loggers,tensorboard,report,migration] @ {wheels[CORE].as_uri()}"
+    everything = (
+        f"hocket[testkit,general,vision,nlp,strategies,loggers,tensorboard,report,migration] @ {wheels[CORE].as_uri()}"
+    )
     install(session, everything, siblings=located(wheels), compile_bytecode=False)
     check_origin(session, PACKAGES, ROOT / "dist")
     with session.chdir(scratch(session)):
@@ -315,7 +320,7 @@ def evidence(session: nox.Session) -> None:
 def porting(session: nox.Session) -> None:
     """Compare ports with the frameworks that they come from, in their environments: docs/porting.md, and a Composer project."""
     settle(session)
-    install_editable(session, (CORE, GENERAL, VISION, MIGRATION), *TESTS, "scikit-learn", "torchmetrics")
+    install_editable(session, (*STANDARD, GENERAL, VISION, MIGRATION), *TESTS, "scikit-learn", "torchmetrics")
     session.env["PEERS_PYTHON"] = environment(
         session, "peers", "lightning", "accelerate", "transformers", "scikit-learn"
     )

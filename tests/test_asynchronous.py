@@ -21,8 +21,8 @@ from hocket.data.nesting import move
 from hocket.devices import placement
 from hocket.devices.cuda import CUDA
 from hocket.distributed import agreement
-from hocket.testkit import no_sync
 from hocket.training import determinism, guard
+from hocket_testkit import no_sync
 
 
 class Ahead(hocket.Device):

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 import hocket
 from hocket.strategies.base import Strategy
-from hocket.testkit import run_ranks
-from hocket.testkit.ranks import RankError
 from hocket_general.sam import SAM
+from hocket_testkit import run_ranks
+from hocket_testkit.ranks import RankError
 
 
 class Seen:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import hocket
 import hocket.checkpoints
 from hocket.schedules import Plateau
-from hocket.testkit.ranks import run_ranks
+from hocket_testkit.ranks import run_ranks
 
 # --- where things are in a model's output
 

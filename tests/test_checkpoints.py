@@ -20,7 +20,7 @@ from hocket.checkpoints.recorded import recorded_algorithms
 from hocket.checkpoints.storage import manifest
 from hocket.checkpoints.storage.store import Store
 from hocket.checkpoints.weights import read_weights
-from hocket.testkit import run_ranks
+from hocket_testkit import run_ranks
 
 EPOCHS, BATCHES = 3, 6
 

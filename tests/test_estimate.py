@@ -34,7 +34,7 @@ from hocket.help.raised import raised
 from hocket.launching.forks import fork
 from hocket.memory.estimate import largest_microbatch, size_of
 from hocket.memory.rehearsal import EstimateError
-from hocket.testkit import run_ranks
+from hocket_testkit import run_ranks
 
 
 @pytest.fixture(scope="module")

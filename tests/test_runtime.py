@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.checkpoints import CheckpointError
-from hocket.testkit import run_ranks
+from hocket_testkit import run_ranks
 
 
 def network() -> nn.Module:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 import hocket
-from hocket.testkit import run_ranks
-from hocket.testkit.ranks import RankError
+from hocket_testkit import run_ranks
+from hocket_testkit.ranks import RankError
 
 INPUTS = torch.randn(4, 4, 3, generator=torch.Generator().manual_seed(1))
 ROWS = torch.randn(8, 4, generator=torch.Generator().manual_seed(2))

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 import hocket
-from hocket.testkit import run_ranks
-from hocket.testkit.ranks import RankError
+from hocket_testkit import run_ranks
+from hocket_testkit.ranks import RankError
 
 SIZE, CLIP = 7, 0.5
 

@@ -19,8 +19,8 @@ from training_script import differences, make, outcome
 import hocket
 from hocket.checkpoints.signals import EXIT_CODE, Interrupted
 from hocket.checkpoints.slurm import requeue
-from hocket.testkit import run_ranks
 from hocket.training import interruption
+from hocket_testkit import run_ranks
 
 
 @pytest.fixture(scope="module")

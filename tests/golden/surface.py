@@ -34,7 +34,7 @@ def _of_module(module: Any) -> list[str]:
         if name[0] != "_" and getattr(value, "__module__", module.__name__) == module.__name__ and not inspect.ismodule(value)
     ]  # fmt: skip
     lines = []
-    for name in sorted(getattr(module, "__all__", own)):
+    for name in sorted(getattr(module, "__all__", own or [each for each in dir(module) if each[0] != "_"])):
         value = getattr(module, name)
         lines.append(f"{module.__name__}.{name}{_signature(value)}")
         if inspect.isclass(value) and module.__name__ == "hocket":

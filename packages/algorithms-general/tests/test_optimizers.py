@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.surgery import NoEffectWarning
-from hocket.testkit import OptimizerConformance, run_ranks
 from hocket_general import LAMB, DecoupledAdamW, DecoupledSGDW, Lion, Muon
+from hocket_testkit import OptimizerConformance, run_ranks
 
 
 def needs(library: str) -> pytest.MarkDecorator:

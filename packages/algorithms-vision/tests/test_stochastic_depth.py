@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.testkit import AlgorithmConformance, run_ranks
-from hocket.testkit.reference import CLASSES, labelled_images
+from hocket_testkit import AlgorithmConformance, run_ranks
+from hocket_testkit.reference import CLASSES, labelled_images
 from hocket_vision import StochasticDepth, small_resnet
 from hocket_vision.functional import stochastic_depth
 from hocket_vision.models import ResidualBlock

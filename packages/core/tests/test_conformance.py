@@ -28,7 +28,7 @@ from hocket.loggers.progress import ProgressLogger
 from hocket.precision.bf16 import BF16
 from hocket.precision.fp32 import FP32
 from hocket.strategies.single import SingleDevice
-from hocket.testkit import CallbackConformance, LoggerConformance, PrecisionConformance, StrategyConformance
+from hocket_testkit import CallbackConformance, LoggerConformance, PrecisionConformance, StrategyConformance
 
 
 class TestLRMonitor(CallbackConformance):

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
 import hocket
 from hocket.data import DataModule
-from hocket.testkit import RankError, run_ranks
+from hocket_testkit import RankError, run_ranks
 
 
 def squares(count: int = 48) -> TensorDataset:

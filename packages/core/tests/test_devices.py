@@ -15,8 +15,8 @@ from hocket.devices.cuda import CUDA
 from hocket.devices.xla import XLA
 from hocket.launching.forks import launch
 from hocket.plugins import PluginError
-from hocket.testkit.imports import import_in_fresh_process
-from hocket.testkit.reference import convolutional_network, labelled_images
+from hocket_testkit.imports import import_in_fresh_process
+from hocket_testkit.reference import convolutional_network, labelled_images
 
 without_torch_xla = pytest.mark.skipif(importlib.util.find_spec("torch_xla") is not None, reason="torch_xla is there")
 

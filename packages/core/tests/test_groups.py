@@ -10,7 +10,7 @@ import hocket
 from hocket.optim.groups import make_groups
 from hocket.optim.layers import layers
 from hocket.plugins.errors import PluginConfigError
-from hocket.testkit import OptimizerConformance
+from hocket_testkit import OptimizerConformance
 
 
 class TestAdamW(OptimizerConformance):

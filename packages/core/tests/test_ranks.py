@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from hocket.testkit.ranks import RankError, run_ranks
+from hocket_testkit.ranks import RankError, run_ranks
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -105,5 +105,5 @@ def test_ranks_can_have_workers_of_their_own():
 
 
 def test_it_needs_no_pytest():
-    code = "import sys; sys.modules['pytest'] = None; import hocket.testkit.ranks; assert 'torch' not in sys.modules"
+    code = "import sys; sys.modules['pytest'] = None; import hocket_testkit.ranks; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

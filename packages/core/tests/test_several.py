@@ -19,8 +19,8 @@ import hocket
 from hocket.data import Counts, Padding, Several, adapt, count, seeded, split
 from hocket.data.errors import DataError
 from hocket.data.several import MODES, prepared
-from hocket.testkit import SourceConformance
-from hocket.testkit.compare import difference
+from hocket_testkit import SourceConformance
+from hocket_testkit.compare import difference
 
 
 def few(**options: Any) -> DataLoader[Any]:

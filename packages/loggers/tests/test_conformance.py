@@ -5,8 +5,8 @@ import csv
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hocket.testkit import LoggerConformance
 from hocket_loggers import CSVLogger, TensorBoardLogger, WebhookLogger
+from hocket_testkit import LoggerConformance
 
 _NO_METRICS = dict.fromkeys(
     (

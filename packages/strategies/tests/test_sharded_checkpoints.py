@@ -19,7 +19,7 @@ from hocket.checkpoints.storage import assembly, shards
 from hocket.checkpoints.storage import format as formats
 from hocket.checkpoints.storage.store import Store
 from hocket.cli import main
-from hocket.testkit import RankError, run_ranks
+from hocket_testkit import RankError, run_ranks
 
 FSDP = {"fsdp": {"wrap": ["Block"]}}
 SHARDED = {

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from hocket.cli.parsers import parser_of
 from hocket.cli.keys import KINDS, LISTS, keys
+from hocket.cli.parsers import parser_of
 from hocket.plugins import KINDS as ALL_KINDS
 from hocket.plugins import PluginError, catalog
 

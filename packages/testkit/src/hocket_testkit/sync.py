@@ -87,7 +87,7 @@ def no_sync(simulate: bool | None = None) -> Iterator[_Guard]:
 
     Example:
         >>> import torch
-        >>> from hocket.testkit import no_sync
+        >>> from hocket_testkit import no_sync
         >>> loss = torch.ones(())
         >>> with no_sync(simulate=True):
         ...     scaled = loss * 2  # loss.item() would raise SynchronisationError

@@ -26,7 +26,7 @@ from hocket import Event, hookimpl, plugins
 from hocket.plugins import HookError
 from hocket.plugins.delivery import LoggerWarning
 from hocket.precision.fp32 import FP32
-from hocket.testkit import (
+from hocket_testkit import (
     AlgorithmConformance,
     CallbackConformance,
     LoggerConformance,
@@ -35,8 +35,8 @@ from hocket.testkit import (
     SynchronisationError,
     no_sync,
 )
-from hocket.testkit.compare import difference
-from hocket.testkit.footprint import changed, footprint
+from hocket_testkit.compare import difference
+from hocket_testkit.footprint import changed, footprint
 
 pytest_plugins = ["pytester"]
 
@@ -1040,7 +1040,7 @@ BLOCKED = """
 
     sys.meta_path.insert(0, Blocker())
     import hocket
-    from hocket.testkit import no_sync, run_ranks
+    from hocket_testkit import no_sync, run_ranks
     with no_sync():
         pass
     assert "AlgorithmConformance" in dir(hocket.testkit)

@@ -19,10 +19,10 @@ import hocket
 from hocket.hookspecs import Event
 from hocket.loggers.memory import MemoryLogger
 from hocket.plugins.errors import PlanError
-from hocket.testkit.compare import difference
-from hocket.testkit.conformance import Conformance, Planned, contents, raiser, weights
-from hocket.testkit.footprint import changed, footprint
-from hocket.testkit.sync import no_sync
+from hocket_testkit.compare import difference
+from hocket_testkit.conformance import Conformance, Planned, contents, raiser, weights
+from hocket_testkit.footprint import changed, footprint
+from hocket_testkit.sync import no_sync
 
 
 class RunConformance(Conformance):

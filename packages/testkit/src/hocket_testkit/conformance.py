@@ -32,11 +32,11 @@ from hocket.plugins import catalog
 from hocket.plugins.bus import Bus
 from hocket.plugins.kinds import HEAVY
 from hocket.plugins.spec import Attachment
-from hocket.testkit.compare import difference
-from hocket.testkit.footprint import changed, footprint
-from hocket.testkit.imports import Imported, import_in_fresh_process
-from hocket.testkit.reference import TwoSteps, convolutional_network, labelled_images
 from hocket.training import seeding
+from hocket_testkit.compare import difference
+from hocket_testkit.footprint import changed, footprint
+from hocket_testkit.imports import Imported, import_in_fresh_process
+from hocket_testkit.reference import TwoSteps, convolutional_network, labelled_images
 
 _PACKAGE = __name__.rpartition(".")[0]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hocket
 from hocket.loggers.memory import MemoryLogger
-from hocket.testkit.compare import difference
-from hocket.testkit.conformance import weights
-from hocket.testkit.runs import RunConformance
+from hocket_testkit.compare import difference
+from hocket_testkit.conformance import weights
+from hocket_testkit.runs import RunConformance
 
 
 class CallbackConformance(RunConformance):

@@ -15,15 +15,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hocket.testkit.algorithms import AlgorithmConformance
-    from hocket.testkit.callbacks import CallbackConformance
-    from hocket.testkit.loggers import LoggerConformance
-    from hocket.testkit.optimizers import OptimizerConformance
-    from hocket.testkit.precisions import PrecisionConformance
-    from hocket.testkit.ranks import RankError, run_ranks
-    from hocket.testkit.sources import SourceConformance
-    from hocket.testkit.strategies import StrategyConformance
-    from hocket.testkit.sync import SynchronisationError, no_sync
+    from hocket_testkit.algorithms import AlgorithmConformance
+    from hocket_testkit.callbacks import CallbackConformance
+    from hocket_testkit.loggers import LoggerConformance
+    from hocket_testkit.optimizers import OptimizerConformance
+    from hocket_testkit.precisions import PrecisionConformance
+    from hocket_testkit.ranks import RankError, run_ranks
+    from hocket_testkit.sources import SourceConformance
+    from hocket_testkit.strategies import StrategyConformance
+    from hocket_testkit.sync import SynchronisationError, no_sync
 
 #: Public name -> the module that defines it.
 _SUITES = {
@@ -57,7 +57,7 @@ def __getattr__(name: str) -> Any:
         _need_pytest(name)
     elif name not in _OTHERS:
         raise AttributeError(f"module 'hocket.testkit' has no attribute '{name}'; it has {', '.join(__all__)}")
-    module = importlib.import_module(f"hocket.testkit.{_SUITES.get(name) or _OTHERS[name]}")
+    module = importlib.import_module(f"hocket_testkit.{_SUITES.get(name) or _OTHERS[name]}")
     value = globals()[name] = getattr(module, name)
     return value
 
@@ -76,5 +76,5 @@ def _need_pytest(name: str) -> None:
             "install pytest. Only the suites of hocket.testkit need it; run_ranks and no_sync do not."
         ) from None
     pytest.register_assert_rewrite(
-        "hocket.testkit.conformance", "hocket.testkit.runs", *(f"hocket.testkit.{m}" for m in _SUITES.values())
+        "hocket_testkit.conformance", "hocket_testkit.runs", *(f"hocket_testkit.{m}" for m in _SUITES.values())
     )

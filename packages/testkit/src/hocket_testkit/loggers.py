@@ -12,8 +12,8 @@ import torch
 
 import hocket
 from hocket.loggers.memory import MemoryLogger
-from hocket.testkit.callbacks import CallbackConformance
-from hocket.testkit.compare import difference
+from hocket_testkit.callbacks import CallbackConformance
+from hocket_testkit.compare import difference
 
 _UNUSUAL = (
     "with space", "Ärger/größe", "100%", "a\"quote'", "back\\slash", "{braces}", "$dollar", "new\nline", "x" * 300,

@@ -15,9 +15,9 @@ import hocket
 from hocket.hookspecs import Event
 from hocket.plugins.errors import PlanError
 from hocket.strategies import Strategy
-from hocket.testkit.compare import difference
-from hocket.testkit.conformance import Conformance, Planned, raiser, weights
-from hocket.testkit.ranks import run_ranks
+from hocket_testkit.compare import difference
+from hocket_testkit.conformance import Conformance, Planned, raiser, weights
+from hocket_testkit.ranks import run_ranks
 
 _SAMPLES, _BATCH = 13, 4
 

@@ -19,8 +19,8 @@ from hocket.data.batches import count, slice_samples
 from hocket.data.errors import DataError
 from hocket.data.slices import Slices
 from hocket.data.source import Position, Source, set_epoch
-from hocket.testkit.compare import difference
 from hocket.training import seeding
+from hocket_testkit.compare import difference
 
 
 class Taken(NamedTuple):

@@ -28,7 +28,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
 
     Example:
         >>> import torch
-        >>> from hocket.testkit import run_ranks
+        >>> from hocket_testkit import run_ranks
         >>> def total(rank):
         ...     tensor = torch.tensor(rank + 1)
         ...     torch.distributed.all_reduce(tensor)

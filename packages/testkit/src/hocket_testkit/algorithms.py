@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import hocket
 from hocket.hookspecs import Event
-from hocket.testkit.compare import difference
-from hocket.testkit.conformance import parameters_of, weights
-from hocket.testkit.runs import RunConformance
+from hocket_testkit.compare import difference
+from hocket_testkit.conformance import parameters_of, weights
+from hocket_testkit.runs import RunConformance
 
 _SOURCE = re.compile(r"arxiv|doi\b|https?://|\b(19|20)\d\d\b|sources?:", re.IGNORECASE)
 

@@ -17,7 +17,7 @@ class Imported(NamedTuple):
 
     #: Top-level packages that were not imported before.
     packages: frozenset[str]
-    #: Changed entries of the footprint; see `hocket.testkit.footprint`.
+    #: Changed entries of the footprint; see `hocket_testkit.footprint`.
     changed: list[str]
     #: Why it could not be imported, or empty.
     error: str = ""
@@ -34,7 +34,7 @@ def import_in_fresh_process(module: str, first: tuple[str, ...] = (), timeout: f
     served = "forkserver" in multiprocessing.get_all_start_methods() and len(tempfile.gettempdir()) < 64
     context: Any = multiprocessing.get_context("forkserver" if served else "spawn")
     if served:
-        context.set_forkserver_preload(["torch", "hocket.testkit.footprint"])
+        context.set_forkserver_preload(["torch", "hocket_testkit.footprint"])
     receiving, sending = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(sending, module, first))
     process.start()
@@ -54,7 +54,7 @@ def import_in_fresh_process(module: str, first: tuple[str, ...] = (), timeout: f
 
 
 def _child(pipe: Any, module: str, first: Sequence[str]) -> None:
-    from hocket.testkit.footprint import changed, footprint
+    from hocket_testkit.footprint import changed, footprint
 
     for name in first:
         with contextlib.suppress(ImportError):  # allowed packages need not be installed

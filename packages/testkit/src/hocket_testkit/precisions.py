@@ -16,11 +16,11 @@ from hocket.data.nesting import map_tensors
 from hocket.losses import as_loss
 from hocket.precision import Precision
 from hocket.task import SupervisedTask
-from hocket.testkit.compare import difference
-from hocket.testkit.conformance import weights
-from hocket.testkit.footprint import changed, footprint
-from hocket.testkit.reference import batch_norm_network
-from hocket.testkit.runs import RunConformance
+from hocket_testkit.compare import difference
+from hocket_testkit.conformance import weights
+from hocket_testkit.footprint import changed, footprint
+from hocket_testkit.reference import batch_norm_network
+from hocket_testkit.runs import RunConformance
 
 #: Steps that scaling may skip on one batch: from a scale of 2^24 halved down to 1.
 _OVERFLOWS = 24

@@ -15,18 +15,18 @@ from torch import nn
 import hocket
 from hocket.help.objects import short
 from hocket.plugins.spec import read
-from hocket.testkit.compare import difference
-from hocket.testkit.conformance import Planned, raiser, weights
-from hocket.testkit.reference import convolutional_network, labelled_images
-from hocket.testkit.runs import _loss, _not_plain, _Takes
 from hocket.training import seeding
+from hocket_testkit.compare import difference
+from hocket_testkit.conformance import Planned, raiser, weights
+from hocket_testkit.reference import convolutional_network, labelled_images
+from hocket_testkit.runs import _loss, _not_plain, _Takes
 
 
 class OptimizerConformance:
     """Test learning, repetition, state, resuming, evaluations and groups. Inherit and set :attr:`optimizer`.
 
     Example:
-        >>> from hocket.testkit import OptimizerConformance
+        >>> from hocket_testkit import OptimizerConformance
         >>> class TestAdamW(OptimizerConformance):
         ...     optimizer = "adamw(lr=1e-2)"
     """

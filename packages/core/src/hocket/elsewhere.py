@@ -1,0 +1,43 @@
+"""Public names of hocket that its other parts define. Without the part they raise ImportError with what to install."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from hocket.ours import PARTS
+
+
+def module(name: str) -> ModuleType:
+    """Import a module of a part of hocket.
+
+    Raises ImportError if the part is not installed, with what to type. An error in the part itself remains what it is.
+
+    Example:
+        >>> from hocket import elsewhere
+        >>> elsewhere.module("hocket_testkit.sync").no_sync
+        <function no_sync at ...>
+    """
+    package = name.partition(".")[0]
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        from hocket.help import installing  # only needed for error messages
+
+        part = next(each for each, own in PARTS.items() if own == package)
+        raise ModuleNotFoundError(f"{part} is not installed. Type: {installing.library(part)}", name=package) from None
+
+
+def names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a module of core that has the public names of a part of hocket."""
+
+    def getattribute(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(module(package), name)
+
+    return getattribute, lambda: dir(module(package))
