@@ -355,8 +355,8 @@ def test_matrices_of_one_shape_step_as_each_alone(options, stacked: int, monkeyp
     ours, theirs = [[nn.Parameter(each.clone()) for each in starts] for _ in range(2)]
     flat = [nn.Parameter(each.detach().flatten(1)) for each in theirs]
 
-    def groups(of: list[nn.Parameter], **more) -> list[dict]:  # on CPUs foreach operations round factors to 16 bits
-        settings = [{"lr": 0.05}, {}, {"weight_decay": 0.0}]
+    def groups(of: list[nn.Parameter], **more) -> list[dict]:
+        settings = [{"lr": 0.05}, {}, {"weight_decay": 0.3}]
         return [
             {"params": part, **each, **more} for part, each in zip((of[:3], of[3:-2], of[-2:]), settings, strict=True)
         ]

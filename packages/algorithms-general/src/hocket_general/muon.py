@@ -164,7 +164,12 @@ class Muon(Optimizer):
         matrices = torch.stack([full(each).flatten(1) for each in directions])
         updates = orthogonalized(matrices, self._coefficients, group["ns_steps"], self._eps).to(first.dtype)
         size = _scale(group["adjust_lr_fn"], *matrices.shape[1:])
-        torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
+        kept = 1 - lr * group["weight_decay"]
+        if first.dtype.itemsize > 2:
+            torch._foreach_mul_(parameters, kept)
+        else:  # on CPUs that would round the factor to 16 bits too
+            for each in parameters:
+                each.mul_(kept)
         changes = [shard_like(update.view(first.shape), each) for update, each in zip(updates, parameters, strict=True)]
         torch._foreach_add_(parameters, changes, alpha=-lr * size)
 
