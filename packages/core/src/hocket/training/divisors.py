@@ -30,7 +30,10 @@ _SAME = {
     Tensor.clamp_min_, Tensor.maximum, Tensor.max, Tensor.add, Tensor.__add__, Tensor.to, Tensor.float, Tensor.double,
     Tensor.type_as, Tensor.type, Tensor.detach, Tensor.clone,
 }  # fmt: skip
-_SELECTIONS = {Tensor.__getitem__, torch.masked_select, Tensor.masked_select}
+_SELECTIONS = {
+    Tensor.__getitem__, torch.masked_select, Tensor.masked_select, torch.index_select, Tensor.index_select, torch.take,
+    Tensor.take,
+}  # fmt: skip
 _BY_HAND = _SUMS | _DIVISIONS | _SAME | _SELECTIONS
 _NAMES = {each: tuple(inspect.signature(each).parameters) for each in (F.cross_entropy, F.nll_loss)}
 #: Functions that may return a mean.
@@ -56,16 +59,14 @@ class _Mean(NamedTuple):
 
 
 _DIFFERS = (
-    "The loss adds up means over different numbers: {first}, and {other}. So no weight of a microbatch, or of a rank's or "
-    "evaluation's batch, gives the loss of the full batch. {change}; or pass loss_reduction='mean', which weights the parts by "
-    "samples; or train on one rank without microbatch= and accumulate=."
+    "The loss adds up means over different numbers: cross-entropy over labels of which some are ignored or weighted by class, "
+    "and {other}. So no weight of a microbatch, or of a rank's or evaluation's batch, gives the loss of the full batch. "
+    "{change}; or pass loss_reduction='mean', which weights the parts by samples; or train on one rank without microbatch= and "
+    "accumulate=."
 )
-_LABELS = "cross-entropy over labels of which some are ignored or weighted by class"
 
 
-def weighed(
-    state: State, function: Callable[..., Any], *args: Any, seen: Divisors | None = None
-) -> tuple[Loss, Any]:
+def weighed(state: State, function: Callable[..., Any], *args: Any, seen: Divisors | None = None) -> tuple[Loss, Any]:
     """Return the loss that a function computes, and what it returned. A mean over labels gets their number as its weight.
 
     ``state.step.composed`` says whether the loss is more than that mean of the outputs, such as a multiple of it, or one over
@@ -91,9 +92,9 @@ def weighed(
         return loss, returned
     if not seen.means:
         if over is None and seen.by_hand:
-            step.divisor = seen.by_hand[0]
-            if any(float(each) != float(step.divisor) for each in seen.by_hand[1:]):
-                step.divisor = None
+            first_by_hand, *rest = seen.by_hand
+            if all(each is first_by_hand or float(each) == float(first_by_hand) for each in rest):
+                step.divisor = first_by_hand
         return loss, returned
     first = seen.means[0]
     composed = len(seen.means) > 1 or first.value is not loss.value
@@ -104,7 +105,7 @@ def weighed(
             "Take the other mean over the same labels; or take the mean over all samples, "
             "cross_entropy(…, reduction='none').mean()"
         )
-        message = _DIFFERS.format(first=_LABELS, other=differs, change=change)
+        message = _DIFFERS.format(other=differs, change=change)
         if seen.training:
             raise ValueError(message)
         warn(message)
@@ -125,6 +126,9 @@ def check_added(state: State, loss: Loss, seen: Divisors) -> float | Tensor | No
     over = loss.reduction or state.loss_reduction
     if state.step.loss is seen.value or over == "sum" or over in WHOLE:
         return loss.weight
+    state.step.added += 1
+    if state.step.added & (state.step.added - 1) and not (seen.value is None or seen.value.is_cpu):
+        return loss.weight  # The host waits for the numbers of the 1st, 2nd, 4th, … microbatch only.
     given = [each for each in seen.means if each.divisor is loss.weight]
     if not given and loss.weight is not None:
         return loss.weight  # whoever gave the weight knows what it is of
@@ -140,7 +144,7 @@ def check_added(state: State, loss: Loss, seen: Divisors) -> float | Tensor | No
         "A plug-in added the other mean. Omit the class weights, or what ignores labels; or train without the plug-in, or with "
         "that mean in the task's loss, over the same labels"
     )
-    raise ValueError(_DIFFERS.format(first=_LABELS, other=differs, change=change))
+    raise ValueError(_DIFFERS.format(other=differs, change=change))
 
 
 class Divisors(TorchFunctionMode):
@@ -157,13 +161,15 @@ class Divisors(TorchFunctionMode):
         #: The values of other means, and the first dimensions of what they are over.
         self._values: list[Tensor] = []
         self._others: list[int] = []
-        #: Sums, and what was computed from them, each with its sum; and the numbers of elements that masks selected.
+        #: Sums, and what was computed from them, each with its sum; and the numbers of elements that were selected.
         self._sums: list[tuple[Tensor, Tensor]] = []
         self._selected: list[int] = []
+        #: Sums with a gradient, and what they are over.
+        self._totals: list[tuple[Tensor, Tensor]] = []
 
     def begin(self) -> None:
         """Forget everything that was noted."""
-        for noted in (self.means, self.by_hand, self._values, self._others, self._sums, self._selected):
+        for noted in (self.means, self.by_hand, self._values, self._others, self._sums, self._selected, self._totals):
             noted.clear()
 
     @property
@@ -197,18 +203,24 @@ class Divisors(TorchFunctionMode):
 
     def _note_by_hand(self, func: Any, args: Any, kwargs: Any) -> Any:
         value = func(*args, **kwargs)
-        if torch.compiler.is_compiling() or len(args) < (1 if func in _SUMS else 2) and func not in _SAME:
+        if torch.compiler.is_compiling() or (len(args) < (1 if func in _SUMS else 2) and func not in _SAME):
             return value
         if func in _SUMS:
             if not value.dim() and not value.requires_grad:
                 self._sums.append((value, value))
+            elif not value.dim() and args[0].dim():
+                self._totals.append((value, args[0]))
         elif func in _SELECTIONS:
-            indices = args[1] if type(args[1]) is tuple else args[1:2]
-            if value.dim() and any(isinstance(each, Tensor) and each.dtype is torch.bool for each in indices):
+            indices = args[1] if type(args[1]) is tuple else args[1:]
+            if value.dim() and any(isinstance(each, Tensor) for each in indices):
                 self._selected.append(value.shape[0])
         elif func in _SAME:
             if (found := self._sum(*args)) is not None and isinstance(value, Tensor) and not value.requires_grad:
                 self._sums.append((value, found))
+        elif not isinstance(args[1], Tensor):
+            over = next((over for total, over in self._totals if total is args[0]), None)
+            if over is not None:
+                self._others.append(over.shape[0])
         elif (found := self._sum(args[1])) is not None and (value.requires_grad or not self.training):
             self.by_hand.append(found)
         return value
@@ -252,7 +264,9 @@ class Divisors(TorchFunctionMode):
         for each in rest:
             if not torch.equal(each.divisor, first.divisor) and not (complete and each.divisor == each.labels):
                 return "the same over other labels"
-        if by_hand and any(abs(float(each) / float(first.divisor) - 1) > 1e-6 for each in self.by_hand if first.divisor):
+        if by_hand and any(
+            abs(float(each) / float(first.divisor) - 1) > 1e-6 for each in self.by_hand if first.divisor
+        ):
             return "a sum that is divided by another number"
         return "another mean over samples or their elements" if others and not complete else ""
 

@@ -76,7 +76,7 @@ def _names(state: State, parts: Sequence[Part]) -> Sequence[str]:
         agreed = sorted({name for names, _ in gathered for name in names})
         if len(found := {each for _, each in gathered} - {None}) > 1:
             raise ValueError(
-                "The model computes its loss itself, and from the values in the first batch, ranks found that it is a mean over "
+                "The model computes its loss itself. From its values in the first batch, ranks found that it is a mean over "
                 f"different labels: {', '.join(sorted(map(str, found)))}. Return it with its weight, (outputs.loss, weight), "
                 "where weight is the number of labels that count; or pass loss_reduction='mean' to weight it by samples."
             )
@@ -146,8 +146,8 @@ def mean(state: State, parts: Sequence[Part], weighting: Weighting) -> torch.Ten
         elif different:
             raise ValueError(
                 "The loss is a mean over samples for some microbatches or ranks, and for others a sum, or a mean with its own "
-                "weight, such as cross-entropy over labels of which some are ignored. So it has no mean. Return the same kind in "
-                "every microbatch: where a term does not apply, multiply it by 0; or return (mean, weight) in each."
+                "weight, such as cross-entropy over labels of which some are ignored. So it has no mean. Return the same kind "
+                "in every microbatch: where a term does not apply, multiply it by 0; or return (mean, weight) in each."
             )
     state.step.loss, *means = (sums / total).unbind()
     state.step.losses = dict(zip(names, means, strict=True))

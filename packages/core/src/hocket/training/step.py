@@ -15,8 +15,8 @@ from hocket.data.reading import How, samples_of_part
 from hocket.task import Task
 
 if TYPE_CHECKING:
-    from hocket.training.divisors import Divisors
     from hocket.state import State
+    from hocket.training.divisors import Divisors
     from hocket.training.metrics import MetricSet
     from hocket.types import Batch
 
@@ -28,7 +28,7 @@ class Step:
     """
 
     __slots__ = (
-        "batch", "boundary", "carry", "composed", "counts", "divided", "divisor", "gradient_norm", "inputs", "kept",
+        "added", "batch", "boundary", "carry", "composed", "counts", "divided", "divisor", "gradient_norm", "inputs", "kept",
         "loss", "loss_function", "loss_names", "losses", "metrics", "name", "optimizers", "others", "outputs", "part", "parts",
         "retain_graph", "samples", "seen", "taken", "trained_on", "tried", "weight_of",
     )  # fmt: skip
@@ -68,6 +68,8 @@ class Step:
         self.seen: Divisors | None = None
         #: The number of divided batches since the loss was tried; 0 if it is not to be tried again.
         self.tried = 0
+        #: The number of divided microbatches to whose loss plug-ins added something.
+        self.added = 0
 
         # Only for the steps of `hocket.Task.train_batch` and `hocket.Runtime.stepper`; see `hocket.training.steps`.
         #: The names of its optimizers, joined by "+"; "" for all of them.

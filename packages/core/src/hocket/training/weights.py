@@ -64,12 +64,16 @@ def weight(state: State, weight_of: Weight) -> Any:
             "not in this one. Compute it in the same way in every batch, or return (mean, weight), where weight is the number "
             "of its elements."
         )
-    return divisor if weight_of is by_divisor or (weight_of is nothing and divisor is not None) else weight_of(state.batch)
+    return (
+        divisor if weight_of is by_divisor or (weight_of is nothing and divisor is not None) else weight_of(state.batch)
+    )
 
 
 def _divided(state: State, samples: int) -> Weight | None:
     """Return `by_divisor` if the loss is a mean over as many elements as it is divided by, `nothing` if there are none."""
     found = None if state.step.divisor is None or state.loss_reduction is not None else tried(state, samples, True)
+    if found == "mean":  # perhaps only in a batch without padding, if it is added to a mean over samples
+        state.step.tried = max(state.step.tried, 1)
     return {"mean": by_divisor, "nothing": nothing}.get(found or "")
 
 
@@ -137,7 +141,7 @@ def check_composed(state: State, samples: int) -> bool:
 def try_again(step: Step) -> None:
     """Have a loss tried again in the 2nd, 4th, 8th, … divided batch, unless it is certain what it is a mean over."""
     step.tried += 1
-    if not step.tried & (step.tried - 1) and step.weight_of is by_samples:
+    if not step.tried & (step.tried - 1) and step.weight_of in (by_samples, by_divisor):
         step.weight_of = None
 
 
@@ -167,12 +171,12 @@ def classes(loss: Any) -> tuple[Tensor | None, int] | None:
     return None
 
 
-def tried(
-    state: State, samples: int, divided: bool = False
-) -> Literal["mean", "sum", "neither", "nothing"] | None:
+def tried(state: State, samples: int, divided: bool = False) -> Literal["mean", "sum", "neither", "nothing"] | None:
     """Whether the loss of several samples is the mean or the sum of their losses, or neither; None if that cannot be tried.
 
-    With ``divided``, whether it is their mean with the weights ``state.step.divisor``, which then add up to that of all. A single sample is tried twice in one batch. Only losses are computed, without gradients, and the task is restored.
+    With ``divided``, whether it is their mean with the weights ``state.step.divisor``, which add up to that of all.
+
+    A single sample is tried twice in one batch. Only losses are computed, without gradients, and the task is restored.
     A loss function of `hocket.Task.train_batch` includes its forward pass.
     """
     function = state.step.loss_function
