@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -307,7 +306,6 @@ def _compute_microbatch(
     bus.before_forward(state)
     apart: Mapping[str, torch.Tensor] | None = None
     seen = step.seen = Divisors() if step.divided else None
-    watch: Any = seen or nullcontext()
     if step.loss_function is None:
         step.outputs = bus.forward(state, step.batch)
         if state.overwrites:
@@ -316,8 +314,11 @@ def _compute_microbatch(
             step.outputs = copied(step.outputs)
         bus.after_forward(state)
         bus.before_loss(state)
-        with watch:
+        if seen is None:
             loss = bus.loss(state, step.outputs, step.batch)
+        else:
+            with seen:
+                loss = bus.loss(state, step.outputs, step.batch)
     else:
         loss, apart = _call_loss_function(state)
     step.loss, own, parts, reduction, kept = loss
@@ -335,12 +336,14 @@ def _compute_microbatch(
             own = weights.weight(state, weight_of)
         elif step.composed and step.weight_of is None and samples and weights.check_composed(state, samples):
             step.weight_of = weights.by_samples
-    with watch:
+    if seen is None:
         bus.after_loss(state)
-    if seen is not None:
+    else:
+        with seen:
+            bus.after_loss(state)
         weight_given = check_added(state, loss, seen)
         own = weight_given if own is loss.weight else own
-        step.seen, seen, watch = None, None, None  # they hold the outputs
+        step.seen = seen = None  # it holds the outputs
     if metrics is not None and samples and step.loss_function is None:
         metrics.update(step.outputs, step.batch)
     if kept is not None and samples:

@@ -125,7 +125,9 @@ def mean(state: State, parts: Sequence[Part], weighting: Weighting) -> torch.Ten
         here = sum(part.weight for part in parts)
         weighted = [value * weight for value, weight in zip(values, each, strict=True)]
         sums = torch.stack(weighted).view(len(parts), -1).sum(0)
-    flags = _kinds(parts, here, sums)
+    # Whether losses may be of several kinds; most steps on one rank need no look.
+    compared = state.strategy.world_size > 1 or (own and not all(part.own for part in parts))
+    flags: Any = _kinds(parts, here, sums) if compared else None
     if summed := parts[0].summed:
         if not all(part.summed for part in parts):
             raise ValueError(
@@ -139,7 +141,7 @@ def mean(state: State, parts: Sequence[Part], weighting: Weighting) -> torch.Ten
         # Ranks that compute on the same data each contributed to the sum.
         total = state.strategy.world_size // state.strategy.data_ranks if summed else reduced[0]
         sums = reduced[1:]
-    if state.strategy.world_size > 1 or (own and not all(part.own for part in parts)):
+    if compared:
         different = (flags > 0).sum() > 1
         if different.is_cuda:  # The host does not wait. The loss is NaN, which the guard of non-finite losses finds.
             sums = torch.where(different, torch.nan, sums)
