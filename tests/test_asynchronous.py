@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,6 +117,40 @@ def test_one_batch_of_a_logging_interval_is_enough(number: int) -> None:
     )  # fmt: skip
     with pytest.warns(RuntimeWarning, match="Not finite in a batch before 4, within the last logging interval"):
         trainer.fit()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("of", ["loss", "gradient_norm"])
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan"), 3e38, -1e-40, 0.0])
+def test_a_step_records_what_is_not_finite_in_one_kernel_each(value: float, of: str, dtype: torch.dtype) -> None:
+    class Bus:
+        all_reduce = None
+
+        def overflowed(self, reduce: Any) -> bool:
+            return False
+
+    class Count(TorchDispatchMode):
+        number = 0
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.number += function is not torch.ops.aten.detach.default
+            return function(*args, **(kwargs or {}))
+
+    watching = guard.NonFiniteGuard("raise", asynchronous=True)
+    reports: list[str] = []
+    watching._report = lambda state, where: reports.append(where)  # type: ignore[method-assign]
+    for batch in range(6):
+        given = {"loss": torch.tensor(1.5, dtype=dtype), "gradient_norm": torch.tensor(2.0)}
+        if batch == 2:
+            given[of] = torch.tensor(value, dtype=given[of].dtype)
+        state: Any = SimpleNamespace(bus=Bus(), timestamp=SimpleNamespace(batch=batch), **given)
+        with Count() as count:
+            assert watching.allows(state)
+        assert count.number == 2
+    watching.interval_end(state)
+    assert len(reports) == (not math.isfinite(value))
+    watching.interval_end(state)  # nothing is reported twice
+    assert len(reports) == (not math.isfinite(value))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)

@@ -20,7 +20,7 @@ CORE = SOURCES / "core/src/hocket"
 OWNERS = {
     "step": {
         "state.py", "training/actions.py", "training/means.py", "training/steps.py", "training/task_steps.py",
-        "training/by_hand.py", "training/parts_of_batch.py", "training/divisors.py",
+        "training/by_hand.py", "training/parts_of_batch.py", "training/divisors.py", "training/weights.py",
         "training/fit.py", "training/evaluate.py", "training/predict.py", "training/microbatch.py", "training/windows.py",
         "checkpoints/components/step.py", "algorithms-general/src/hocket_general/swa.py",  # in a step of its own
     },

@@ -519,3 +519,66 @@ def test_a_task_calls_the_teacher_as_its_model(tmp_path, head):
 def test_features_of_another_type(features):
     with pytest.raises(TypeError, match=r"a list of names .* features=\['layer2'\]"):
         Distillation(_seeded(1), features=features)
+
+
+@pytest.mark.parametrize("microbatch", [1, 5, 8])
+def test_its_mean_has_the_divisor_of_the_loss_or_is_refused(microbatch):
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(24, 6, dtype=torch.float64), torch.arange(24) % 3
+    student, teacher = nn.Linear(6, 3).double(), nn.Linear(6, 3).double()
+
+    def train(loss, targets, **options):
+        model = copy.deepcopy(student)
+        hocket.Trainer(
+            model, [(inputs, targets)], loss=loss, optimizer="sgd(lr=1.0)", duration="1ba", device="cpu",
+            algorithms=[Distillation(copy.deepcopy(teacher))], **options,
+        ).fit()  # fmt: skip
+        return model.weight.detach()
+
+    def formula(targets, counted, **settings):
+        student_logits, logits = student(inputs), teacher(inputs)
+        soft = F.kl_div((student_logits / 2).log_softmax(1), (logits / 2).softmax(1), reduction="none").sum(1)
+        value = 0.5 * F.cross_entropy(student_logits, targets, **settings) + 0.5 * 4 * soft[counted].mean()
+        return student.weight.detach() - torch.autograd.grad(value, student.weight)[0]
+
+    ignored = targets.where(torch.arange(24) % 5 > 1, -100)
+    for labels in (targets, ignored):
+        expected = formula(labels, labels != -100)
+        for options in ({}, {"microbatch": microbatch}):
+            found = train("cross_entropy", labels, **options)
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)  # the divergence is float32 times the factor
+    weights = torch.tensor([1.0, 5.0, 0.2], dtype=torch.float64)
+    weighted = nn.CrossEntropyLoss(weight=weights)
+    everything = torch.ones(24, dtype=torch.bool)
+    torch.testing.assert_close(train(weighted, targets), formula(targets, everything, weight=weights))
+    with pytest.raises(ValueError, match=r"adds up means over different numbers.* A plug-in added the other mean"):
+        train(weighted, targets, microbatch=microbatch)
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        lambda outputs: outputs.square().mean(),
+        lambda outputs: F.mse_loss(outputs, torch.zeros_like(outputs)),
+        lambda outputs: -(outputs.softmax(1) * outputs.log_softmax(1)).sum(1).mean(),
+        lambda outputs: outputs.square().sum() / len(outputs),
+        lambda outputs: torch.mean(outputs.logsumexp(1) ** 2),
+        lambda outputs: F.cross_entropy(outputs, torch.arange(len(outputs)) % 3),
+    ],
+)
+def test_a_mean_that_a_plug_in_adds_to_a_loss_with_ignored_labels_is_refused_if_the_batch_is_divided(added):
+    class Added(hocket.Algorithm):
+        events = {hocket.Event.AFTER_LOSS}
+
+        def apply(self, event, state):
+            state.loss = state.loss + added(state.outputs)
+
+    targets = torch.tensor([0, 1, -100, 2, -100, 1])
+    options = {
+        "loss": "cross_entropy", "train_data": [(torch.randn(6, 4), targets)], "optimizer": "sgd(lr=0.1)", "duration": "1ep",
+        "device": "cpu",
+    }  # fmt: skip
+    hocket.Trainer(nn.Linear(4, 3), algorithms=[Added()], **options).fit()
+    hocket.Trainer(nn.Linear(4, 3), algorithms=[Added()], microbatch=3, loss_reduction="mean", **options).fit()
+    with pytest.raises(ValueError, match="A plug-in added the other mean"):
+        hocket.Trainer(nn.Linear(4, 3), algorithms=[Added()], microbatch=3, **options).fit()

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hocket
 from hocket.surgery import NoEffectWarning
@@ -341,6 +342,61 @@ def test_muon_is_torchs_muon_and_torchs_adamw() -> None:
         for each in both:
             each.step()
     assert all(torch.equal(mine, other) for mine, other in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("options", [{}, {"nesterov": False, "ns_steps": 3}, {"adjust_lr_fn": "original"}])
+@pytest.mark.parametrize("stacked", [1, 100, 1 << 25])
+def test_matrices_of_one_shape_step_as_each_alone(options, stacked: int, monkeypatch) -> None:
+    """Tall, wide and square ones, a kernel, a late gradient and 16-bit weights; in stacks of one, of a few, and of all."""
+    monkeypatch.setattr("hocket_general.muon._STACKED", stacked)
+    torch.manual_seed(0)
+    shapes = [(6, 4)] * 5 + [(4, 6)] * 2 + [(5, 5)] + [(6, 2, 3, 1)] * 3
+    starts = [torch.randn(shape) for shape in shapes] + [torch.randn(6, 4).bfloat16() for _ in range(2)]
+    ours, theirs = [[nn.Parameter(each.clone()) for each in starts] for _ in range(2)]
+    flat = [nn.Parameter(each.detach().flatten(1)) for each in theirs]
+
+    def groups(of: list[nn.Parameter], **more) -> list[dict]:
+        settings = [{"lr": 0.05}, {}, {"weight_decay": 0.3}]
+        return [
+            {"params": part, **each, **more} for part, each in zip((of[:3], of[3:-2], of[-2:]), settings, strict=True)
+        ]
+
+    muon = Muon(groups(ours, muon=True), lr=0.02, **options)
+    alone = torch.optim.Muon(groups(flat), lr=0.02, **{"adjust_lr_fn": "match_rms_adamw", **options})
+    for number in range(4):
+        for mine, other in zip(ours, flat, strict=True):
+            gradient = torch.randn_like(mine)
+            late = mine is ours[1] and number < 2
+            mine.grad, other.grad = (None, None) if late else (gradient, gradient.flatten(1).clone())
+        muon.step(), alone.step()
+    for mine, other in zip(ours, flat, strict=True):
+        torch.testing.assert_close(mine.detach().flatten(1), other.detach(), atol=1e-6, rtol=1e-6)
+
+
+def test_a_step_of_many_layers_takes_as_many_operations_as_one_of_few() -> None:
+    class Count(TorchDispatchMode):
+        number = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.number += "view" not in function._schema.name
+            return function(*args, **(kwargs or {}))
+
+    def operations(layers: int) -> int:
+        weights = [nn.Parameter(torch.randn(8, 4)) for _ in range(layers)]
+        optimizer = Muon([{"params": weights, "muon": True}])
+        for _ in range(2):
+            for each in weights:
+                each.grad = torch.randn(8, 4)
+            with Count() as count:
+                optimizer.step()
+        return count.number
+
+    assert operations(24) <= operations(2) < 60
+
+
+def test_a_complex_matrix_is_refused() -> None:
+    with pytest.raises(ValueError, match="complex parameter of shape"):
+        Muon([{"params": [nn.Parameter(torch.ones(2, 2, dtype=torch.complex64))], "muon": True}])
 
 
 def test_its_update_is_orthogonal_and_has_the_size_of_adamws() -> None:

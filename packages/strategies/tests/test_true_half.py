@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket_strategies import BF16True, FP16True
+from hocket_strategies.precisions import true_half
 
 BOTH = pytest.mark.parametrize("precision, dtype", [(BF16True, torch.bfloat16), (FP16True, torch.float16)])
 
@@ -195,3 +196,21 @@ def test_an_epsilon_that_is_zero_is_refused(tmp_path):
     run.fit()
     assert all(parameter.isfinite().all() for parameter in run.state.model.parameters())
     trainer(tmp_path, Ours(), BF16True(), optimizer=torch.optim.AdamW).fit()
+
+
+def test_inputs_that_need_no_cast_are_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the second and third layer; a layer that gets float32 within the model still casts it."""
+    walked = []
+    real = true_half.map_tensors
+    monkeypatch.setattr(true_half, "map_tensors", lambda function, tree: (walked.append(tree), real(function, tree))[1])
+
+    class Widens(nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return inputs.float()
+
+    precision = BF16True()
+    precision.device = torch.device("cpu")
+    layers = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3), Widens(), nn.Linear(3, 3)
+    outputs = precision.convert_module(nn.Sequential(*layers))(torch.ones(2, 3))
+    assert outputs.dtype is torch.bfloat16
+    assert len(walked) == 4  # arguments and keywords of the model, and of its last layer

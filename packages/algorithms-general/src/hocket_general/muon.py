@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,8 +23,9 @@ class Muon(Optimizer):
 
     Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; the learning rate as in Liu et al. 2025,
     section 2.2 ("Muon is Scalable for LLM Training", arXiv 2502.16982): updates are scaled by ``0.2 * sqrt(max(rows,
-    columns))``, so that their root mean square is that of AdamW's, whose learning rate and weight decay fit both. Both steps
-    are torch's own, ``torch.optim.Muon`` and ``torch.optim.AdamW``; under fsdp each rank gathers one update after the other.
+    columns))``, so that their root mean square is that of AdamW's, whose learning rate and weight decay fit both. The steps
+    are those of ``torch.optim.Muon``, computed for all matrices of one shape together, and ``torch.optim.AdamW``'s own; under
+    fsdp each rank gathers one update after the other.
     Weights of convolutions are matrices of output channels times the rest. In hocket, :meth:`routes` chooses the matrices, and
     ``groups`` with the option ``muon`` overrides it.
 
@@ -80,10 +81,12 @@ class Muon(Optimizer):
         self._make_inner()
 
     def _make_inner(self) -> None:
-        """Make torch's optimizers, which step on the groups and the state of this one."""
+        """Make torch's AdamW, which steps on the groups and the state of this optimizer; torch's Muon checks the options."""
         parameters, one = [torch.zeros(1, 1)], self.defaults
-        self._muon = torch.optim.Muon(parameters, **{key: one[key] for key in (*_SHARED, *_OF_MUON)})
-        self._adamw = torch.optim.AdamW(parameters, **{key: one[key] for key in (*_SHARED, *_OF_ADAMW)})
+        of_muon = ("lr", "weight_decay", "momentum", "nesterov", "ns_steps", "adjust_lr_fn")
+        constants = torch.optim.Muon(parameters, **{key: one[key] for key in of_muon}).defaults
+        self._coefficients, self._eps = constants["ns_coefficients"], constants["eps"]
+        self._adamw = torch.optim.AdamW(parameters, **{key: one[key] for key in _OF_ADAMW})
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # after pickling and copying
         super().__setstate__(state)
@@ -93,10 +96,11 @@ class Muon(Optimizer):
         """Add a group; see torch's Optimizer."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        if group["muon"] and (wrong := [tuple(each.shape) for each in group["params"] if each.ndim < 2]):
+        if group["muon"] and (wrong := [each for each in group["params"] if each.ndim < 2 or each.is_complex()]):
+            kind = "complex parameter" if wrong[0].is_complex() else "parameter"
             raise ValueError(
-                f"Muon was given a parameter of shape {wrong[0]} in a group with muon=True, but it trains matrices. Write "
-                "'muon': False for it, so that AdamW trains it."
+                f"Muon was given a {kind} of shape {tuple(wrong[0].shape)} in a group with muon=True, but it trains real "
+                "matrices. Write 'muon': False for it, so that AdamW trains it."
             )
 
     @staticmethod
@@ -126,81 +130,90 @@ class Muon(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Step on the gradients in ``.grad``; parameters without one are skipped."""
         loss = loss_of(closure)
-        muon, adamw = self._muon, self._adamw
-        muon.state, muon.param_groups = defaultdict(dict), []
+        adamw = self._adamw
         adamw.state, adamw.param_groups = self.state, []
-        sharded: list[tuple[Tensor, dict[str, Any]]] = []
         for group in self.param_groups:
-            if group["muon"]:
-                held = [each for each in group["params"] if each.grad is not None]
-                sharded += [(each, group) for each in held if mesh_of(each) is not None]
-                plain = [self._matrix(each) for each in held if mesh_of(each) is None]
-                muon.param_groups.append(_group(muon, group, plain, _OF_MUON))
-            else:
-                adamw.param_groups.append(_group(adamw, group, group["params"], _OF_ADAMW))
-        muon.step()
+            if not group["muon"]:
+                options = {key: group[key] for key in _OF_ADAMW}
+                adamw.param_groups.append({**adamw.defaults, **options, "params": group["params"]})
+                continue
+            stacks: dict[Any, list[Tensor]] = {}
+            for parameter in (each for each in group["params"] if each.grad is not None):
+                if mesh_of(parameter) is None:
+                    stacks.setdefault((parameter.shape, parameter.dtype, parameter.device), []).append(parameter)
+                else:  # one by one: the full gradients need not be in memory together
+                    self._step_on([parameter], group)
+            for parameters in stacks.values():
+                most = max(1, _STACKED // parameters[0].numel())
+                for start in range(0, len(parameters), most):
+                    self._step_on(parameters[start : start + most], group)
         adamw.step()
-        for parameter, group in sharded:  # one by one: the full gradients need not be in memory together
-            self._step_gathered(parameter, group)
         return loss
 
-    def _matrix(self, parameter: Tensor) -> Tensor:
-        """Return the parameter as a matrix that shares its memory, with its gradient; its momentum is set in torch's Muon."""
-        momentum, gradient = self._momentum(parameter), parameter.grad
-        assert gradient is not None
-        order = _order(parameter)
-        matrix = _as_matrix(parameter.detach(), order)
-        matrix.grad = gradient.permute(order).reshape(matrix.shape)
-        self._muon.state[matrix] = {"momentum_buffer": _as_matrix(momentum, order)}
-        return matrix
+    def _step_on(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """Step on parameters of one shape. A sharded one comes alone: each rank computes the update of the full matrix."""
+        lr, momentum, first = float(group["lr"]), group["momentum"], parameters[0]
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        averages = [self._momentum(each) for each in parameters]
+        torch._foreach_lerp_(averages, gradients, 1 - momentum)
+        directions = averages
+        if group["nesterov"] and len(gradients) > 1:
+            directions = list(torch._foreach_lerp(gradients, averages, momentum))
+        elif group["nesterov"]:  # DTensors come alone, and torch has no such operation for them
+            directions = [gradients[0].lerp(averages[0], momentum)]
+        matrices = torch.stack([full(each).flatten(1) for each in directions])
+        updates = orthogonalized(matrices, self._coefficients, group["ns_steps"], self._eps).to(first.dtype)
+        size = _scale(group["adjust_lr_fn"], *matrices.shape[1:])
+        kept = 1 - lr * group["weight_decay"]
+        if first.dtype.itemsize > 2:
+            torch._foreach_mul_(parameters, kept)
+        else:  # on CPUs that would round the factor to 16 bits too
+            for each in parameters:
+                each.mul_(kept)
+        changes = [shard_like(update.view(first.shape), each) for update, each in zip(updates, parameters, strict=True)]
+        torch._foreach_add_(parameters, changes, alpha=-lr * size)
 
     def _momentum(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
-        momentum: Tensor | None = state.get("momentum_buffer")
-        if momentum is None:
-            momentum = torch.zeros_like(parameter)
-        elif momentum.stride() != parameter.stride():  # from a checkpoint of a model in another memory format
-            momentum = torch.empty_like(parameter).copy_(momentum)
-        state["momentum_buffer"] = momentum
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        momentum: Tensor = state["momentum_buffer"]
         return momentum
 
-    def _step_gathered(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        """Step on a sharded parameter: momentum on shards, and the same orthogonal update of the full matrix on each rank."""
-        momentum, gradient = self._momentum(parameter), parameter.grad
-        assert gradient is not None
-        momentum.lerp_(gradient, 1 - group["momentum"])
-        direction = full(gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum)
-        update = torch.zeros_like(direction)
-        order = _order(update)
-        matrix = _as_matrix(update, order)
-        matrix.grad = direction.permute(order).reshape(matrix.shape)
-        only = _group(
-            self._muon, {**group, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False}, [matrix], _OF_MUON
-        )
-        self._muon.state, self._muon.param_groups = defaultdict(dict), [only]
-        self._muon.step()
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.add_(shard_like(update, parameter))
+
+#: The options of groups that torch's AdamW takes.
+_OF_ADAMW = ("lr", "weight_decay", "betas", "eps")
+#: Elements of the matrices that are orthogonalized together: many small ones, or a large one alone.
+_STACKED = 1 << 25
 
 
-#: The options of groups that both take, torch's Muon, and torch's AdamW.
-_SHARED = ("lr", "weight_decay")
-_OF_MUON = ("momentum", "nesterov", "ns_steps", "adjust_lr_fn")
-_OF_ADAMW = ("betas", "eps")
+def orthogonalized(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """Return the nearest semi-orthogonal matrices, roughly, by Newton-Schulz iterations in bfloat16.
+
+    The iteration is that of ``torch.optim.Muon``, with the same result, for a stack of matrices: a step of a network of many
+    equal layers takes as many operations as that of one layer.
+
+    Args:
+        matrices: of shape (number, rows, columns).
+        coefficients: of the quintic polynomial.
+        eps: below this a norm is not divided by.
+    """
+    a, b, c = coefficients
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.to(torch.bfloat16)
+    x = x.mT if tall else x
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)  # a spectral norm of at most 1
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
 
 
-def _order(tensor: Tensor) -> list[int]:
-    """Return the dimensions in the order in memory, which may be channels-last, the first one first."""
-    return [0, *sorted(range(1, tensor.ndim), key=tensor.stride, reverse=True)]
-
-
-def _as_matrix(tensor: Tensor, order: list[int]) -> Tensor:
-    """Return a view: the first dimension times all others. The order of columns does not matter to an orthogonal update."""
-    return tensor if tensor.ndim == 2 else tensor.permute(order).view(tensor.shape[0], -1)
-
-
-def _group(of: Optimizer, group: dict[str, Any], params: list[Tensor], keys: tuple[str, ...]) -> dict[str, Any]:
-    return {**of.defaults, "params": params, **{key: group[key] for key in (*_SHARED, *keys)}}
+def _scale(rule: str | None, rows: int, columns: int) -> float:
+    """Return the factor of the learning rate for a matrix, as torch does."""
+    if rule == "match_rms_adamw":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(rows / columns if rule == "spectral_unclamped" else max(1, rows / columns))
 
 
 def _matrices(module: nn.Module) -> Iterator[Tensor]:

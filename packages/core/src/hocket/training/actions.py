@@ -20,7 +20,7 @@ from hocket.optim.closures import closure_for
 from hocket.state import State
 from hocket.training import weights
 from hocket.training.carry import check_kept, split_carry
-from hocket.training.divisors import weighed
+from hocket.training.divisors import Divisors, check_added, weighed
 from hocket.training.means import Part, Weighting, mean, on_device
 from hocket.training.step import CHANGED_IN_PLACE, count, count_part
 from hocket.training.whole_batch import check_part
@@ -82,7 +82,7 @@ class DefaultActions:
         with state.bus.forward_context():
             try:
                 if state.step.divided:
-                    return weighed(state, state.task.loss, outputs, batch)[0]
+                    return weighed(state, state.task.loss, outputs, batch, seen=state.step.seen)[0]
                 returned = state.task.loss(outputs, batch)
             except Exception as error:
                 _explain(error, "loss", state.task, batch, outputs)
@@ -219,6 +219,8 @@ def accumulate_gradients(
         )
     factor = None
     step.divided = len(microbatches) > 1 or world > 1
+    if step.divided and step.tried:
+        weights.try_again(step)
     if not step.divided:
         with bus.accumulate(state.prepared, True):
             step.losses = compute_microbatch(state, microbatches[0], mine, None, metrics)[3]
@@ -303,6 +305,7 @@ def _compute_microbatch(
     step.batch = bus.move_batch(state, batch)
     bus.before_forward(state)
     apart: Mapping[str, torch.Tensor] | None = None
+    seen = step.seen = Divisors() if step.divided else None
     if step.loss_function is None:
         step.outputs = bus.forward(state, step.batch)
         if state.overwrites:
@@ -311,7 +314,11 @@ def _compute_microbatch(
             step.outputs = copied(step.outputs)
         bus.after_forward(state)
         bus.before_loss(state)
-        loss = bus.loss(state, step.outputs, step.batch)
+        if seen is None:
+            loss = bus.loss(state, step.outputs, step.batch)
+        else:
+            with seen:
+                loss = bus.loss(state, step.outputs, step.batch)
     else:
         loss, apart = _call_loss_function(state)
     step.loss, own, parts, reduction, kept = loss
@@ -326,10 +333,17 @@ def _compute_microbatch(
             if weight_of is None:
                 weight_of = weights.in_training(state, loss, samples or count(state, step.batch).samples)
                 step.weight_of = None if weight_of is weights.nothing else weight_of
-            own = weight_of(step.batch)
+            own = weights.weight(state, weight_of)
         elif step.composed and step.weight_of is None and samples and weights.check_composed(state, samples):
             step.weight_of = weights.by_samples
-    bus.after_loss(state)
+    if seen is None:
+        bus.after_loss(state)
+    else:
+        with seen:
+            bus.after_loss(state)
+        weight_given = check_added(state, loss, seen)
+        own = weight_given if own is loss.weight else own
+        step.seen = seen = None  # it holds the outputs
     if metrics is not None and samples and step.loss_function is None:
         metrics.update(step.outputs, step.batch)
     if kept is not None and samples:
@@ -357,7 +371,7 @@ def _compute_microbatch(
         _backward_apart(state, apart, factor)
     bus.after_backward(state)
     step.loss = step.loss.detach()
-    return step.loss, weight, own is not None and not summed, parts, summed
+    return step.loss, weight, own is not None and not summed, parts, summed, samples
 
 
 def _call_loss_function(state: State) -> tuple[Loss, Mapping[str, torch.Tensor] | None]:
@@ -371,7 +385,9 @@ def _call_loss_function(state: State) -> tuple[Loss, Mapping[str, torch.Tensor] 
     def call(*args: Any) -> Any:
         nonlocal apart
         if step.divided:
-            loss, returned = weighed(state, function, *args)
+            assert step.seen is not None
+            with step.seen:
+                loss, returned = weighed(state, function, *args, seen=step.seen)
         else:
             loss = as_loss(returned := function(*args))
         if isinstance(returned, Apart):

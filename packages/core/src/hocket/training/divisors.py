@@ -1,9 +1,10 @@
-"""Know what a loss is a mean over: watch the calls of torch's classification losses, and note the divisors of their means."""
+"""Know what a loss is a mean over: watch the calls of torch while it is computed, and note the divisors of means."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -19,10 +20,26 @@ if TYPE_CHECKING:
     from hocket.state import State
 
 _MEANS = {torch.mean, torch.Tensor.mean}
+_SUMS = {torch.sum, Tensor.sum, torch.count_nonzero, Tensor.count_nonzero}
+_DIVISIONS = {
+    each for of in (torch, Tensor) for name in ("div", "divide", "true_divide") if callable(each := getattr(of, name))
+} | {Tensor.__truediv__, Tensor.div_, Tensor.__itruediv__}
+#: Functions of a sum that leave the number of elements in it.
+_SAME = {
+    torch.clamp, torch.clamp_min, torch.maximum, torch.max, torch.add, Tensor.clamp, Tensor.clamp_min, Tensor.clamp_,
+    Tensor.clamp_min_, Tensor.maximum, Tensor.max, Tensor.add, Tensor.__add__, Tensor.to, Tensor.float, Tensor.double,
+    Tensor.type_as, Tensor.type, Tensor.detach, Tensor.clone,
+}  # fmt: skip
+_SELECTIONS = {
+    Tensor.__getitem__, torch.masked_select, Tensor.masked_select, torch.index_select, Tensor.index_select, torch.take,
+    Tensor.take,
+}  # fmt: skip
+_BY_HAND = _SUMS | _DIVISIONS | _SAME | _SELECTIONS
 _NAMES = {each: tuple(inspect.signature(each).parameters) for each in (F.cross_entropy, F.nll_loss)}
 #: Functions that may return a mean.
 _WATCHED = {
     *_MEANS,
+    *_BY_HAND,
     *(
         each
         for name, each in vars(F).items()
@@ -41,34 +58,54 @@ class _Mean(NamedTuple):
     rows: int
 
 
-def weighed(state: State, function: Callable[..., Any], *args: Any) -> tuple[Loss, Any]:
+_DIFFERS = (
+    "The loss adds up means over different numbers: cross-entropy over labels of which some are ignored or weighted by class, "
+    "and {other}. So no weight of a microbatch, or of a rank's or evaluation's batch, gives the loss of the full batch. "
+    "{change}; or pass loss_reduction='mean', which weights the parts by samples; or train on one rank without microbatch= and "
+    "accumulate=."
+)
+
+
+def weighed(state: State, function: Callable[..., Any], *args: Any, seen: Divisors | None = None) -> tuple[Loss, Any]:
     """Return the loss that a function computes, and what it returned. A mean over labels gets their number as its weight.
 
     ``state.step.composed`` says whether the loss is more than that mean of the outputs, such as a multiple of it, or one over
-    pairs of samples.
+    pairs of samples. ``state.step.divisor`` is what a hand-written mean is divided by, such as ``mask.sum()``, or None; if that
+    is the loss's weight, is found out by `hocket.training.weights`.
+
+    Args:
+        seen: what watches the calls already; None for this call alone.
 
     Raises:
         ValueError: in training, the loss is a sum of means over different numbers, so that no weight is right.
     """
-    with _Divisors() as seen:
+    watch = Divisors() if seen is None else nullcontext(seen)
+    with watch as seen:
+        seen.begin()
         returned = function(*args)
     loss = as_loss(returned)
-    state.step.composed = False
+    seen.value = loss.value
+    step = state.step
+    step.composed, step.divisor = False, None
     over = loss.reduction or state.loss_reduction
-    if not seen.means or loss.weight is not None or over == "sum" or over in WHOLE:
+    if loss.weight is not None or over == "sum" or over in WHOLE:
+        return loss, returned
+    if not seen.means:
+        if over is None and seen.by_hand:
+            first_by_hand, *rest = seen.by_hand
+            if all(each is first_by_hand or float(each) == float(first_by_hand) for each in rest):
+                step.divisor = first_by_hand
         return loss, returned
     first = seen.means[0]
     composed = len(seen.means) > 1 or first.value is not loss.value
     state.step.composed = composed or first.outputs is not args[0]
     differs = seen.differs() if composed else ""
     if differs and over is None:
-        message = (
-            "The loss adds up means over different numbers: cross-entropy over labels of which some are ignored or weighted "
-            f"by class, and {differs}. So no weight of a microbatch, or of a rank's or evaluation's batch, gives the loss "
-            "of the full batch. Take the other mean over the same labels; or take the mean over all samples, "
-            "cross_entropy(…, reduction='none').mean(); or pass loss_reduction='mean', which weights the parts by samples; or "
-            "train on one rank without microbatch= and accumulate=."
+        change = (
+            "Take the other mean over the same labels; or take the mean over all samples, "
+            "cross_entropy(…, reduction='none').mean()"
         )
+        message = _DIFFERS.format(other=differs, change=change)
         if seen.training:
             raise ValueError(message)
         warn(message)
@@ -77,20 +114,75 @@ def weighed(state: State, function: Callable[..., Any], *args: Any) -> tuple[Los
     return loss._replace(weight=first.divisor), returned
 
 
-class _Divisors(TorchFunctionMode):
-    """Notes the means of torch's classification losses over class indices, and the sizes of other means."""
+def check_added(state: State, loss: Loss, seen: Divisors) -> float | Tensor | None:
+    """Return the weight of the loss if that is the weight of what plug-ins added to it too.
+
+    Args:
+        loss: as the task and plug-ins returned it; ``state.step.loss`` is what was made of it since.
+
+    Raises:
+        ValueError: they added a mean over another number, so that no weight is right.
+    """
+    over = loss.reduction or state.loss_reduction
+    if state.step.loss is seen.value or over == "sum" or over in WHOLE:
+        return loss.weight
+    state.step.added += 1
+    if state.step.added & (state.step.added - 1) and not (seen.value is None or seen.value.is_cpu):
+        return loss.weight  # The host waits for the numbers of the 1st, 2nd, 4th, … microbatch only.
+    given = [each for each in seen.means if each.divisor is loss.weight]
+    if not given and loss.weight is not None:
+        return loss.weight  # whoever gave the weight knows what it is of
+    seen.means = [*given[:1], *(each for each in seen.means if not given or each is not given[0])]
+    differs = seen.differs(by_hand=True) if seen.means else ""
+    if not given and not differs and not all(bool(each.divisor == each.labels) for each in seen.means):
+        differs = "the loss of the task, over samples"
+    if not differs:
+        return loss.weight
+    if over == "mean":
+        return None
+    change = (
+        "A plug-in added the other mean. Omit the class weights, or what ignores labels; or train without the plug-in, or with "
+        "that mean in the task's loss, over the same labels"
+    )
+    raise ValueError(_DIFFERS.format(other=differs, change=change))
+
+
+class Divisors(TorchFunctionMode):
+    """Notes the means of torch's classification losses over class indices, the sizes of other means, and hand-written means."""
 
     def __init__(self) -> None:
         super().__init__()
         self.means: list[_Mean] = []
+        #: What hand-written means are divided by, such as the sum of a mask, or the number of elements that it selects.
+        self.by_hand: list[float | Tensor] = []
         self.training = torch.is_grad_enabled()
-        #: The first dimensions of what other means are over.
+        #: The loss of the task.
+        self.value: Tensor | None = None
+        #: The values of other means, and the first dimensions of what they are over.
+        self._values: list[Tensor] = []
         self._others: list[int] = []
+        #: Sums, and what was computed from them, each with its sum; and the numbers of elements that were selected.
+        self._sums: list[tuple[Tensor, Tensor]] = []
+        self._selected: list[int] = []
+        #: Sums with a gradient, and what they are over.
+        self._totals: list[tuple[Tensor, Tensor]] = []
+
+    def begin(self) -> None:
+        """Forget everything that was noted."""
+        for noted in (self.means, self.by_hand, self._values, self._others, self._sums, self._selected, self._totals):
+            noted.clear()
+
+    @property
+    def certain(self) -> bool:
+        """Whether the loss is a mean over all elements of a tensor."""
+        return not self.by_hand and any(each is self.value for each in self._values)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func not in _WATCHED:
             return func(*args, **kwargs)
+        if func in _BY_HAND:
+            return self._note_by_hand(func, args, kwargs)
         if func in _NAMES:
             return self._classification(func, {**dict(zip(_NAMES[func], args, strict=False)), **kwargs})
         value = func(*args, **kwargs)
@@ -104,7 +196,37 @@ class _Divisors(TorchFunctionMode):
 
     def _note(self, value: Any, over: Tensor) -> None:
         if over.dim() and isinstance(value, Tensor) and not value.dim() and (value.requires_grad or not self.training):
+            self._values.append(value)
             self._others.append(over.shape[0])
+            if over.shape[0] in self._selected:
+                self.by_hand.append(over.numel())
+
+    def _note_by_hand(self, func: Any, args: Any, kwargs: Any) -> Any:
+        value = func(*args, **kwargs)
+        if torch.compiler.is_compiling() or (len(args) < (1 if func in _SUMS else 2) and func not in _SAME):
+            return value
+        if func in _SUMS:
+            if not value.dim() and not value.requires_grad:
+                self._sums.append((value, value))
+            elif not value.dim() and args[0].dim():
+                self._totals.append((value, args[0]))
+        elif func in _SELECTIONS:
+            indices = args[1] if type(args[1]) is tuple else args[1:]
+            if value.dim() and any(isinstance(each, Tensor) for each in indices):
+                self._selected.append(value.shape[0])
+        elif func in _SAME:
+            if (found := self._sum(*args)) is not None and isinstance(value, Tensor) and not value.requires_grad:
+                self._sums.append((value, found))
+        elif not isinstance(args[1], Tensor):
+            over = next((over for total, over in self._totals if total is args[0]), None)
+            if over is not None:
+                self._others.append(over.shape[0])
+        elif (found := self._sum(args[1])) is not None and (value.requires_grad or not self.training):
+            self.by_hand.append(found)
+        return value
+
+    def _sum(self, *args: Any) -> Tensor | None:
+        return next((found for each, found in self._sums if any(each is arg for arg in args)), None)
 
     def _classification(self, func: Any, given: dict[str, Any]) -> Any:
         outputs, targets = given["input"], given["target"]
@@ -132,16 +254,20 @@ class _Divisors(TorchFunctionMode):
             self.means.append(_Mean(outputs, value, divisor, labels.numel(), labels.shape[0] if labels.dim() else 1))
         return value
 
-    def differs(self) -> str:
+    def differs(self, by_hand: bool = False) -> str:
         """Say which mean is not over as many elements as the first, up to a constant for each sample; empty for none."""
         first, *rest = self.means
         others = [each for each in self._others if first.rows and each % first.rows == 0]
-        if not (rest or others):
+        if not (rest or others or (by_hand and self.by_hand)):
             return ""
         complete = bool(first.divisor == first.labels)
         for each in rest:
             if not torch.equal(each.divisor, first.divisor) and not (complete and each.divisor == each.labels):
                 return "the same over other labels"
+        if by_hand and any(
+            abs(float(each) / float(first.divisor) - 1) > 1e-6 for each in self.by_hand if first.divisor
+        ):
+            return "a sum that is divided by another number"
         return "another mean over samples or their elements" if others and not complete else ""
 
 

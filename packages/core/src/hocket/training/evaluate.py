@@ -98,7 +98,7 @@ class PreparedSet:
             if weight_of is None:
                 weight_of = weights.in_evaluation(state, loss, label)
                 self._weight = None if weight_of is weights.nothing else weight_of
-            weight = weight_of(state.batch)
+            weight = weights.weight(state, weight_of)
         if state.step.composed and weight is not None and not summed:
             self._check(state, label, count(state, state.batch).samples)
         if weight is None:

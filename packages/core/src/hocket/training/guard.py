@@ -46,6 +46,7 @@ class NonFiniteGuard:
     def __init__(self, policy: Policy, asynchronous: bool) -> None:
         self._policy = policy
         self._at_once = not asynchronous or policy == "skip"
+        #: 0 on the device, or NaN once something was not finite.
         self._recorded: torch.Tensor | None = None
         #: Whether loss scaling made the latest gradients overflow.
         self._overflowed = False
@@ -65,8 +66,9 @@ class NonFiniteGuard:
         loss, norm = state.loss, state.gradient_norm if may_step else None
         assert loss is not None
         if not self._at_once:
-            bad = ~torch.isfinite(loss) if norm is None else ~(torch.isfinite(loss) & torch.isfinite(norm))
-            self._recorded = bad if self._recorded is None else self._recorded | bad
+            # One kernel each: 0 times a finite value is 0, 0 times another is NaN, and so is every sum with it.
+            recorded = loss * 0 if self._recorded is None else torch.add(self._recorded, loss, alpha=0)
+            self._recorded = (recorded if norm is None else torch.add(recorded, norm, alpha=0)).detach()
             return may_step
         finite = math.isfinite(loss.item()) and (norm is None or math.isfinite(norm.item()))
         if finite and may_step and self._policy == "skip" and norm is None:
@@ -84,7 +86,7 @@ class NonFiniteGuard:
     def interval_end(self, state: State) -> None:
         """Report the checks that were recorded on the device."""
         noted, self._recorded = self._recorded, None
-        if noted is not None and noted.item():
+        if noted is not None and not math.isfinite(noted.item()):
             self._report(state, f"a {self.unit} before {state.timestamp.batch}, within the last {self.interval}")
 
     def fit_end(self, state: State) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from hocket.training.weights import CountedLabels
+
 if TYPE_CHECKING:
     from hocket.state import State
 
@@ -37,7 +39,7 @@ class Part(NamedTuple):
     """The loss of one microbatch, and its weight.
 
     ``value`` is a mean, ``weight`` its weight, ``own`` whether the loss function returned that weight, and ``parts`` the named
-    losses. With ``summed``, ``value`` is a sum, and ``weight`` is 1, or 0 for padding.
+    losses. With ``summed``, ``value`` is a sum, and ``weight`` is 1, or 0 for padding. ``samples`` is 0 for padding too.
     """
 
     value: torch.Tensor
@@ -45,6 +47,7 @@ class Part(NamedTuple):
     own: bool
     parts: Mapping[str, torch.Tensor]
     summed: bool
+    samples: int = 0
 
 
 def on_device(number: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -61,14 +64,22 @@ def on_device(number: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def _names(state: State, parts: Sequence[Part]) -> Sequence[str]:
     """Return the loss names agreed on by all ranks in the first batch. A missing loss counts as 0.
 
-    Raises ValueError for a name that no rank had in the first batch.
+    Raises ValueError for a name that no rank had in the first batch, or if ranks found that other labels count.
     """
     here = sorted({name for part in parts for name in part.parts})
     if state.strategy.world_size == 1:
         return here
     agreed = state.step.loss_names
     if agreed is None:
-        agreed = sorted({name for names in state.bus.all_gather_object(here) for name in names})
+        counted = state.step.weight_of if isinstance(state.step.weight_of, CountedLabels) else None
+        gathered = state.bus.all_gather_object((here, counted))
+        agreed = sorted({name for names, _ in gathered for name in names})
+        if len(found := {each for _, each in gathered} - {None}) > 1:
+            raise ValueError(
+                "The model computes its loss itself. From its values in the first batch, ranks found that it is a mean over "
+                f"different labels: {', '.join(sorted(map(str, found)))}. Return it with its weight, (outputs.loss, weight), "
+                "where weight is the number of labels that count; or pass loss_reduction='mean' to weight it by samples."
+            )
         state.step.loss_names = agreed
     if new := [name for name in here if name not in agreed]:
         raise ValueError(
@@ -77,6 +88,19 @@ def _names(state: State, parts: Sequence[Part]) -> Sequence[str]:
             "in every batch, as loss * 0 where it does not apply."
         )
     return agreed
+
+
+def _kinds(parts: Sequence[Part], here: Any, like: torch.Tensor) -> torch.Tensor:
+    """Return which kinds of losses there are on this rank: sums, means over samples, and means over another number."""
+    flags = on_device(0, like).expand(3).clone()
+    counted = [part for part in parts if part.samples]
+    if any(part.summed for part in counted):
+        flags[0] = 1
+    if not all(part.summed or part.own for part in counted):
+        flags[1] = 1
+    if any(part.own for part in counted):
+        flags[2].copy_(torch.as_tensor(here != sum(part.samples for part in counted)))
+    return flags
 
 
 def mean(state: State, parts: Sequence[Part], weighting: Weighting) -> torch.Tensor | None:
@@ -101,6 +125,9 @@ def mean(state: State, parts: Sequence[Part], weighting: Weighting) -> torch.Ten
         here = sum(part.weight for part in parts)
         weighted = [value * weight for value, weight in zip(values, each, strict=True)]
         sums = torch.stack(weighted).view(len(parts), -1).sum(0)
+    # Whether losses may be of several kinds; most steps on one rank need no look.
+    compared = state.strategy.world_size > 1 or (own and not all(part.own for part in parts))
+    flags: Any = _kinds(parts, here, sums) if compared else None
     if summed := parts[0].summed:
         if not all(part.summed for part in parts):
             raise ValueError(
@@ -109,11 +136,21 @@ def mean(state: State, parts: Sequence[Part], weighting: Weighting) -> torch.Ten
         here = 1  # the sum is not divided
     total = here
     if state.strategy.world_size > 1:
-        packed = torch.cat([on_device(here, sums).view(1), sums])  # float32 if the sums are 16-bit
-        reduced = state.bus.all_reduce(packed, "sum")
+        packed = torch.cat([flags, on_device(here, sums).view(1), sums])  # float32 if the sums are 16-bit
+        flags, reduced = state.bus.all_reduce(packed, "sum").split([len(flags), 1 + len(sums)])
         # Ranks that compute on the same data each contributed to the sum.
         total = state.strategy.world_size // state.strategy.data_ranks if summed else reduced[0]
         sums = reduced[1:]
+    if compared:
+        different = (flags > 0).sum() > 1
+        if different.is_cuda:  # The host does not wait. The loss is NaN, which the guard of non-finite losses finds.
+            sums = torch.where(different, torch.nan, sums)
+        elif different:
+            raise ValueError(
+                "The loss is a mean over samples for some microbatches or ranks, and for others a sum, or a mean with its own "
+                "weight, such as cross-entropy over labels of which some are ignored. So it has no mean. Return the same kind "
+                "in every microbatch: where a term does not apply, multiply it by 0; or return (mean, weight) in each."
+            )
     state.step.loss, *means = (sums / total).unbind()
     state.step.losses = dict(zip(names, means, strict=True))
     if not own:

@@ -16,6 +16,7 @@ from hocket.task import Task
 
 if TYPE_CHECKING:
     from hocket.state import State
+    from hocket.training.divisors import Divisors
     from hocket.training.metrics import MetricSet
     from hocket.types import Batch
 
@@ -27,9 +28,9 @@ class Step:
     """
 
     __slots__ = (
-        "batch", "boundary", "carry", "composed", "counts", "divided", "gradient_norm", "inputs", "kept", "loss",
-        "loss_function", "loss_names", "losses", "metrics", "name", "optimizers", "others", "outputs", "part", "parts",
-        "retain_graph", "samples", "taken", "trained_on", "weight_of",
+        "added", "batch", "boundary", "carry", "composed", "counts", "divided", "divisor", "gradient_norm", "inputs", "kept",
+        "loss", "loss_function", "loss_names", "losses", "metrics", "name", "optimizers", "others", "outputs", "part", "parts",
+        "retain_graph", "samples", "seen", "taken", "trained_on", "tried", "weight_of",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -61,6 +62,14 @@ class Step:
         #: whether the last loss is more than a mean over labels of the outputs. See `hocket.training.divisors`.
         self.divided = False
         self.composed = False
+        #: What the last loss is divided by, if that is written by hand.
+        self.divisor: float | torch.Tensor | None = None
+        #: What watches the calls of the current loss.
+        self.seen: Divisors | None = None
+        #: The number of divided batches since the loss was tried; 0 if it is not to be tried again.
+        self.tried = 0
+        #: The number of divided microbatches to whose loss plug-ins added something.
+        self.added = 0
 
         # Only for the steps of `hocket.Task.train_batch` and `hocket.Runtime.stepper`; see `hocket.training.steps`.
         #: The names of its optimizers, joined by "+"; "" for all of them.
@@ -85,7 +94,7 @@ class Step:
     def without_batch(self) -> Step:
         """Return a copy without tensors: the counts and settings only."""
         copied = copy.copy(self)
-        copied.batch = copied.outputs = copied.loss = copied.gradient_norm = None
+        copied.batch = copied.outputs = copied.loss = copied.gradient_norm = copied.divisor = None
         copied.losses = {}
         return copied
 

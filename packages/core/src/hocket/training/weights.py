@@ -21,9 +21,11 @@ from hocket.help import names, warn
 from hocket.losses import WHOLE, Loss, as_loss, own_loss
 from hocket.task import SupervisedTask
 from hocket.training.divisors import weighed
+from hocket.training.step import count
 
 if TYPE_CHECKING:
     from hocket.state import State
+    from hocket.training.step import Step
     from hocket.types import Batch
 
 _WITH_WEIGHT = (
@@ -32,7 +34,7 @@ _WITH_WEIGHT = (
 _IN_TASK = "or return (outputs.loss, weight) in the task's loss(outputs, batch), where weight is the number of elements in it; "
 _TASK = " For models of transformers there is hocket_nlp.HuggingFaceTask(model)."
 #: Returns the weight of a batch's loss; None for its number of samples.
-Weight = Callable[[Any], Tensor | None]
+Weight = Callable[[Any], Any]
 
 
 def by_samples(batch: Batch) -> None:
@@ -43,6 +45,36 @@ def by_samples(batch: Batch) -> None:
 def nothing(batch: Batch) -> Tensor:
     """The loss is a mean over no label at all; a later batch will show how to weight it."""
     return torch.zeros((), dtype=torch.int64)
+
+
+def by_divisor(batch: Batch) -> None:
+    """The loss is a mean that was written by hand, and ``state.step.divisor`` the number of its elements. See `weight`."""
+
+
+def weight(state: State, weight_of: Weight) -> Any:
+    """Return the weight of the current loss; None for its number of samples.
+
+    Raises:
+        ValueError: a hand-written mean is none in this batch.
+    """
+    divisor = state.step.divisor
+    if weight_of is by_divisor and divisor is None:
+        raise ValueError(
+            "The loss was a mean over selected elements, such as (loss * mask).sum() / mask.sum(), in an earlier batch, and is "
+            "not in this one. Compute it in the same way in every batch, or return (mean, weight), where weight is the number "
+            "of its elements."
+        )
+    return (
+        divisor if weight_of is by_divisor or (weight_of is nothing and divisor is not None) else weight_of(state.batch)
+    )
+
+
+def _divided(state: State, samples: int) -> Weight | None:
+    """Return `by_divisor` if the loss is a mean over as many elements as it is divided by, `nothing` if there are none."""
+    found = None if state.step.divisor is None or state.loss_reduction is not None else tried(state, samples, True)
+    if found == "mean":  # perhaps only in a batch without padding, if it is added to a mean over samples
+        state.step.tried = max(state.step.tried, 1)
+    return {"mean": by_divisor, "nothing": nothing}.get(found or "")
 
 
 def in_training(state: State, loss: Loss, samples: int) -> Weight:
@@ -71,6 +103,8 @@ def in_training(state: State, loss: Loss, samples: int) -> Weight:
             )
         return weight
     if state.loss_reduction is None:
+        if (weight := _divided(state, samples)) is not None:
+            return weight
         check_composed(state, samples)
     return by_samples
 
@@ -83,6 +117,9 @@ def check_composed(state: State, samples: int) -> bool:
     if state.loss_reduction is not None:
         return True
     found = tried(state, samples)
+    step = state.step
+    # A batch without padding does not show that a mean written by hand is over selected elements.
+    step.tried = max(step.tried, 1) if found == "mean" and not (step.seen and step.seen.certain) else 0
     if found == "sum":
         raise ValueError(
             "The loss of a sample given twice is twice its loss, so this is a sum over samples and not a mean: if a batch "
@@ -101,10 +138,17 @@ def check_composed(state: State, samples: int) -> bool:
     return found != "nothing"
 
 
+def try_again(step: Step) -> None:
+    """Have a loss tried again in the 2nd, 4th, 8th, … divided batch, unless it is certain what it is a mean over."""
+    step.tried += 1
+    if not step.tried & (step.tried - 1) and step.weight_of in (by_samples, by_divisor):
+        step.weight_of = None
+
+
 def in_evaluation(state: State, loss: Loss, label: str) -> Weight:
     """As `in_training`, but weight by samples, with a warning, if the weight cannot be determined."""
     if own_loss(state.outputs) is not loss.value or (loss.reduction or state.loss_reduction) in WHOLE:
-        return by_samples
+        return _divided(state, count(state, state.batch).samples) or by_samples
     weight = of_own_loss(state.outputs, state.batch, state.model)
     if weight is None and state.loss_reduction is None:
         warn(
@@ -127,14 +171,17 @@ def classes(loss: Any) -> tuple[Tensor | None, int] | None:
     return None
 
 
-def tried(state: State, samples: int) -> Literal["mean", "sum", "neither", "nothing"] | None:
+def tried(state: State, samples: int, divided: bool = False) -> Literal["mean", "sum", "neither", "nothing"] | None:
     """Whether the loss of several samples is the mean or the sum of their losses, or neither; None if that cannot be tried.
+
+    With ``divided``, whether it is their mean with the weights ``state.step.divisor``, which add up to that of all.
 
     A single sample is tried twice in one batch. Only losses are computed, without gradients, and the task is restored.
     A loss function of `hocket.Task.train_batch` includes its forward pass.
     """
     function = state.step.loss_function
     several = list(range(min(samples, 8))) if samples > 1 else [0, 0]
+    step, composed, divisor = state.step, state.step.composed, state.step.divisor
     try:
         from hocket.training.trial import on_trial
 
@@ -144,17 +191,21 @@ def tried(state: State, samples: int) -> Literal["mean", "sum", "neither", "noth
                 batch = batches.take_samples(state.batch, indices, samples)
                 if function is not None:
                     carry = (batches.take_samples(each, indices, samples) for each in state.step.carry)
-                    return weighed(state, function, batch, *carry)[0]
-                outputs = batches.take_samples(state.outputs, indices, samples)
-                return weighed(state, state.task.loss, outputs, batch)[0]
+                    loss = weighed(state, function, batch, *carry)[0]
+                else:
+                    outputs = batches.take_samples(state.outputs, indices, samples)
+                    loss = weighed(state, state.task.loss, outputs, batch)[0]
+                return loss._replace(weight=step.divisor) if divided else loss
 
-            value = loss_of(several).value
+            value, total = loss_of(several)[:2]
             together = float(value)
             each = {index: loss_of([index]) for index in dict.fromkeys(several)}
             counts = [1.0 if (weight := each[index].weight) is None else float(weight) for index in several]
             losses = [float(each[index].value) if count else 0.0 for index, count in zip(several, counts, strict=True)]
             if not any(counts):
                 return "nothing"
+            if divided and (total is None or not math.isclose(float(total), sum(counts), rel_tol=1e-6)):
+                return None
             average = sum(map(math.prod, zip(losses, counts, strict=True))) / sum(counts)
             size = max(map(abs, (together, *losses)))
             allowed = max(1e-4, 4 * torch.finfo(value.dtype).eps) * size
@@ -168,6 +219,8 @@ def tried(state: State, samples: int) -> Literal["mean", "sum", "neither", "noth
             return "neither" if float(loss_of(several).value) == together else None
     except Exception:  # outputs or losses that cannot be split into samples
         return None
+    finally:
+        step.composed, step.divisor = composed, divisor
 
 
 def check_weight(state: State) -> None:
