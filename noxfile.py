@@ -39,9 +39,10 @@ class Package:
 
 
 CORE = Package("core", "hocket", "[monitors]")
+CLI = Package("cli", "hocket-cli")
 TESTKIT = Package("testkit", "hocket-testkit")
 #: What the tests of every package need.
-STANDARD = (CORE, TESTKIT)
+STANDARD = (CORE, CLI, TESTKIT)
 GENERAL = Package("algorithms-general", "hocket-algorithms-general", "[optimizers]")
 VISION = Package("algorithms-vision", "hocket-algorithms-vision", "[datasets]")
 NLP = Package("algorithms-nlp", "hocket-algorithms-nlp", "[peft]")
@@ -226,7 +227,7 @@ def oldest(session: nox.Session) -> None:
 def xla(session: nox.Session) -> None:
     """Train on torch_xla's CPU client beside the CPU itself (about five minutes, most of it compilation)."""
     settle(session)
-    install_editable(session, (replace(CORE, extra="[xla]"), TESTKIT), *TESTS)
+    install_editable(session, (replace(CORE, extra="[xla]"), CLI, TESTKIT), *TESTS)
     session.env["PJRT_DEVICE"] = "CPU"
     tests = ("test_xla.py", "test_devices.py")
     session.run("pytest", *(str(CORE.path / "tests" / name) for name in tests), *session.posargs)
@@ -280,9 +281,8 @@ def distributions(session: nox.Session) -> None:
     settle(session)
     wheels = build(session, PACKAGES, ROOT / "dist")
     session.run("python", "-I", str(ROOT / ".ci/check_wheels.py"), str(ROOT), *map(str, wheels.values()))
-    everything = (
-        f"hocket[testkit,general,vision,nlp,strategies,loggers,tensorboard,report,migration] @ {wheels[CORE].as_uri()}"
-    )
+    extras = "cli,testkit,general,vision,nlp,strategies,loggers,tensorboard,report,migration"
+    everything = f"hocket[{extras}] @ {wheels[CORE].as_uri()}"
     install(session, everything, siblings=located(wheels), compile_bytecode=False)
     check_origin(session, PACKAGES, ROOT / "dist")
     with session.chdir(scratch(session)):

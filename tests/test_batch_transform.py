@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hocket
-from hocket.cli import main
+from hocket_cli import main
 from hocket_testkit import run_ranks
 
 torch.manual_seed(0)

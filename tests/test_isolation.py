@@ -60,7 +60,7 @@ print(trainer.fit().timestamp.batch)
 def test_plugins_list_imports_no_torch() -> None:
     code = """
 import sys
-from hocket.cli import main
+from hocket_cli import main
 assert main(["plugins", "list"]) == 0
 assert main(["--help"]) == 0
 assert main(["plugins", "hooks"]) == 0
@@ -95,7 +95,7 @@ import hocket
 for name in hocket.__all__:
     if name != "testkit":
         getattr(hocket, name)
-import hocket.cli.plugins, hocket.surgery, hocket.schedules
+import hocket_cli.plugins, hocket.surgery, hocket.schedules
 print(before == snapshot())
 """
     assert python(code).strip() == "True"

@@ -117,7 +117,7 @@ def said(output: str) -> list[str]:
     return [line for line in output.splitlines() if not line.startswith("[Gloo]")]
 
 
-HOCKET = (sys.executable, "-c", "import sys; from hocket.cli import main; sys.exit(main())", "launch", "-n", "2")
+HOCKET = (sys.executable, "-c", "import sys; from hocket_cli import main; sys.exit(main())", "launch", "-n", "2")
 
 
 def alive(pid: int) -> bool:

@@ -50,8 +50,8 @@ ASSIGNED = {
     },
     "training/microbatch.py": {"prepared", "logged"},  # while it tries
     "training/windows.py": {"microbatch"},  # of a window
-    "cli/config.py": {"config"},
-    "cli/train.py": {"config"},  # with what an earlier part of the run had
+    "cli/src/hocket_cli/config.py": {"config"},
+    "cli/src/hocket_cli/train.py": {"config"},  # with what an earlier part of the run had
     "memory/rehearsal.py": {"loss_reduction"},
     "checkpoints/resuming.py": {"run", "folder", "resumed_from"},
     "summary.py": {"resumed_from"},  # shown once

@@ -55,7 +55,7 @@ class SignalAt(hocket.Callback):
 
 # --- scripts
 
-LAUNCH = ("-c", "import sys; from hocket.cli import main; sys.exit(main())", "launch", "-n", "2")
+LAUNCH = ("-c", "import sys; from hocket_cli import main; sys.exit(main())", "launch", "-n", "2")
 
 
 def processes_of(leader: int) -> list[int]:

@@ -17,7 +17,7 @@ FILE = Path(__file__).parent / "surface.txt"
 MODULES = (
     "hocket", "hocket.plugins", "hocket.data", "hocket.checkpoints", "hocket.hookspecs", "hocket.testkit", "hocket.surgery",
     "hocket.schedules", "hocket.time", "hocket.distributed.dtensors", "hocket.launching", "hocket.strategies",
-    "hocket.precision", "hocket.devices", "hocket.cli", "hocket_general", "hocket_general.functional", "hocket_vision",
+    "hocket.precision", "hocket.devices", "hocket_cli", "hocket_general", "hocket_general.functional", "hocket_vision",
     "hocket_vision.functional", "hocket_vision.models", "hocket_vision.datasets", "hocket_nlp", "hocket_nlp.functional",
     "hocket_strategies", "hocket_loggers", "hocket_report", "hocket_migration",
 )  # fmt: skip

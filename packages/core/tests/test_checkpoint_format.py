@@ -565,7 +565,7 @@ def test_several_threads_write_side_by_side(tmp_path):
 def test_looking_does_not_import_torch(tmp_path):
     make(tmp_path / "c")
     code = (
-        "import sys; from hocket.checkpoints import format; from hocket.cli import main\n"
+        "import sys; from hocket.checkpoints import format; from hocket_cli import main\n"
         f"assert format.verify({str(tmp_path / 'c')!r}) == []\n"
         f"assert main(['checkpoint', 'inspect', {str(tmp_path / 'c')!r}]) == 0\n"
         "assert 'torch' not in sys.modules and 'fsspec' not in sys.modules"

@@ -20,7 +20,7 @@ from hocket.checkpoints import CheckpointError
 from hocket.checkpoints.storage import format as formats
 from hocket.checkpoints.storage.store import Store
 from hocket.checkpoints.weights import export, load_weights, read_weights
-from hocket.cli import main
+from hocket_cli import main
 
 
 def net(seed=0):

@@ -311,7 +311,7 @@ def test_plateau_is_torchs_class() -> None:
 
 
 def test_a_configuration_file_gives_groups(tmp_path, monkeypatch, capsys) -> None:
-    from hocket.cli import main
+    from hocket_cli import main
 
     (tmp_path / "layers_of_two.py").write_text(
         "import torch\nnet = lambda: torch.nn.Sequential(*[torch.nn.Linear(4, 4)] * 2)\n"

@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hocket
-from hocket.cli import main
 from hocket.launching import Environment, WorkerError, environment, expand_hosts, hint
 from hocket.launching.errors import Failure, first, read_failure
 from hocket.launching.script import split
+from hocket_cli import main
 
 # --- the environment; what follows was printed by real launchers, except for SLURM's and Ray's, which are from their manuals
 
@@ -475,7 +475,7 @@ def test_a_file_that_somebody_else_wrote(tmp_path):
 
 
 def test_help_needs_no_torch():
-    code = "import sys; from hocket.cli import main; main({}); assert 'torch' not in sys.modules"
+    code = "import sys; from hocket_cli import main; main({}); assert 'torch' not in sys.modules"
     for arguments in (["--help"], ["plugins", "list"]):
         subprocess.run([sys.executable, "-c", code.format(arguments)], check=True, capture_output=True)
     command = [sys.executable, "-X", "importtime", "-m", "hocket.launching.worker", "-m", "this"]

@@ -20,7 +20,7 @@ from hocket.checkpoints import CheckpointError
 from hocket.checkpoints.recorded import ContentError, recorded_algorithms
 from hocket.checkpoints.storage import format as formats
 from hocket.checkpoints.weights import load_weights, read_weights
-from hocket.cli import main
+from hocket_cli import main
 
 
 class Net(nn.Module):

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 import hocket
 from hocket import plugins
-from hocket.cli import main
 from hocket.plugins import catalog, distributions
 from hocket.plugins.spec import build
+from hocket_cli import main
 
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 Install = Callable[..., Path]
@@ -387,7 +387,7 @@ def test_torch_that_cannot_be_imported_beside_it_names_it(install: Install, tmp_
     install(b"\xff")
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
     environment.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
-    command = "import hocket.cli; hocket.cli.main(['--version']); import os; print(os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'])"
+    command = "import hocket_cli; hocket_cli.main(['--version']); import os; print(os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'])"
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.split()[-1] == "0"
     assert "acme-things 1.0: its entry_points.txt cannot be read" in done.stderr

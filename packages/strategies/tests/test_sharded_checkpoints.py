@@ -18,7 +18,7 @@ from hocket.checkpoints import CheckpointError, DamagedCheckpointWarning, conten
 from hocket.checkpoints.storage import assembly, shards
 from hocket.checkpoints.storage import format as formats
 from hocket.checkpoints.storage.store import Store
-from hocket.cli import main
+from hocket_cli import main
 from hocket_testkit import RankError, run_ranks
 
 FSDP = {"fsdp": {"wrap": ["Block"]}}

@@ -1,4 +1,4 @@
-"""Public names of hocket that its other parts define. Without the part they raise ImportError with what to install."""
+"""Public names of hocket that its other parts define. Without the part they raise NotInstalled with what to type."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from typing import Any
 from hocket.ours import PARTS
 
 
+class NotInstalled(ModuleNotFoundError):
+    """A part of hocket is not installed. The message says what to type."""
+
+
 def module(name: str) -> ModuleType:
     """Import a module of a part of hocket.
 
-    Raises ImportError if the part is not installed, with what to type. An error in the part itself remains what it is.
+    Raises NotInstalled, an ImportError, if the part is absent. An error in the part itself remains what it is.
 
     Example:
         >>> from hocket import elsewhere
@@ -29,7 +33,7 @@ def module(name: str) -> ModuleType:
         from hocket.help import installing  # only needed for error messages
 
         part = next(each for each, own in PARTS.items() if own == package)
-        raise ModuleNotFoundError(f"{part} is not installed. Type: {installing.library(part)}", name=package) from None
+        raise NotInstalled(f"{part} is not installed. Type: {installing.library(part)}", name=package) from None
 
 
 def names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
