@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from hocket.command import Command
 from hocket.help.raised import explains
 from hocket.plugins import PluginError, catalog, switches
 from hocket.plugins.distributions import AUTOLOAD, UNREADABLE
