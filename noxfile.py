@@ -38,11 +38,12 @@ class Package:
         return folder / f"{self.distribution.replace('-', '_')}-{VERSION}-py3-none-any.whl"
 
 
-CORE = Package("core", "hocket", "[monitors]")
+CORE = Package("core", "hocket")
 CLI = Package("cli", "hocket-cli")
+INSIGHT = Package("insight", "hocket-insight", "[monitors]")
 TESTKIT = Package("testkit", "hocket-testkit")
 #: What the tests of every package need.
-STANDARD = (CORE, CLI, TESTKIT)
+STANDARD = (CORE, CLI, INSIGHT, TESTKIT)
 GENERAL = Package("algorithms-general", "hocket-algorithms-general", "[optimizers]")
 VISION = Package("algorithms-vision", "hocket-algorithms-vision", "[datasets]")
 NLP = Package("algorithms-nlp", "hocket-algorithms-nlp", "[peft]")
@@ -227,7 +228,7 @@ def oldest(session: nox.Session) -> None:
 def xla(session: nox.Session) -> None:
     """Train on torch_xla's CPU client beside the CPU itself (about five minutes, most of it compilation)."""
     settle(session)
-    install_editable(session, (replace(CORE, extra="[xla]"), CLI, TESTKIT), *TESTS)
+    install_editable(session, (replace(CORE, extra="[xla]"), CLI, INSIGHT, TESTKIT), *TESTS)
     session.env["PJRT_DEVICE"] = "CPU"
     tests = ("test_xla.py", "test_devices.py")
     session.run("pytest", *(str(CORE.path / "tests" / name) for name in tests), *session.posargs)
@@ -281,7 +282,7 @@ def distributions(session: nox.Session) -> None:
     settle(session)
     wheels = build(session, PACKAGES, ROOT / "dist")
     session.run("python", "-I", str(ROOT / ".ci/check_wheels.py"), str(ROOT), *map(str, wheels.values()))
-    extras = "cli,testkit,general,vision,nlp,strategies,loggers,tensorboard,report,migration"
+    extras = "cli,insight,testkit,general,vision,nlp,strategies,loggers,tensorboard,report,migration"
     everything = f"hocket[{extras}] @ {wheels[CORE].as_uri()}"
     install(session, everything, siblings=located(wheels), compile_bytecode=False)
     check_origin(session, PACKAGES, ROOT / "dist")

@@ -14,8 +14,8 @@ from torch import nn
 
 import hocket
 from hocket.launching.errors import WorkerError
-from hocket.memory.rehearsal import Rehearsal, Stage, rehearse
 from hocket_cli import main
+from hocket_insight.memory.rehearsal import Rehearsal, Stage, rehearse
 
 #: A model, the arguments that it needs, and a batch.
 Case = tuple[Callable[[], nn.Module], dict[str, Any], Any]

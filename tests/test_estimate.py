@@ -32,8 +32,8 @@ from torch.profiler import ProfilerActivity, profile
 import hocket
 from hocket.help.raised import raised
 from hocket.launching.forks import fork
-from hocket.memory.estimate import largest_microbatch, size_of
-from hocket.memory.rehearsal import EstimateError
+from hocket_insight.memory.estimate import largest_microbatch, size_of
+from hocket_insight.memory.rehearsal import EstimateError
 from hocket_testkit import run_ranks
 
 

@@ -22,11 +22,11 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 import hocket
 from hocket import ours
-from hocket.callbacks.early_stopping import EarlyStopping
 from hocket.help import before_fit, warn
 from hocket.schedules import Plateau
 from hocket_cli.sweep import Sweep, _check_sweep
 from hocket_cli.sweeps.space import Choices
+from hocket_insight.callbacks.early_stopping import EarlyStopping
 
 ROOT = Path(__file__).parents[1]
 INPUTS, LABELS = torch.randn(16, 4), torch.randint(3, (16,))

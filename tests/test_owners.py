@@ -52,7 +52,7 @@ ASSIGNED = {
     "training/windows.py": {"microbatch"},  # of a window
     "cli/src/hocket_cli/config.py": {"config"},
     "cli/src/hocket_cli/train.py": {"config"},  # with what an earlier part of the run had
-    "memory/rehearsal.py": {"loss_reduction"},
+    "insight/src/hocket_insight/memory/rehearsal.py": {"loss_reduction"},
     "checkpoints/resuming.py": {"run", "folder", "resumed_from"},
     "summary.py": {"resumed_from"},  # shown once
     "strategies/src/hocket_strategies/deepspeed.py": {"microbatch"},  # as its configuration says

@@ -461,7 +461,7 @@ def test_the_forms_of_an_object_mean_the_same(model: object, hocket: Hocket) -> 
         {"train_data": None, "data": {"mine:splits": {"count": 8}}},
         {"train_data": {"torch.utils.data:DataLoader": {"dataset": "mine:Squares", "batch_size": 8}}},
         {"eval_data": "mine:loader", "metrics": {"a": "mine:Largest"}},
-        {"callbacks": ["hocket.callbacks.nan_monitor:NaNMonitor"]},
+        {"callbacks": ["hocket_insight.callbacks.nan_monitor:NaNMonitor"]},
         {"model": {"mine:Wide": {"factor": 2, "width": 3}}},
         {"model": {"mine:Sized": {"sizes": {"width": 5}}}},
         {"model": {"mine:Sized": {"sizes": {"mine:Sizes": {"width": 5}}, "make": "torch.nn:Tanh"}}},

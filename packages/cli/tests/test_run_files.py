@@ -16,7 +16,6 @@ import pytest
 import torch
 
 import hocket
-from hocket.callbacks.early_stopping import EarlyStopping
 from hocket.loggers.lines import LinesFile
 from hocket.loggers.png import png
 from hocket.plugins.delivery import LoggerWarning
@@ -25,6 +24,7 @@ from hocket.schedules import Plateau
 from hocket.training.direction import mode_of
 from hocket.training.simple_metrics import METRICS
 from hocket_cli import listing, main
+from hocket_insight.callbacks.early_stopping import EarlyStopping
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 

@@ -275,7 +275,8 @@ def test_the_users_interrupt_passes(install: Install) -> None:
 
 def test_a_class_declared_again_by_a_stranger_keeps_its_name(install: Install) -> None:
     install(
-        callback("hocket.callbacks.lr_monitor:LRMonitor", "aaa") + "[hocket.v1.optimizers]\naaa = torch.optim:SGD\n"
+        callback("hocket_insight.callbacks.lr_monitor:LRMonitor", "aaa")
+        + "[hocket.v1.optimizers]\naaa = torch.optim:SGD\n"
     )
     attachment = build("callbacks", plugins.get("callbacks", "lr-monitor")())
     assert (attachment.name, attachment.dist) == ("lr-monitor", "hocket")

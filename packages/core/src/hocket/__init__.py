@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from hocket.launching.forks import launch
     from hocket.logger import Logger
     from hocket.losses import Apart, Loss
-    from hocket.model_table import model_summary
     from hocket.precision import Precision
     from hocket.result import Result
     from hocket.runtime import Runtime
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from hocket.trainer import Trainer
     from hocket.training.evaluate import EvalSet
     from hocket.training.requests import Decision
+    from hocket_insight.model_table import model_summary
 
 #: Public name -> the module that defines it; empty for a module.
 _PUBLIC = {
@@ -63,7 +63,7 @@ _PUBLIC = {
     "data": "",
     "hookimpl": "hocket.hookspecs",
     "launch": "hocket.launching.forks",
-    "model_summary": "hocket.model_table",
+    "model_summary": "hocket_insight.model_table",
     "plugins": "",
     "testkit": "",
 }
@@ -112,9 +112,11 @@ def __getattr__(name: str) -> Any:
         from hocket.lazy import missing
 
         raise missing("hocket", name, __all__)
+    from hocket import elsewhere
+
     module = _PUBLIC[name]
     try:
-        value = getattr(importlib.import_module(module), name) if module else importlib.import_module(f"hocket.{name}")
+        value = getattr(elsewhere.module(module), name) if module else importlib.import_module(f"hocket.{name}")
     except UnicodeDecodeError as error:  # in torch, which reads the entry points of every distribution
         from hocket.plugins import catalog, distributions
 

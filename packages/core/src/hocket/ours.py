@@ -4,7 +4,12 @@ from __future__ import annotations
 
 #: The distributions of what every run may use, and their import packages: the names of their plug-ins take precedence, and
 #: nothing switches them off.
-PARTS = {"hocket": "hocket", "hocket-cli": "hocket_cli", "hocket-testkit": "hocket_testkit"}
+PARTS = {
+    "hocket": "hocket",
+    "hocket-cli": "hocket_cli",
+    "hocket-insight": "hocket_insight",
+    "hocket-testkit": "hocket_testkit",
+}
 #: The import packages of all of hocket's distributions.
 PACKAGES = frozenset(
     {

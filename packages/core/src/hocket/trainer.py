@@ -153,7 +153,7 @@ class Trainer:
         plugins: restricts the installed plug-ins: False for core's plug-ins only, or a list of names.
         profile_plugins: measure the time of each plug-in on each hook.
         profile: batches to profile, such as ``"5ba after 10ba"``, or True. A summary in the folder of the run then says
-            where their time goes and what to try. Also the arguments of `hocket.profiling.profiler.Profiler`, or an instance.
+            where their time goes and what to try. Also the arguments of the callback ``profiler``, or an instance.
         limit_train, limit_eval, limit_predict: maximum number of batches of an epoch or set; a float is the fraction of all.
         fast_dev_run: run this many batches of training and of each evaluation set as a test. It starts fresh and writes
             nothing: no checkpoint, no file, no row of a logger.
@@ -287,9 +287,9 @@ class Trainer:
             how = settings.compile, settings.deterministic, settings.accumulate
             parts.attachments.append(AutoMicrobatch.attachment(remembered, how))
         if summary:
-            from hocket.model_table import ShowSummary
+            from hocket import elsewhere
 
-            parts.attachments.append(ShowSummary.attachment())
+            parts.attachments.append(elsewhere.module("hocket_insight.model_table").ShowSummary.attachment())
         self._limits: Limits | None = None
         if settings.limits:
             from hocket.training.limits import Limits

@@ -14,7 +14,7 @@ class CallbackConformance(RunConformance):
 
     Example:
         >>> import hocket
-        >>> from hocket.callbacks.lr_monitor import LRMonitor
+        >>> from hocket_insight.callbacks.lr_monitor import LRMonitor
         >>> class TestLRMonitor(hocket.testkit.CallbackConformance):
         ...     def make(self):
         ...         return LRMonitor()

@@ -204,7 +204,7 @@ def get(kind: str, name: str) -> Any:
     Example:
         >>> from hocket import plugins
         >>> plugins.get("callbacks", "early-stopping")
-        <class 'hocket.callbacks.early_stopping.EarlyStopping'>
+        <class 'hocket_insight.callbacks.early_stopping.EarlyStopping'>
     """
     return find(kind, name).load()
 
