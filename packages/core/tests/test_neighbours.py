@@ -279,7 +279,7 @@ def test_a_class_declared_again_by_a_stranger_keeps_its_name(install: Install) -
         + "[hocket.v1.optimizers]\naaa = torch.optim:SGD\n"
     )
     attachment = build("callbacks", plugins.get("callbacks", "lr-monitor")())
-    assert (attachment.name, attachment.dist) == ("lr-monitor", "hocket")
+    assert (attachment.name, attachment.dist) == ("lr-monitor", "hocket-insight")
     assert catalog.entry_of("optimizers", torch.optim.SGD).name == "sgd"  # type: ignore[union-attr]
 
 
@@ -310,8 +310,8 @@ def test_a_name_of_core_that_is_switched_off_is_not_a_strangers(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(callback(name="lr-monitor"), MINE)
-    monkeypatch.setenv("HOCKET_DISABLE_PLUGINS", "dist:hocket")
-    with pytest.raises(plugins.UnknownPluginError, match="HOCKET_DISABLE_PLUGINS=dist:hocket disables it"):
+    monkeypatch.setenv("HOCKET_DISABLE_PLUGINS", "dist:hocket-insight")
+    with pytest.raises(plugins.UnknownPluginError, match="HOCKET_DISABLE_PLUGINS=dist:hocket-insight disables it"):
         plugins.get("callbacks", "lr-monitor")
 
 
