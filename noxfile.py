@@ -42,16 +42,16 @@ CORE = Package("core", "hocket")
 CLI = Package("cli", "hocket-cli")
 INSIGHT = Package("insight", "hocket-insight", "[monitors]")
 TESTKIT = Package("testkit", "hocket-testkit")
+LOGGERS = Package("loggers", "hocket-loggers", "[tensorboard]")
 #: What the tests of every package need.
-STANDARD = (CORE, CLI, INSIGHT, TESTKIT)
+STANDARD = (CORE, CLI, INSIGHT, LOGGERS, TESTKIT)
 GENERAL = Package("algorithms-general", "hocket-algorithms-general", "[optimizers]")
 VISION = Package("algorithms-vision", "hocket-algorithms-vision", "[datasets]")
 NLP = Package("algorithms-nlp", "hocket-algorithms-nlp", "[peft]")
 STRATEGIES = Package("strategies", "hocket-strategies", "[torchao]")
-LOGGERS = Package("loggers", "hocket-loggers", "[tensorboard]")
 REPORT = Package("report", "hocket-report")
 MIGRATION = Package("migration", "hocket-migration")
-PACKAGES = (*STANDARD, GENERAL, VISION, NLP, STRATEGIES, LOGGERS, REPORT, MIGRATION)
+PACKAGES = (*STANDARD, GENERAL, VISION, NLP, STRATEGIES, REPORT, MIGRATION)
 
 
 def settle(session: nox.Session, threads: int = 1) -> None:
@@ -134,7 +134,7 @@ def demo(session: nox.Session) -> None:
     settle(session, threads=2)
     # The demo is one long process: compiling all of torch ahead of it would cost more than it saves.
     install_editable(
-        session, (CORE, GENERAL, VISION, LOGGERS, REPORT), "torchmetrics", "scikit-learn", compile_bytecode=False
+        session, (*STANDARD, GENERAL, VISION, REPORT), "torchmetrics", "scikit-learn", compile_bytecode=False
     )
     session.run("python", "examples/digits.py", *session.posargs)
 
@@ -228,7 +228,7 @@ def oldest(session: nox.Session) -> None:
 def xla(session: nox.Session) -> None:
     """Train on torch_xla's CPU client beside the CPU itself (about five minutes, most of it compilation)."""
     settle(session)
-    install_editable(session, (replace(CORE, extra="[xla]"), CLI, INSIGHT, TESTKIT), *TESTS)
+    install_editable(session, (replace(CORE, extra="[xla]"), *STANDARD[1:]), *TESTS)
     session.env["PJRT_DEVICE"] = "CPU"
     tests = ("test_xla.py", "test_devices.py")
     session.run("pytest", *(str(CORE.path / "tests" / name) for name in tests), *session.posargs)
@@ -259,7 +259,9 @@ def backends(session: nox.Session) -> None:
     """Run the tests of the loggers of W&B, MLflow, Comet and Trackio, which `tests` skips (about four minutes)."""
     settle(session)
     vendors = replace(LOGGERS, extra="[tensorboard,wandb,mlflow,comet,trackio]")
-    install_editable(session, (*STANDARD, vendors), *TESTS, "pillow")
+    install_editable(
+        session, (*(vendors if package is LOGGERS else package for package in STANDARD),), *TESTS, "pillow"
+    )
     tests = (f"test_{vendor}.py" for vendor in ("wandb", "mlflow", "comet", "trackio"))
     paths = (str(LOGGERS.path / "tests" / test) for test in tests)
     session.run("pytest", *paths, *session.posargs)

@@ -300,7 +300,7 @@ def test_restored_weights_are_said_and_the_results_evaluation_is_theirs(
 def test_readmes_program_runs_after_readmes_install_line(tmp_path: Path) -> None:
     """In an environment that has nothing else, with the versions that the other tests run with."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    (line,) = re.findall(r"^```\n(pip install \./packages/core .*)\n```$", page, re.MULTILINE)
+    (line,) = re.findall(r"^```\n(pip install -r requirements\.txt .*)\n```$", page, re.MULTILINE)
     (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     python = tmp_path / "env" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "env")], check=True)

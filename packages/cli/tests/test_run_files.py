@@ -16,8 +16,6 @@ import pytest
 import torch
 
 import hocket
-from hocket.loggers.lines import LinesFile
-from hocket.loggers.png import png
 from hocket.plugins.delivery import LoggerWarning
 from hocket.runs import files
 from hocket.schedules import Plateau
@@ -25,6 +23,8 @@ from hocket.training.direction import mode_of
 from hocket.training.simple_metrics import METRICS
 from hocket_cli import listing, main
 from hocket_insight.callbacks.early_stopping import EarlyStopping
+from hocket_loggers.lines import LinesFile
+from hocket_loggers.png import png
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 

@@ -1,14 +1,9 @@
 """Core's own loggers, precisions and strategy pass the suites that authors of plug-ins inherit."""
 
 import io
-import json
-
-import pytest
 
 from hocket.loggers.console import ConsoleLogger
-from hocket.loggers.jsonl import JSONLinesLogger
 from hocket.loggers.memory import MemoryLogger
-from hocket.loggers.progress import ProgressLogger
 from hocket.precision.bf16 import BF16
 from hocket.precision.fp32 import FP32
 from hocket.strategies.single import SingleDevice
@@ -38,32 +33,6 @@ class Printed:
 class TestConsole(Printed, LoggerConformance):
     def make(self):
         return ConsoleLogger(io.StringIO())
-
-
-class TestProgress(LoggerConformance):
-    exempt = {
-        test: "without a terminal it prints what is evaluated, and the latest of the rest now and then"
-        for test in (
-            "test_writes_down_what_is_logged", "test_goes_on_after_it_was_closed", "test_two_runs_do_not_mix",
-            "test_values_that_are_not_finite",
-        )
-    }  # fmt: skip
-
-    def make(self):
-        return ProgressLogger(io.StringIO())
-
-
-class TestJSONLines(LoggerConformance):
-    def make(self):
-        return JSONLinesLogger()
-
-    def written(self, logger, folder):
-        values = {}
-        for line in (folder / "metrics.jsonl").read_text().splitlines():
-            for name, value in json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON")).items():
-                if "/" in name:
-                    values.setdefault(name, []).append(float(value))
-        return values
 
 
 class TestMemory(LoggerConformance):

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     names = _columns(runs, args.metrics)
     _sort(runs, args.sort, args.reverse)
     if args.json:
-        from hocket.loggers.lines import strict
+        from hocket.runs.files import strict
 
         print(json.dumps(strict([_row(each) for each in runs]), indent=1))
     elif not runs:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hocket import elsewhere
 from hocket.ours import is_ours
 
 
@@ -31,8 +32,7 @@ def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any]
     def getattribute(name: str) -> Any:
         if name not in modules:
             raise missing(package, name, sorted(modules))
-        where = modules[name] if is_ours(modules[name]) else f"{package}.{modules[name]}".rstrip(".")
-        module = importlib.import_module(where)
+        module = elsewhere.module(modules[name] if is_ours(modules[name]) else f"{package}.{modules[name]}".rstrip("."))
         value = vars(module)[name] if name in vars(module) else importlib.import_module(f"{module.__name__}.{name}")
         setattr(importlib.import_module(package), name, value)
         return value

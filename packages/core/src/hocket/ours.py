@@ -8,6 +8,7 @@ PARTS = {
     "hocket": "hocket",
     "hocket-cli": "hocket_cli",
     "hocket-insight": "hocket_insight",
+    "hocket-loggers": "hocket_loggers",
     "hocket-testkit": "hocket_testkit",
 }
 #: The import packages of all of hocket's distributions.
@@ -15,7 +16,6 @@ PACKAGES = frozenset(
     {
         *PARTS.values(),
         "hocket_general",
-        "hocket_loggers",
         "hocket_migration",
         "hocket_nlp",
         "hocket_report",

@@ -33,7 +33,7 @@ class ProgressLogger(Logger):
 
     Example:
         >>> import hocket, sys, torch
-        >>> from hocket.loggers.progress import ProgressLogger
+        >>> from hocket_loggers.progress import ProgressLogger
         >>> model = torch.nn.Linear(4, 1)
         >>> trainer = hocket.Trainer(model=model, loggers=[ProgressLogger(file=sys.stdout)], device="cpu")
     """

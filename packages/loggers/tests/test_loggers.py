@@ -26,12 +26,12 @@ from torch.nn import functional as F
 
 import hocket
 from hocket.loggers.console import ConsoleLogger
-from hocket.loggers.lines import LinesFile
 from hocket.loggers.memory import MemoryLogger
-from hocket.loggers.progress import ProgressLogger
 from hocket.plugins.delivery import LoggerWarning
 from hocket.task import SupervisedTask
 from hocket.training import scalars
+from hocket_loggers.lines import LinesFile
+from hocket_loggers.progress import ProgressLogger
 
 
 def make(**changes: Any) -> hocket.Trainer:
@@ -279,8 +279,8 @@ def test_a_checkpoint_with_lines_resumes_without_the_logger_and_the_other_way_ro
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full is Linux's")
 def test_a_full_disk_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hocket.loggers.jsonl.JSONLinesLogger._path", lambda self, state: Path("/dev/full"))
-    monkeypatch.setattr("hocket.loggers.lines._mend", lambda path: (0, 0))
+    monkeypatch.setattr("hocket_loggers.jsonl.JSONLinesLogger._path", lambda self, state: Path("/dev/full"))
+    monkeypatch.setattr("hocket_loggers.lines._mend", lambda path: (0, 0))
     with pytest.warns(LoggerWarning, match="No space left on device|rows dropped"):
         result = make(loggers=["jsonl"]).fit()
     assert result.timestamp.batch == 10
@@ -289,7 +289,7 @@ def test_a_full_disk_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lines_that_wait_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the next line after 0.1 seconds, by a thread where none comes, and at the end; each is there once, in order."""
     clock = [1000.0]
-    monkeypatch.setattr("hocket.loggers.jsonl.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("hocket_loggers.jsonl.time.monotonic", lambda: clock[0])
     seen: dict[str, list[int]] = {}
 
     class Reads(hocket.Callback):
@@ -324,7 +324,7 @@ def test_lines_that_fit_on_a_full_disk_are_kept(monkeypatch: pytest.MonkeyPatch)
         warnings.simplefilter("ignore")
         resource.setrlimit(resource.RLIMIT_FSIZE, (8000, resource.RLIM_INFINITY))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        monkeypatch.setattr("hocket.loggers.jsonl._SECONDS", 3600.0)
+        monkeypatch.setattr("hocket_loggers.jsonl._SECONDS", 3600.0)
         make(loggers=["jsonl"], duration="200ba").fit()
 
     process = multiprocessing.get_context("fork").Process(target=run)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hocket.logger import Logger, check_filename
-from hocket.loggers.lines import LinesFile, strict
-from hocket.loggers.media import Media
-from hocket.loggers.run_summary import RunSummary
 from hocket.plugins.delivery import RowsLostError
+from hocket.runs.files import strict
 from hocket.state import State
 from hocket.ticking import Ticking
+from hocket_loggers.lines import LinesFile
+from hocket_loggers.media import Media
+from hocket_loggers.run_summary import RunSummary
 
 #: Between two times of writing. Lines that are written together take a fifth of the time.
 _SECONDS = 0.1

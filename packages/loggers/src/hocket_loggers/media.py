@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hocket import safe_files
-from hocket.loggers.lines import LinesFile, strict
-from hocket.loggers.png import png
-from hocket.runs.files import MEDIA, inside, objects, parsed
+from hocket.runs.files import MEDIA, inside, objects, parsed, strict
+from hocket_loggers.lines import LinesFile
+from hocket_loggers.png import png
 
 _MOST_IMAGES, _MOST_ROWS, _MOST_CHARACTERS, _MOST_IN_A_CELL = 16, 100, 20_000, 500
 _MOST_BYTES = 100_000_000

@@ -15,12 +15,12 @@ import torch
 
 from hocket import safe_files
 from hocket.history import POSITION
-from hocket.loggers.lines import encode
 from hocket.plugins import catalog
 from hocket.plugins.plan import calls
 from hocket.runs.files import SUMMARY, number, objects, started
 from hocket.state import State
 from hocket.timestamp import Timestamp
+from hocket_loggers.lines import encode
 
 
 class RunSummary:

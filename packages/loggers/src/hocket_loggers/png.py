@@ -25,7 +25,7 @@ def png(image: Tensor, most: int = 1024) -> bytes:
 
     Example:
         >>> import torch
-        >>> from hocket.loggers.png import png
+        >>> from hocket_loggers.png import png
         >>> png(torch.rand(3, 8, 8))[1:4]
         b'PNG'
     """

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from hocket import safe_files
+from hocket.runs.files import strict
 
 
 class LinesFile:
@@ -99,17 +99,6 @@ def encode(value: Any) -> str:
         return _encode(value)
     except ValueError:  # non-finite values, which are rare
         return _encode(strict(value))
-
-
-def strict(value: Any) -> Any:
-    """Replace non-finite floats by strings and convert containers to JSON types. Objects of other types are unchanged."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
-    if isinstance(value, Mapping):
-        return {str(key): strict(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [strict(item) for item in value]
-    return value
 
 
 def _owner(path: Path) -> str | None:
