@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import re
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -133,6 +134,35 @@ def test_no_file_and_no_line_has_a_secret_and_a_repeated_run_asks_for_them(
         "evaluate", "runs/a/config.yaml", "--weights", weights, "eval_data={test: [[[[1.0, 1.0, 1.0]], [[1.0]]]]}"
     )
     assert "loggers" not in said, "they are not made, and need no url"
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["model.api_key='***'", "model={secret_mine:Net: {api_key: '***'}}", "optimizer=sgd(lr=0.1, password='***')",
+     "loggers=[jsonl, {webhook: {url: '***'}}]", "train_data.url=https://me:***@example.com/a", "train_data.storage={key: '***'}"],
+)  # fmt: skip
+def test_no_override_has_a_mask(run: Run, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    Path("c.yaml").write_text(config("http://localhost"))
+    code, _, said = run("train", "c.yaml", change)
+    assert code == 2 and "a secret, which runs do not record" in said
+    monkeypatch.setenv("HOCKET_OVERRIDES", shlex.quote(change))
+    code, _, again = run("plan", "c.yaml")
+    assert code == 2 and "a secret, which runs do not record" in again and "HOCKET_OVERRIDES" in again
+
+
+def test_what_a_run_says_to_type_next_has_no_mask(run: Run) -> None:
+    given = {**yaml.safe_load(config("http://localhost")), "loggers": ["jsonl"]}
+    Path("c.yaml").write_text(yaml.safe_dump(given))
+    code, out, said = run("train", "c.yaml", f"model.api_key={SECRETS[1]}", "seed=3")
+    assert code == 0 and "hocket train c.yaml" in said and "***" not in said
+    assert "model.api_key=… seed=3" in said.replace("'", "") and not leaked(out + said)
+
+
+def test_an_unclosed_quote_in_the_environment_shows_no_value(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("c.yaml").write_text(config("http://localhost"))
+    monkeypatch.setenv("HOCKET_OVERRIDES", f"model.api_key='{SECRETS[1]}")
+    code, out, said = run("plan", "c.yaml")
+    assert code == 2 and "HOCKET_OVERRIDES" in said and "Close each quote" in said and not leaked(out + said)
 
 
 def test_a_refused_value_is_not_shown(run: Run) -> None:

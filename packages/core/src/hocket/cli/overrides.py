@@ -91,7 +91,7 @@ def refuse_masked(document: Node, instead: Collection[str] = ()) -> None:
     missing = {
         path: node.where
         for path, node in _values(document, ())
-        if path[0] not in instead and is_masked(node.value) and not node.where.startswith("'")
+        if path[0] not in instead and is_masked(node.value)
     }
     if not missing:
         return
@@ -120,14 +120,14 @@ def _values(node: Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
         yield from _values(child, (*path, str(name)))
 
 
-def without_secrets(change: str) -> str:
-    """Return an override as it is written and shown."""
+def without_secrets(change: str, instead: str = "") -> str:
+    """Return an override as it is written and shown. ``instead``: what stands in place of a value with a secret."""
     key, equals, text = split(change)
     if not equals:
         return change
     value = parse_value(text, "").plain()
     shown = masked(value, *_parts(key))
-    return change if shown == value else f"{key}={flow(shown)}"
+    return change if shown == value else f"{key}={instead or flow(shown)}"
 
 
 def _of_environment() -> list[str]:
@@ -136,7 +136,7 @@ def _of_environment() -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"{VARIABLE}={text!r}", f"{error}. Close each quote, as in a shell.") from None
+        raise ConfigError(VARIABLE, f"{error}. Close each quote, as in a shell.") from None  # which may hold secrets
 
 
 def check_keys(document: Node) -> None:
