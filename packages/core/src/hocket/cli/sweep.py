@@ -306,8 +306,8 @@ def _refuse_secrets(space: Space) -> None:
         given = values.samples()
         if masked(given, *parts(key)) != given:
             raise PluginError(
-                f"'{key}' has secrets among its values, which a sweep would write and show. Give one, the same for all trials, or "
-                "read it in your code from an environment variable."
+                f"'{key}' has secrets among its values, which a sweep would write and show. Give one, the same for all "
+                "trials, or read it in your code from an environment variable."
             )
 
 

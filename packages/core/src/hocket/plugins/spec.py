@@ -322,7 +322,8 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[Any, ...], config: Ma
         )
         raise
     except Exception as error:
-        raise BrokenPluginError(f"{what} cannot be instantiated: {type(error).__name__}: {error}.") from error
+        said = f"{type(error).__name__}: {error}".rstrip(".")
+        raise BrokenPluginError(f"{what} cannot be instantiated: {said}.") from error
 
 
 def _readable(signature: inspect.Signature, arguments: tuple[Any, ...]) -> str:
