@@ -230,6 +230,8 @@ def test_what_is_a_secret(name: str, value: object) -> None:
      ("a", "Server=x;Password=s3cr3tA;", "Server=x;Password=***;"),
      ("a", "curl -H 'X-Api-Key: s3cr3tA'", "curl -H 'X-Api-Key: ***'"),
      ("a", "AccountName=x;AccountKey=s3cr3tA==;Suffix=core", "AccountName=x;AccountKey=***;Suffix=core"),
+     ("a", "{n: 1, api_key: s3cr3tA", "{n: 1, api_key: ***"),
+     ("a", "PGPASSWORD=s3cr3tA psql", "PGPASSWORD=***"), ("sas_token", "a", "***"),
      ("auth", "user:s3cr3tA", "***"), ("jwt", "a", "***"), ("github_pat", "a", "***"), ("otp", "a", "***"),
      ("session_cookie", "a", "***"),
      ("user_token", "ghp_s3cr3tAAAAAAAA", "***"), ("my_token", "hf_s3cr3tAbcdefgh", "***"), ("hub_token", "a", "***"),
@@ -253,11 +255,18 @@ def test_a_word_of_a_secret_does_not_make_one(name: str, value: str) -> None:
     assert masked({name: value}) == {name: value}
 
 
+def test_a_flag_names_what_follows_it() -> None:
+    hidden = masked({"args": ["--password", "s3cr3tA", "--user", "me", "--seed", 3]})
+    assert hidden == {"args": ["--password", "***", "--user", "me", "--seed", 3]}
+
+
 def test_a_long_text_is_looked_through_once() -> None:
     for text in ("a", "a=", " ", "x(", "--a ", ")", "://", "secret=a;"):
         started = time.monotonic()
         masked({"text": text * 20_000})
         assert time.monotonic() - started < 5, text
+    nested = "x(a=" * 3000 + "y(api_key=s3cr3tA)" + ")" * 3000
+    assert not leaked(str(masked({"text": nested})))
 
 
 @pytest.mark.parametrize(

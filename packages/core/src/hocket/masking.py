@@ -41,7 +41,7 @@ _KEYS = frozenset(
         "github gitlab slack stripe sentry datadog"
     )
 )
-_TOKENS = _KEYS | {*_words("bearer refresh bot login oauth jwt hub pypi npm telegram discord")}
+_TOKENS = _KEYS | {*_words("bearer refresh bot login oauth jwt sas hub pypi npm telegram discord")}
 #: … and words that make ``key`` the name of something in data or a model.
 _DATA = frozenset(
     _words(
@@ -58,8 +58,10 @@ _QUERIES = frozenset(_words("key sig signature auth code"))
 
 _SPECIFICATION = re.compile(r"\s*([\w./-]+)\s*\(.*", re.DOTALL)
 _HEADER = re.compile(r"([A-Za-z_][\w-]*): (.+)", re.DOTALL)
-#: A name before its value: ``name=``, ``'name': ``, ``--name=`` or ``--name `` …
-_NAME = re.compile(r"""(?<![\w-])(--)?(["'])?([A-Za-z_][\w-]*)(?(2)(?:\2\s*[:=]|:\s)|(?(1)[=\s]|\s*=))\s*""")
+#: A name before its value: ``name=``, ``'name': ``, ``{name: ``, ``--name=`` or ``--name `` …
+_NAME = re.compile(
+    r"""(?:([{,]\s?)|(?<![\w-]))(--)?(["'])?([A-Za-z_][\w-]*)(?(3)(?:\3\s*[:=]|:\s)|(?(2)[=\s]|\s*(?(1)[:=]|=)))\s*"""
+)
 #: … and the value: quoted, or up to the next name.
 _VALUE = re.compile(
     r"""(["'])(?:\\.|(?!\1)[^\\])*\1|.{1,500}?(?=[;)\]}"']*$|,?[\s,;&](?:--|["']?[A-Za-z_][\w-]*["']?\s*[=:]))|.+""",
@@ -68,7 +70,7 @@ _VALUE = re.compile(
 _USER = re.compile(r"(?<![\w+.-])(\w[\w+.-]*)://([^/\s@?#:]*)(:[^/\s?#]*@|:(?!\d+(?:[/?#\s]|$))\S*?@|[^/\s?#:]*@)")
 _ADDRESS = re.compile(r"""https?://[^\s"',)]*""")
 _MASKED = re.compile(
-    r"""^\*{3}$|[:/]\*{3}@|=\s*\*{3}(?![\w*])|(["'])\*{3}\1|(?:^|["'])[\w-]+: \*{3}(?:$|["'])|--[\w-]+ \*{3}(?![\w*])"""
+    r"""^\*{3}$|[:/]\*{3}@|(?:=\s*|[{,]\s?[\w-]+: |--[\w-]+ )\*{3}(?![\w*])|(["'])\*{3}\1|(?:^|["'])[\w-]+: \*{3}(?:$|["'])"""
 )
 #: A credential of one of a few known kinds of credentials.
 _KNOWN = re.compile(r"(hf|gh[a-z]|github_pat|glpat|pypi|npm|sk|xox[a-z])[_-]\w[\w-]{7,}|AKIA\w+|eyJ[\w-]+\..*")
@@ -86,7 +88,11 @@ def masked(value: Any, *names: str) -> Any:
         inside = {key: masked(each, *names, str(key)) for key, each in value.items()}
         return value if all(inside[key] is each for key, each in value.items()) else inside
     if type(value) in (list, tuple):
-        items = [masked(each, *names) for each in value]
+        flags = ["", *(each.strip() if isinstance(each, str) else "" for each in value)]  # as in ["--password", "abc"]
+        items = [
+            masked(each, *names, flag[2:]) if flag and re.fullmatch(r"--[a-zA-Z][\w-]*", flag) else masked(each, *names)
+            for flag, each in zip(flags, value, strict=False)
+        ]
         return value if all(one is other for one, other in zip(items, value, strict=True)) else type(value)(items)
     return value
 
@@ -99,7 +105,7 @@ def is_masked(value: Any) -> bool:
 def _masked_text(text: str, names: tuple[str, ...]) -> str:
     if text and names and _is_secret(text, names):
         return MASK
-    if specified := _SPECIFICATION.fullmatch(text):
+    if len(names) < 50 and (specified := _SPECIFICATION.fullmatch(text)):
         from hocket.plugins import PluginConfigError
         from hocket.plugins.spec import parse_spec
 
@@ -123,8 +129,8 @@ def _assigned(text: str, names: tuple[str, ...]) -> str:
         value = _VALUE.match(text, found.end()) if found.start() >= end else None
         if value is None or (given := value[0].strip("\"'")) in ("", "…"):
             continue
-        in_query = is_url and text[max(found.start() - 1, 0)] in "?&;#" and not _QUERIES.isdisjoint(_words(found[3]))
-        if in_query or _is_secret(given, (*names, found[3])):
+        in_query = is_url and text[max(found.start() - 1, 0)] in "?&;#" and not _QUERIES.isdisjoint(_words(found[4]))
+        if in_query or _is_secret(given, (*names, found[4])):
             quote = value[1] or ""
             parts.append(f"{text[end : found.end()]}{quote}{MASK}{quote}")
             end = value.end()
@@ -150,7 +156,7 @@ def _is_secret(text: str, names: tuple[str, ...]) -> bool:
     if not words or words[-1] in _ABOUT:
         return False
     around = [_words(name) for name in names if ":" not in name]  # without import paths
-    if words[-1] in _LAST or any(_ALWAYS.intersection(each) and each[-1] not in _ABOUT for each in around):
+    if words[-1] in _LAST or any(_has_secret(each) for each in around):
         return True
     if words[-1] in ("pass", "pw") and said & _LOGIN_PASSES:
         return True
@@ -169,6 +175,12 @@ def _is_secret(text: str, names: tuple[str, ...]) -> bool:
             return True
         return not said & _DATA and _is_credential(text, 8 if before and words[-1] == "key" else 16)
     return False
+
+
+def _has_secret(words: list[str]) -> bool:
+    if not words or words[-1] in _ABOUT:
+        return False
+    return any(word in _ALWAYS or word.endswith(("password", "secret", "apikey")) for word in words)
 
 
 def _is_credential(text: str, length: int) -> bool:
