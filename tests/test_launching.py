@@ -369,6 +369,8 @@ def test_the_processes_of_an_mpi(script, tmp_path):
 
 
 @pytest.mark.parametrize("processes", [0, -1, "two", True, 2.0])
-def test_launch_needs_a_number_of_processes(processes: Any) -> None:
-    with pytest.raises(ValueError, match=r"give the number of processes, from 1 on, such as hocket.launch\(function, 2\)"):
+def test_launch_needs_a_number_of_processes(processes):
+    with pytest.raises(
+        ValueError, match=r"give the number of processes, from 1 on, such as hocket.launch\(function, 2\)"
+    ):
         hocket.launch(print, processes)
