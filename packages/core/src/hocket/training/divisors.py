@@ -153,7 +153,7 @@ class Divisors(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.means: list[_Mean] = []
-        #: What hand-written means are divided by, such as the sum of a mask, or the number of elements that it selects.
+        #: The divisors of means that are written by hand, such as the sum of a mask, or the number of elements that it selects.
         self.by_hand: list[float | Tensor] = []
         self.training = torch.is_grad_enabled()
         #: The loss of the task.
