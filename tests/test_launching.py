@@ -366,3 +366,11 @@ def test_the_processes_of_an_mpi(script, tmp_path):
     done = run("mpiexec", "-n", "2", sys.executable, script, tmp_path, "train", 2, **more)
     assert done.returncode == 0, done.stderr
     check_weights(tmp_path)
+
+
+@pytest.mark.parametrize("processes", [0, -1, "two", True, 2.0])
+def test_launch_needs_a_number_of_processes(processes):
+    with pytest.raises(
+        ValueError, match=r"give the number of processes, from 1 on, such as hocket.launch\(function, 2\)"
+    ):
+        hocket.launch(print, processes)

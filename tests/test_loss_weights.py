@@ -325,3 +325,42 @@ def test_microbatches_with_different_kinds_of_losses_are_refused() -> None:
             nn.Linear(4, 3), [(torch.randn(4, 4), torch.tensor([0, -100, 1, 2]))], loss=loss, optimizer="sgd(lr=0.1)",
             duration="1ep", device="cpu", microbatch=2,
         ).fit()  # fmt: skip
+
+
+@pytest.mark.parametrize("microbatch", [8, 11, 16])
+def test_a_penalty_of_weights_is_no_mean_over_samples(microbatch: int) -> None:
+    """Also where the weight has a multiple of the microbatch's rows."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(32, 5, generator=generator, dtype=torch.float64)
+    labels = torch.randint(4, (32,), generator=generator)
+    labels[::3] = -100
+
+    def trained(**more: Any) -> torch.Tensor:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(5, 64), nn.Linear(64, 4)).double()
+        hidden = model[0].weight
+
+        def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return nn.functional.cross_entropy(outputs, targets) + 0.1 * hidden.pow(2).mean()
+
+        hocket.Trainer(model, [(inputs, labels)], loss=loss, optimizer="sgd(lr=0.5)", duration="1ep", **more).fit()
+        return hidden.detach()
+
+    torch.testing.assert_close(trained(microbatch=microbatch), trained(), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "mean", [lambda v: v.mean(0), lambda v: v.mean(dim=(0,)), torch.nanmean, lambda v: v.sum() / len(v)]
+)
+def test_other_means_are_refused_in_every_spelling(mean: Any) -> None:
+    inputs, labels = torch.randn(12, 5), torch.randint(4, (12,))
+    labels[::3] = -100
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, targets) + mean(outputs.pow(2).sum(1))
+
+    trainer = hocket.Trainer(
+        nn.Linear(5, 4), [(inputs, labels)], loss=loss, optimizer="sgd", duration="1ep", microbatch=4
+    )
+    with pytest.raises(ValueError, match="adds up means over different numbers"):
+        trainer.fit()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.server
 import re
+import shlex
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -135,9 +137,41 @@ def test_no_file_and_no_line_has_a_secret_and_a_repeated_run_asks_for_them(
     assert "loggers" not in said, "they are not made, and need no url"
 
 
+@pytest.mark.parametrize(
+    "change",
+    ["model.api_key='***'", "model={secret_mine:Net: {api_key: '***'}}", "optimizer=sgd(lr=0.1, password='***')",
+     "loggers=[jsonl, {webhook: {url: '***'}}]", "train_data.url=https://me:***@example.com/a",
+     "train_data.storage={key: '***'}"],
+)  # fmt: skip
+def test_no_override_has_a_mask(run: Run, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    Path("c.yaml").write_text(config("http://localhost"))
+    code, _, said = run("train", "c.yaml", change)
+    assert code == 2 and "a secret, which runs do not record" in said
+    monkeypatch.setenv("HOCKET_OVERRIDES", shlex.quote(change))
+    code, _, again = run("plan", "c.yaml")
+    assert code == 2 and "a secret, which runs do not record" in again and "HOCKET_OVERRIDES" in again
+
+
+def test_what_a_run_says_to_type_next_has_no_mask(run: Run) -> None:
+    given = {**yaml.safe_load(config("http://localhost")), "loggers": ["jsonl"]}
+    Path("c.yaml").write_text(yaml.safe_dump(given))
+    code, out, said = run("train", "c.yaml", f"model.api_key={SECRETS[1]}", "seed=3")
+    assert code == 0 and "hocket train c.yaml" in said and "***" not in said
+    assert "model.api_key=… seed=3" in said.replace("'", "") and not leaked(out + said)
+
+
+def test_an_unclosed_quote_in_the_environment_shows_no_value(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("c.yaml").write_text(config("http://localhost"))
+    monkeypatch.setenv("HOCKET_OVERRIDES", f"model.api_key='{SECRETS[1]}")
+    code, out, said = run("plan", "c.yaml")
+    assert code == 2 and "HOCKET_OVERRIDES" in said and "Close each quote" in said and not leaked(out + said)
+
+
 def test_a_refused_value_is_not_shown(run: Run) -> None:
     Path("c.yaml").write_text(config("http://localhost"))
-    for change in ("optimizer={sgd: {lr: 0.1, api_token: s3cr3tA}}", "loggers=[webhook(url=s3cr3tA)]", "model.api_keys=s3cr3tA",
+    for change in ('loggers=[webhook("https://a:s3cr3tA@b/c")]', "optimizer=sgd(lr=0.1, password=s3cr3tA, password=s3cr3tB)",
+                   "optimizer=sgd(password=s3cr3tA", "optimizer={sgd: {lr: 0.1, api_token: s3cr3tA}}",
+                   "loggers=[webhook(url=s3cr3tA)]", "model.api_keys=s3cr3tA",
                    "callbacks.0.password=[s3cr3tA]", "loggers=[{webhook: {url: [s3cr3tA]}}]"):  # fmt: skip
         code, out, said = run("plan", "c.yaml", change)
         assert code == 2 and not leaked(out + said), said
@@ -181,6 +215,61 @@ def test_what_is_a_secret(name: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [("a", 'artifacts(url="memory://b/x", options={"secret": "s3cr3tA"})',
+      "artifacts(url='memory://b/x', options={'secret': '***'})"),
+     ("a", '[jsonl, artifacts(n=1, options={"secret": "s3cr3tA"})]', '[jsonl, artifacts(n=1, options={"secret": "***"})]'),
+     ("a", "outer(inner=mine(api_key=s3cr3tA), n=2)", '''outer(inner="mine(api_key='***')", n=2)'''),
+     ("a", "x(api_key=[s3cr3tA, s3cr3tB], n=3)", "x(api_key='***', n=3)"),
+     ("a", 'x("p", api_key=[s3cr3tA, s3cr3tB], n=3)', 'x("p", api_key=***, n=3)'),
+     ("a", 'webhook("https://user:s3cr3tA@h/x")', 'webhook("***")'), ("a", 'mine("https://user:s3cr3tA@h/x")', 'mine("https://user:***@h/x")'),
+     ("a", "webhook(url=https://h/s3cr3tA", "webhook(url=***"),
+     ("a", '{"secret": "s3cr3tA", "n": 3}', '{"secret": "***", "n": 3}'),
+     ("args", "--user me --password s3cr3tA --n 3", "--user me --password *** --n 3"),
+     ("args", "--password=s3cr3tA", "--password=***"),
+     ("a", "Server=x;Password=s3cr3tA;", "Server=x;Password=***;"),
+     ("a", "curl -H 'X-Api-Key: s3cr3tA'", "curl -H 'X-Api-Key: ***'"),
+     ("a", "AccountName=x;AccountKey=s3cr3tA==;Suffix=core", "AccountName=x;AccountKey=***;Suffix=core"),
+     ("a", "{n: 1, api_key: s3cr3tA", "{n: 1, api_key: ***"),
+     ("a", "PGPASSWORD=s3cr3tA psql", "PGPASSWORD=***"), ("sas_token", "a", "***"),
+     ("auth", "user:s3cr3tA", "***"), ("jwt", "a", "***"), ("github_pat", "a", "***"), ("otp", "a", "***"),
+     ("session_cookie", "a", "***"),
+     ("user_token", "ghp_s3cr3tAAAAAAAA", "***"), ("my_token", "hf_s3cr3tAbcdefgh", "***"), ("hub_token", "a", "***"),
+     ("url", "https://user:p@s3cr3tA@h/x", "https://user:***@h/x"), ("url", "https://user:p/s3cr3tA@h/x", "https://user:***@h/x"),
+     ("url", "s3://k:s3cr3tA@b/a@b and http://h:80/a@b", "s3://k:***@b/a@b and http://h:80/a@b")],
+)  # fmt: skip
+def test_what_is_left_of_a_text(name: str, value: str, shown: str) -> None:
+    hidden = masked({name: value})
+    assert hidden == {name: shown} and is_masked(shown) and not is_masked(value)
+    assert masked(hidden) is hidden
+
+
+@pytest.mark.parametrize("value", ["a", "yes", "<x>", "newline", "[IMG]"])
+@pytest.mark.parametrize(
+    "name",
+    ["answer_token", "yes_token", "no_token", "user_token", "assistant_token", "system_token", "img_token", "think_token",
+     "tool_token", "title_token", "newline_token", "space_token", "cookie_cutter", "license_key_column",
+     "password_strength_column", "access_token_column", "secret_type", "auth"],
+)  # fmt: skip
+def test_a_word_of_a_secret_does_not_make_one(name: str, value: str) -> None:
+    assert masked({name: value}) == {name: value}
+
+
+def test_a_flag_names_what_follows_it() -> None:
+    hidden = masked({"args": ["--password", "s3cr3tA", "--user", "me", "--seed", 3]})
+    assert hidden == {"args": ["--password", "***", "--user", "me", "--seed", 3]}
+
+
+def test_a_long_text_is_looked_through_once() -> None:
+    for text in ("a", "a=", " ", "x(", "--a ", ")", "://", "secret=a;"):
+        started = time.monotonic()
+        masked({"text": text * 20_000})
+        assert time.monotonic() - started < 5, text
+    nested = "x(a=" * 3000 + "y(api_key=s3cr3tA)" + ")" * 3000
+    assert not leaked(str(masked({"text": nested})))
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [("key_padding", "left"), ("num_tokens", "5"), ("tokenizer", "gpt2"), ("max_token_length", "512"), ("monkey", "see"),
      ("pad_token", "<pad>"), ("eos_token", "x"), ("token", "[MASK]"), ("token_type", "bpe"), ("initializer_token", "cat"),
@@ -194,3 +283,22 @@ def test_what_is_a_secret(name: str, value: object) -> None:
 def test_what_is_none(name: str, value: object) -> None:
     given = {name: value}
     assert masked(given) is given and not is_masked(value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["model.api_key=s3cr3tA,s3cr3tB", "train_data.storage.secret=[s3cr3tA],[s3cr3tB]", "callbacks.0.password=int(1,3),s3cr3tA",
+     "train_data.url=https://a:s3cr3tA@b/c,https://a:s3cr3tB@b/c", "model={secret_mine:Net: {api_key: s3cr3tA}},null",
+     "loggers=webhook(url=https://b/s3cr3tA),webhook(url=https://b/s3cr3tB)"],
+)  # fmt: skip
+def test_a_sweep_tries_no_secrets(run: Run, change: str) -> None:
+    Path("c.yaml").write_text(config("http://localhost"))
+    code, out, said = run("sweep", "c.yaml", change, "--metric", "train/loss", "--mode", "min")
+    assert code == 2 and not leaked(out + said) and not Path("runs").exists()
+    assert f"'{change.partition('=')[0]}' has secrets among its values" in said
+    key, _, values = change.partition("=")
+    if ":" not in values and "(" not in values:
+        given = {"config": "c.yaml", "metric": "train/loss", "mode": "min", "parameters": {key: values.split(",")}}
+        Path("s.yaml").write_text(yaml.safe_dump(given))
+        code, out, said = run("sweep", "s.yaml")
+        assert code == 2 and not leaked(out + said) and not Path("runs").exists()

@@ -931,7 +931,18 @@ def test_weights_in_a_folder_and_the_only_set(hocket: Hocket) -> None:
     assert code == 0 and len(load_file("new/o.safetensors")["outputs"]) == 16
     text = changed(eval_data={"val": "mine:loader", "other": "mine:loader"}, checkpoints="ck")
     code, _, said = hocket(text, "predict", "--weights", "ck/ep1-ba2", "--out", "o.safetensors")
-    assert code == 2 and "There is no --set; the configuration has other, val. Write --set other." in said
+    assert code == 2 and "has the evaluation sets other, val. Name the one to predict on, such as --set other." in said
+
+
+@pytest.mark.parametrize("precision", ["fp8", "int8"])
+def test_a_package_that_is_missed_late_is_named_in_one_paragraph(
+    hocket: Hocket, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    pytest.importorskip("hocket_strategies")
+    for each in ("torchao", "torchao.float8", "torchao.quantization"):
+        monkeypatch.setitem(sys.modules, each, None)
+    code, out, said = hocket(changed(), "train", f"precision={precision}")
+    assert code == 2 and not out and said.count("\n") == 1 and "Type: pip install 'torchao>=" in said
 
 
 def test_a_run_that_is_over_and_one_that_begins(hocket: Hocket) -> None:

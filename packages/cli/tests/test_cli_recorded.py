@@ -250,6 +250,16 @@ def test_a_recorded_configuration_is_used_from_any_folder(
     assert recorded == {"recorded_mine": ["../../recorded_mine.py", str(elsewhere / "recorded_mine.py")]}
 
 
+@pytest.mark.parametrize("sources", [{}, {"sources": {"gone_module": []}}])
+def test_a_module_that_a_record_names_is_not_to_be_installed(run: Run, sources: dict[str, object]) -> None:
+    text = CONFIG.replace("recorded_mine:Net", "gone_module:Net") + yaml.safe_dump(
+        {"x-hocket": {"run": "1", **sources}}
+    )
+    Path("c.yaml").write_text(text)
+    code, _, said = run("plan", "c.yaml", "--trust")
+    assert code == 2 and "There is no module 'gone_module'" in said and "pip install" not in said
+
+
 def test_another_project_with_modules_of_the_same_names_is_not_mixed_in(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

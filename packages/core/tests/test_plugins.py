@@ -75,6 +75,13 @@ def test_a_name_is_imported_when_it_is_asked_for(install) -> None:
     assert plugins.get("callbacks", "Acme_Things/mine").__doc__ == "Does something."
 
 
+def test_a_constructor_that_fails_says_everything(install) -> None:
+    source = CALLBACK + "\n    def __init__(self):\n        raise ImportError('Type: pip install x.')\n"
+    install("acme-things", {"callbacks/mine": "acme_things:Mine"}, source)
+    with pytest.raises(plugins.BrokenPluginError, match=r"ImportError: Type: pip install x\.$"):
+        build("callbacks", "mine")
+
+
 def test_an_import_that_fails_says_everything(install) -> None:
     install("acme-things", {"callbacks/mine": "acme_things:Mine"}, "import not_there_at_all")
     with pytest.raises(

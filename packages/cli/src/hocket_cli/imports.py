@@ -178,7 +178,8 @@ def _no_module(name: str, package: Any) -> str:
         return f"{package.__name__} has no module '{name.rpartition('.')[2]}'. Write module:name."
     if name in RECORDED:
         there = "".join(f", nor at {place}, where its run had it" for place in RECORDED[name][-1:])
-        return f"There is no module '{name}' in {Path.cwd()}{there}. Type this command in the folder that has it now."
+        have = "in the folder" if there else "in the folder, or with the Python environment,"
+        return f"There is no module '{name}' in {Path.cwd()}{there}. Type this command {have} that has it now."
     here = sorted(
         {each.stem for each in Path().glob("*.py")} | {each.parent.name for each in Path().glob("*/__init__.py")}
     )

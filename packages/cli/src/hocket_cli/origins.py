@@ -59,7 +59,9 @@ def importable(read: Source, trusted: bool, say: bool = True) -> None:
     for line in lines if say and os.environ.get("RANK", "0") == "0" else ():
         print(f"hocket: {line}", file=sys.stderr, flush=True)
     sys.path[:] = places.path()
-    imports.RECORDED.update(read.made.get("sources", {}))
+    if read.made:  # by somebody perhaps, whose names of modules nobody should install
+        imports.RECORDED.update({re.split("[.:]", path)[0]: [] for path in paths(read.document)})
+        imports.RECORDED.update(read.made.get("sources", {}))
 
 
 def folders(read: Source) -> list[str]:

@@ -89,9 +89,7 @@ def refuse_masked(document: Node, instead: Collection[str] = ()) -> None:
     ``instead``: keys whose values are not used.
     """
     missing = {
-        path: node.where
-        for path, node in _values(document, ())
-        if path[0] not in instead and is_masked(node.value) and not node.where.startswith("'")
+        path: node.where for path, node in _values(document, ()) if path[0] not in instead and is_masked(node.value)
     }
     if not missing:
         return
@@ -120,14 +118,14 @@ def _values(node: Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
         yield from _values(child, (*path, str(name)))
 
 
-def without_secrets(change: str) -> str:
-    """Return an override as it is written and shown."""
+def without_secrets(change: str, instead: str = "") -> str:
+    """Return an override as it is written and shown. ``instead``: what stands in place of a value with a secret."""
     key, equals, text = split(change)
     if not equals:
         return change
     value = parse_value(text, "").plain()
-    shown = masked(value, *_parts(key))
-    return change if shown == value else f"{key}={flow(shown)}"
+    shown = masked(value, *parts(key))
+    return change if shown == value else f"{key}={instead or flow(shown)}"
 
 
 def _of_environment() -> list[str]:
@@ -136,7 +134,7 @@ def _of_environment() -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"{VARIABLE}={text!r}", f"{error}. Close each quote, as in a shell.") from None
+        raise ConfigError(VARIABLE, f"{error}. Close each quote, as in a shell.") from None  # which may hold secrets
 
 
 def check_keys(document: Node) -> None:
@@ -215,7 +213,7 @@ def override(document: Node, change: str, where: str = "") -> None:
         elif keys_near := suggestion(key, keys(), "", 0.7):
             what += f" {keys_near}"
         raise ConfigError(where, what)
-    path = _parts(key)
+    path = parts(key)
     last = path.pop()
     node = document
     for depth, name in enumerate(path):
@@ -233,7 +231,8 @@ def split(change: str) -> tuple[str, str, str]:
     return (found[1], found[2], found[3]) if found else change.partition("=")
 
 
-def _parts(key: str) -> list[str]:
+def parts(key: str) -> list[str]:
+    """Return the parts of the key of an override, without quotes."""
     found = re.findall(rf"(?:^|\.)({_PART}(?=\.|$)|[^.]*)", key)
     return [each[1:-1] if re.fullmatch('".*"', each) else each for each in found]
 

@@ -76,10 +76,15 @@ def _data(trainer: Trainer, label: str | None) -> Any:
     sets = trainer.state.eval_sets
     label = next(iter(sets)) if label is None and len(sets) == 1 else label
     if label not in sets:
-        given = "There is no --set" if label is None else f"There is no evaluation set '{label}'"
-        first = shlex.quote(next(iter(sets), ""))
-        write = f"Write --set {first}." if sets else "Write `eval_data: {test: module:loader}` in it."
-        raise PluginError(f"{given}; the configuration has {', '.join(sets) or 'none'}. {write}")
+        there = ", ".join(sets) or "none"
+        write = f"--set {shlex.quote(next(iter(sets), ''))}"
+        if label is None and sets:
+            raise PluginError(
+                f"The configuration has the evaluation sets {there}. Name the one to predict on, such as {write}."
+            )
+        given = "no evaluation set" if label is None else f"no evaluation set '{label}'"
+        write = f"Write {write}." if sets else "Write `eval_data: {test: module:loader}` in it."
+        raise PluginError(f"There is {given}; the configuration has {there}. {write}")
     return sets[label].data
 
 

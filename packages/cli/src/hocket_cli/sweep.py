@@ -260,6 +260,7 @@ def _check_sweep(sweep: Sweep) -> None:
             "There is nothing to try. Give values with commas, such as optimizer.adamw.lr=1e-3,1e-2 or "
             "model.width=int(8,64); in a file, under parameters."
         )
+    _refuse_secrets(sweep.space)
     if not sweep.metric or not sweep.mode:
         missing = [name for name in ("metric", "mode") if not getattr(sweep, name)]
         raise PluginError(
@@ -294,6 +295,20 @@ def _check_sweep(sweep: Sweep) -> None:
     for key in [*sweep.space, *map(_key, sweep.fixed)]:
         if key in ("run_name", "resume") or (key in sweep.space and key.partition(".")[0] in _OWN):
             raise PluginError(f"'{key}' is set by the sweep for each trial, which has its own folder. Remove it.")
+
+
+def _refuse_secrets(space: Space) -> None:
+    """Raise PluginError for a key with values that no file and no table may have."""
+    from hocket.masking import masked
+    from hocket_cli.overrides import parts
+
+    for key, values in space.items():
+        given = values.samples()
+        if masked(given, *parts(key)) != given:
+            raise PluginError(
+                f"'{key}' has secrets among its values, which a sweep would write and show. Give one, the same for all "
+                "trials, or read it in your code from an environment variable."
+            )
 
 
 def _check_prefix(prefix: str) -> None:

@@ -91,7 +91,7 @@ def _record(trainer: Trainer, args: argparse.Namespace) -> None:
     if folder.lasting and state.strategy.rank == 0 and state.config is not None:
         state.config = recorded.continued(folder.claim() / recorded.NAME, state.config)
         recorded.write(folder.path, state.config)
-    changes = [without_secrets(each) for each in args.changes if not each.startswith("resume=")]
+    changes = [without_secrets(each, "…") for each in args.changes if not each.startswith("resume=")]
     config = str(folder.path / recorded.NAME) if args.source is not None else args.config
     trust = ["--trust"] if args.trust else []
     trainer.command = ("hocket", "train", config, *([] if args.source is not None else changes), "resume=auto", *trust)

@@ -24,12 +24,16 @@ def _words(name: str) -> list[str]:
 _ALWAYS = frozenset(
     _words(
         "password passwords passwd pwd passphrase secret secrets credential credentials apikey apikeys authtoken accesstoken "
-        "authorization bearer cookie dsn"
+        "authorization bearer dsn"
     )
 )
+#: … or as its last word …
+_LAST = frozenset(_words("cookie cookies jwt otp totp"))
 #: … unless it ends with one of these.
-_ABOUT = frozenset(_words("file path folder dir directory env variable length len size policy"))
-#: Words before ``key`` that make it a secret …
+_ABOUT = frozenset(
+    _words("file path folder dir directory env variable length len size policy column columns field type name")
+)
+#: Words before ``key``, or beside ``token``, that make it a secret …
 _KEYS = frozenset(
     _words(
         "api access secret private auth signing signature encryption account license licence client session ssh deploy "
@@ -37,7 +41,8 @@ _KEYS = frozenset(
         "github gitlab slack stripe sentry datadog"
     )
 )
-#: … and words that make it the name of something in data or a model.
+_TOKENS = _KEYS | {*_words("bearer refresh bot login oauth jwt sas hub pypi npm telegram discord")}
+#: … and words that make ``key`` the name of something in data or a model.
 _DATA = frozenset(
     _words(
         "image images label labels target targets input inputs output outputs sort group batch primary foreign public "
@@ -45,30 +50,30 @@ _DATA = frozenset(
         "caption mask id weight state checkpoint param layer head query value padding num n dim x y join partition cross"
     )
 )
-#: Words beside ``token`` of tokenizers, models and counts.
-_TOKENS = frozenset(
-    _words(
-        "pad bos eos unk unknown sep cls mask special additional start end stop begin blank image audio video prompt prefix "
-        "suffix decoder encoder forced type types id ids length len count size level classification drop dropout index "
-        "position pos kind class per max min num n dim pooling mixing split separator column field name file path key "
-        "embedding embed merge merging prune pruning word sub next first last new padding masked time mode strategy style text "
-        "placeholder initializer trigger instance modifier concept sentinel register memory global language lang task control"
-    )
-)
-#: Words that make tokens in the plural, or any, those of a login.
-_LOGINS = frozenset(_words("access auth api bearer refresh secret bot login oauth jwt"))
 _LOGIN_PASSES = frozenset(_words("db user smtp mail email ftp http proxy basic login redis mongo postgres mysql admin"))
 #: Words around the ``url`` of a webhook, which lets anybody post who knows it.
 _HOOKS = frozenset(_words("webhook webhooks slack discord mattermost teams"))
 #: Further names in the query of a URL.
 _QUERIES = frozenset(_words("key sig signature auth code"))
 
-_SPECIFICATION = re.compile(r"([\w./-]+)\((.*)\)", re.DOTALL)
-_ARGUMENT = re.compile(r"(\w+)(\s*=\s*)(\"[^\"]*\"|'[^']*'|[^,()]+)")
-_ASSIGNMENT = re.compile(r"([A-Za-z_][\w-]*)(=|: )(.+)", re.DOTALL)
-_USER = re.compile(r"(\w[\w+.-]*)://([^/\s@?#:]*)(:[^/\s@?#]*)?@")
-_MASKED = re.compile(r"^\*{3}$|[:/]\*{3}@|[?&;#][\w.-]+=\*{3}|=\s*'\*{3}'|^[\w-]+(=|: )\*{3}$")
-_QUERY = re.compile(r"(?<=[?&;#])([\w.-]+)=([^&;#\s]+)")
+_SPECIFICATION = re.compile(r"\s*([\w./-]+)\s*\(.*", re.DOTALL)
+_HEADER = re.compile(r"([A-Za-z_][\w-]*): (.+)", re.DOTALL)
+#: A name before its value: ``name=``, ``'name': ``, ``{name: ``, ``--name=`` or ``--name `` …
+_NAME = re.compile(
+    r"""(?:([{,]\s?)|(?<![\w-]))(--)?(["'])?([A-Za-z_][\w-]*)(?(3)(?:\3\s*[:=]|:\s)|(?(2)[=\s]|\s*(?(1)[:=]|=)))\s*"""
+)
+#: … and the value: quoted, or up to the next name.
+_VALUE = re.compile(
+    r"""(["'])(?:\\.|(?!\1)[^\\])*\1|.{1,500}?(?=[;)\]}"']*$|,?[\s,;&](?:--|["']?[A-Za-z_][\w-]*["']?\s*[=:]))|.+""",
+    re.DOTALL,
+)
+_USER = re.compile(r"(?<![\w+.-])(\w[\w+.-]*)://([^/\s@?#:]*)(:[^/\s?#]*@|:(?!\d+(?:[/?#\s]|$))\S*?@|[^/\s?#:]*@)")
+_ADDRESS = re.compile(r"""https?://[^\s"',)]*""")
+_MASKED = re.compile(
+    r"""^\*{3}$|[:/]\*{3}@|(?:=\s*|[{,]\s?[\w-]+: |--[\w-]+ )\*{3}(?![\w*])|(["'])\*{3}\1|(?:^|["'])[\w-]+: \*{3}(?:$|["'])"""
+)
+#: A credential of one of a few known kinds of credentials.
+_KNOWN = re.compile(r"(hf|gh[a-z]|github_pat|glpat|pypi|npm|sk|xox[a-z])[_-]\w[\w-]{7,}|AKIA\w+|eyJ[\w-]+\..*")
 
 
 def masked(value: Any, *names: str) -> Any:
@@ -83,7 +88,11 @@ def masked(value: Any, *names: str) -> Any:
         inside = {key: masked(each, *names, str(key)) for key, each in value.items()}
         return value if all(inside[key] is each for key, each in value.items()) else inside
     if type(value) in (list, tuple):
-        items = [masked(each, *names) for each in value]
+        flags = ["", *(each.strip() if isinstance(each, str) else "" for each in value)]  # as in ["--password", "abc"]
+        items = [
+            masked(each, *names, flag[2:]) if flag and re.fullmatch(r"--[a-zA-Z][\w-]*", flag) else masked(each, *names)
+            for flag, each in zip(flags, value, strict=False)
+        ]
         return value if all(one is other for one, other in zip(items, value, strict=True)) else type(value)(items)
     return value
 
@@ -96,33 +105,49 @@ def is_masked(value: Any) -> bool:
 def _masked_text(text: str, names: tuple[str, ...]) -> str:
     if text and names and _is_secret(text, names):
         return MASK
-    if found := _SPECIFICATION.fullmatch(text):
+    if len(names) < 50 and (specified := _SPECIFICATION.fullmatch(text)):
+        from hocket.plugins import PluginConfigError
+        from hocket.plugins.spec import parse_spec
 
-        def argument(each: re.Match[str]) -> str:
-            given = each[3].strip().strip("\"'")
-            hidden = _masked_text(given, (*names, found[1], each[1]))
-            return each[0] if hidden == given else f"{each[1]}{each[2]}{hidden!r}"
+        try:
+            name, config = parse_spec(text, hides=False)
+        except PluginConfigError:
+            names = (*names, specified[1])
+        else:
+            hidden = masked(config, *names, name)
+            return text if hidden is config else f"{name}({', '.join(f'{key}={hidden[key]!r}' for key in hidden)})"
+    if (header := _HEADER.fullmatch(text)) and _is_secret(header[2], (header[1],)):
+        return f"{header[1]}: {MASK}"
+    text = _assigned(text, names)
+    return _masked_urls(text, names) if "://" in text else text
 
-        return _ARGUMENT.sub(argument, text)
-    if (pair := _ASSIGNMENT.fullmatch(text)) and _is_secret(pair[3], (pair[1],)):  # of an environment or a header
-        return f"{pair[1]}{pair[2]}{MASK}"
-    return _masked_url(text) if "://" in text else text
+
+def _assigned(text: str, names: tuple[str, ...]) -> str:
+    """Return a text with `MASK` in place of the values of secrets that it names, such as ``--password=abc``."""
+    parts, end, is_url = [], 0, "://" in text
+    for found in _NAME.finditer(text):
+        value = _VALUE.match(text, found.end()) if found.start() >= end else None
+        if value is None or (given := value[0].strip("\"'")) in ("", "…"):
+            continue
+        in_query = is_url and text[max(found.start() - 1, 0)] in "?&;#" and not _QUERIES.isdisjoint(_words(found[4]))
+        if in_query or _is_secret(given, (*names, found[4])):
+            quote = value[1] or ""
+            parts.append(f"{text[end : found.end()]}{quote}{MASK}{quote}")
+            end = value.end()
+    return "".join(parts) + text[end:]
 
 
-def _masked_url(text: str) -> str:
-    if re.match(r"https?://(hooks\.|[^?#]*webhook)", text):
-        return MASK
-
+def _masked_urls(text: str, names: tuple[str, ...]) -> str:
     def user(found: re.Match[str]) -> str:
-        if found[3] is not None:
+        if ":" in found[3]:
             return f"{found[1]}://{found[2]}:{MASK}@"
         return f"{found[1]}://{MASK}@" if found[1] in ("http", "https") else found[0]
 
-    def query(found: re.Match[str]) -> str:
-        secret = set(_words(found[1])) & _QUERIES or _is_secret(found[2], (found[1],))
-        return f"{found[1]}={MASK}" if secret else found[0]
+    def address(found: re.Match[str]) -> str:
+        return MASK if is_hook or re.match(r"\w+://(hooks\.|[^?#]*webhook)", found[0]) else found[0]
 
-    return _QUERY.sub(query, _USER.sub(user, text))
+    is_hook = any(_SPECIFICATION.match(text) and _HOOKS.intersection(_words(name)) for name in names[-1:])
+    return _USER.sub(user, _ADDRESS.sub(address, text))
 
 
 def _is_secret(text: str, names: tuple[str, ...]) -> bool:
@@ -131,27 +156,34 @@ def _is_secret(text: str, names: tuple[str, ...]) -> bool:
     if not words or words[-1] in _ABOUT:
         return False
     around = [_words(name) for name in names if ":" not in name]  # without import paths
-    if any(_ALWAYS.intersection(each) and each[-1] not in _ABOUT for each in around):
+    if words[-1] in _LAST or any(_has_secret(each) for each in around):
         return True
-    if words[-1] == "pass" and said & _LOGIN_PASSES:
+    if words[-1] in ("pass", "pw") and said & _LOGIN_PASSES:
+        return True
+    if words[-1] == "auth" and re.fullmatch(r"[^\s:/]+:\S+", text):  # a user and a password
         return True
     is_address = words[-1] in ("url", "uri", "endpoint") or (said & _HOOKS and text.startswith(("http://", "https://")))
     if is_address and any(_HOOKS.intersection(_words(name)) for name in names):
         return True
     if {"token", "tokens"} & said:
-        if said & _LOGINS:
-            return True
         is_special = text[0] in "<[/~." and (text[0] in "/~." or text[-1] in ">]")  # or a path
-        is_one = words[-1] in ("token", "value") and not said & _TOKENS
-        return (is_one and not is_special) or _is_random(text, 20)
-    if {"key", "keys"} & said:
-        before = set(words[: next(i for i, word in enumerate(words) if word in ("key", "keys"))])
+        is_one = said == {"token"} or said == {"token", "value"}
+        return (not is_special and (is_one or bool(said & _TOKENS))) or _is_credential(text, 20)
+    if {"key", "keys", "pat"} & said:
+        before = set(words[: next(i for i, word in enumerate(words) if word in ("key", "keys", "pat"))])
         if before & _KEYS:
             return True
-        return not said & _DATA and _is_random(text, 8 if before and words[-1] == "key" else 16)
+        return not said & _DATA and _is_credential(text, 8 if before and words[-1] == "key" else 16)
     return False
 
 
-def _is_random(text: str, length: int) -> bool:
-    """Whether a text looks drawn by chance: long, of letters and digits."""
-    return len(text) >= length and re.fullmatch(r"[\w+/=-]+", text) is not None and not {*"0123456789"}.isdisjoint(text)
+def _has_secret(words: list[str]) -> bool:
+    if not words or words[-1] in _ABOUT:
+        return False
+    return any(word in _ALWAYS or word.endswith(("password", "secret", "apikey")) for word in words)
+
+
+def _is_credential(text: str, length: int) -> bool:
+    """Whether a text is of a known form, or looks drawn by chance: long, of letters and digits."""
+    drawn = len(text) >= length and re.fullmatch(r"[\w+/=-]+", text) and not {*"0123456789"}.isdisjoint(text)
+    return bool(drawn or _KNOWN.fullmatch(text))

@@ -125,6 +125,33 @@ def test_loaders_are_reloaded_in_the_epochs_of_lightning(several: bool, how: dic
     assert ours.num_val_batches == theirs.num_val_batches
 
 
+class Asked(BoringModel):
+    """Notes in which epochs validation loaders are asked for, and with how many batches each epoch is validated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def val_dataloader(self) -> Any:
+        self.seen.append((self.trainer.current_epoch, self.trainer.sanity_checking))
+        return DataLoader(RandomDataset(32, 1 + len(self.seen)))
+
+    def on_validation_epoch_end(self) -> None:
+        self.seen.append(self.trainer.num_val_batches)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("reload", [1, 2, 3])
+def test_the_loaders_of_a_sanity_check_serve_its_epoch_only_if_that_is_validated(reload: int, every: int) -> None:
+    found = []
+    how = {"reload_dataloaders_every_n_epochs": reload, "check_val_every_n_epoch": every, "limit_train_batches": 1}
+    for trainer_class in (Trainer, pl.Trainer):
+        module = Asked()
+        trainer_class(**m.arguments(max_epochs=7, **how)).fit(module)
+        found.append(module.seen)
+    assert found[0] == found[1]
+
+
 def test_the_number_of_epochs_between_two_loaders_is_checked() -> None:
     with pytest.raises(ValueError, match="reload_dataloaders_every_n_epochs=-1"):
         Trainer(reload_dataloaders_every_n_epochs=-1)

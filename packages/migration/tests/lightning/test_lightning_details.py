@@ -182,6 +182,35 @@ class SharedInPart(Shared):
             optimizer.step(closure=closure) if number <= batch_idx % 2 else None
 
 
+@pytest.mark.parametrize(
+    "optimizer", [torch.optim.LBFGS, torch.optim.SGD, torch.optim.AdamW, torch.optim.Rprop, torch.optim.RMSprop]
+)
+def test_a_manual_step_returns_the_loss_before_it(optimizer: Any) -> None:
+    class Returned(m.LitAutoEncoder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization, self.returned = False, []
+
+        def configure_optimizers(self) -> Any:
+            return optimizer(self.parameters(), lr=0.1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            def closure() -> Any:
+                steps.zero_grad()
+                loss = self._reconstruct(batch)
+                self.manual_backward(loss)
+                return loss
+
+            steps = self.optimizers()
+            self.returned.append(steps.step(closure=closure).item())
+
+    found = []
+    for trainer_class in BOTH:
+        made, _, _ = m.trained(trainer_class, Returned, max_epochs=1, limit_train_batches=3)
+        found.append(made.returned)
+    assert len(found[0]) == 3 and found[0] == pytest.approx(found[1], abs=1e-6)
+
+
 @pytest.mark.parametrize("module", [Shared, SharedInPart])
 def test_optimizers_of_manual_optimization_may_share_parameters(module: Any, tmp_path: Path) -> None:
     m.compare(module, max_epochs=2, limit_train_batches=6)

@@ -17,7 +17,7 @@ def explains(error: BaseException) -> bool:
     """Whether a `raise` of hocket or its plug-ins raised this exception, so that its message suffices."""
     if isinstance(error, PluginError):
         return True
-    if not isinstance(error, ValueError | TypeError | OSError | RuntimeError | ArithmeticError):
+    if not isinstance(error, ValueError | TypeError | OSError | ImportError | RuntimeError | ArithmeticError):
         return False
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

@@ -40,6 +40,7 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, timeout: fl
         timeout: seconds after which running ranks are killed; None to wait without limit.
 
     Raises:
+        ValueError: ``processes`` is not a whole number above 0.
         WorkerError: a rank raised (the message has its traceback), died or did not end in time. The others are killed.
         RuntimeError: this process cannot be forked, because the platform does not support it or a GPU is in use.
 
@@ -51,7 +52,9 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, timeout: fl
         >>> hocket.launch(mean_rank, 2)
         [0.5, 0.5]
     """
-    who = f"hocket.launch(…, {processes})"
+    who = f"hocket.launch(…, {processes!r})"
+    if not isinstance(processes, int) or isinstance(processes, bool) or processes < 1:
+        raise ValueError(f"{who}: give the number of processes, from 1 on, such as hocket.launch(function, 2).")
     check_forkable(who)
     _check_driver(who)
     with loopback.listen() as listening:

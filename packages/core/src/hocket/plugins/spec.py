@@ -98,33 +98,44 @@ def _from_text(kind: str, text: str) -> tuple[str, dict[str, Any]]:
         raise
 
 
-def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
+def parse_spec(text: str, hides: bool = True) -> tuple[str, dict[str, Any]]:
     """Parse ``name`` or ``name(key=value, …)``. A value that is not a Python literal is text, such as in ``warmup=0.05dur``.
 
-    Raises PluginConfigError for any other form. Nothing is evaluated.
+    Raises PluginConfigError for any other form, without the secrets in the text if it ``hides`` them. Nothing is evaluated.
     """
+
+    def shown(given: str) -> str:
+        from hocket.masking import masked
+
+        return str(masked(given)) if hides else given
+
     match = re.fullmatch(r"\s*([\w./-]+)\s*(?:\((.*)\))?\s*", text, re.DOTALL)
     if match is None:
         if text.count("(") != text.count(")"):
-            raise PluginConfigError(f"Brackets in {text!r} do not match. Close each one.")
+            raise PluginConfigError(f"Brackets in {shown(text)!r} do not match. Close each one.")
         raise PluginConfigError(
-            f"{text!r} does not name a plug-in. Write a name, or a name with arguments such as 'cosine(warmup=0.05dur)'."
+            f"{shown(text)!r} does not name a plug-in. Write a name, or a name with arguments such as 'cosine(warmup=0.05dur)'."
         )
     name, inside = match[1], match[2]
     config: dict[str, Any] = {}
-    for part in _split(inside or "", text):
+    parts = _split(inside or "")
+    if parts is None:
+        raise PluginConfigError(f"Brackets or quotes in {shown(text)!r} do not match. Close each one.")
+    for part in parts:
         key, equals, value = part.partition("=")
         key = key.strip()
         if not equals or not key.isidentifier() or not value.strip():
-            raise PluginConfigError(f"'{part.strip()}' in {text!r} is not key=value. Write '{name}(key=value, …)'.")
+            raise PluginConfigError(
+                f"'{shown(part.strip())}' in {shown(text)!r} is not key=value. Write '{name}(key=value, …)'."
+            )
         if key in config:
-            raise PluginConfigError(f"{key} is given twice in {text!r}.")
+            raise PluginConfigError(f"{key} is given twice in {shown(text)!r}.")
         config[key] = _value(value.strip())
     return name, config
 
 
-def _split(inside: str, text: str) -> list[str]:
-    """Split at commas outside of brackets and quotes."""
+def _split(inside: str) -> list[str] | None:
+    """Split at commas outside of brackets and quotes; None if these do not match."""
     parts, depth, quote, start, escaped = [], 0, "", 0, False
     for index, character in enumerate(inside):
         if quote:
@@ -140,7 +151,7 @@ def _split(inside: str, text: str) -> list[str]:
             parts.append(inside[start:index])
             start = index + 1
     if depth or quote:
-        raise PluginConfigError(f"Brackets or quotes in {text!r} do not match. Close each one.")
+        return None
     parts.append(inside[start:])
     return [] if not inside.strip() else parts if parts[-1].strip() else parts[:-1]
 
@@ -312,7 +323,8 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[Any, ...], config: Ma
         )
         raise
     except Exception as error:
-        raise BrokenPluginError(f"{what} cannot be instantiated: {type(error).__name__}: {error}.") from error
+        said = f"{type(error).__name__}: {error}".rstrip(".")
+        raise BrokenPluginError(f"{what} cannot be instantiated: {said}.") from error
 
 
 def _readable(signature: inspect.Signature, arguments: tuple[Any, ...]) -> str:

@@ -19,7 +19,7 @@ from hocket.losses import WHOLE, Loss, as_loss
 if TYPE_CHECKING:
     from hocket.state import State
 
-_MEANS = {torch.mean, torch.Tensor.mean}
+_MEANS = {torch.mean, Tensor.mean, torch.nanmean, Tensor.nanmean}
 _SUMS = {torch.sum, Tensor.sum, torch.count_nonzero, Tensor.count_nonzero}
 _DIVISIONS = {
     each for of in (torch, Tensor) for name in ("div", "divide", "true_divide") if callable(each := getattr(of, name))
@@ -153,14 +153,14 @@ class Divisors(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.means: list[_Mean] = []
-        #: What hand-written means are divided by, such as the sum of a mask, or the number of elements that it selects.
+        #: The divisors of means that are written by hand, such as the sum of a mask, or the number of elements that it selects.
         self.by_hand: list[float | Tensor] = []
         self.training = torch.is_grad_enabled()
         #: The loss of the task.
         self.value: Tensor | None = None
-        #: The values of other means, and the first dimensions of what they are over.
+        #: The values of other means; and again with the first dimensions of what they are over.
         self._values: list[Tensor] = []
-        self._others: list[int] = []
+        self._others: list[tuple[int, Tensor]] = []
         #: Sums, and what was computed from them, each with its sum; and the numbers of elements that were selected.
         self._sums: list[tuple[Tensor, Tensor]] = []
         self._selected: list[int] = []
@@ -186,10 +186,7 @@ class Divisors(TorchFunctionMode):
         if func in _NAMES:
             return self._classification(func, {**dict(zip(_NAMES[func], args, strict=False)), **kwargs})
         value = func(*args, **kwargs)
-        if func in _MEANS:
-            mean = len(args) == 1 and not kwargs.get("dim")
-        else:
-            mean = kwargs.get("reduction", "mean") in ("mean", "batchmean")
+        mean = func in _MEANS or kwargs.get("reduction", "mean") in ("mean", "batchmean")
         if mean and args and isinstance(args[0], Tensor):
             self._note(value, args[0])
         return value
@@ -197,7 +194,7 @@ class Divisors(TorchFunctionMode):
     def _note(self, value: Any, over: Tensor) -> None:
         if over.dim() and isinstance(value, Tensor) and not value.dim() and (value.requires_grad or not self.training):
             self._values.append(value)
-            self._others.append(over.shape[0])
+            self._others.append((over.shape[0], value))
             if over.shape[0] in self._selected:
                 self.by_hand.append(over.numel())
 
@@ -220,7 +217,7 @@ class Divisors(TorchFunctionMode):
         elif not isinstance(args[1], Tensor):
             over = next((over for total, over in self._totals if total is args[0]), None)
             if over is not None:
-                self._others.append(over.shape[0])
+                self._others.append((over.shape[0], value))
         elif (found := self._sum(args[1])) is not None and (value.requires_grad or not self.training):
             self.by_hand.append(found)
         return value
@@ -257,7 +254,11 @@ class Divisors(TorchFunctionMode):
     def differs(self, by_hand: bool = False) -> str:
         """Say which mean is not over as many elements as the first, up to a constant for each sample; empty for none."""
         first, *rest = self.means
-        others = [each for each in self._others if first.rows and each % first.rows == 0]
+        others = [
+            value
+            for rows, value in self._others
+            if first.rows and rows % first.rows == 0 and not _are_apart(value, first.value)
+        ]
         if not (rest or others or (by_hand and self.by_hand)):
             return ""
         complete = bool(first.divisor == first.labels)
@@ -274,3 +275,20 @@ class Divisors(TorchFunctionMode):
 def _transformed(tensor: Tensor) -> bool:
     """Whether the tensor is of torch.func, such as vmap, whose values are not known yet."""
     return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def _are_apart(value: Tensor, loss: Tensor) -> bool:
+    """Whether a value is computed without what the loss is computed from, but for parameters, as a penalty of weights is."""
+    return value.grad_fn is not None and loss.grad_fn is not None and _inner(value).isdisjoint(_inner(loss))
+
+
+def _inner(value: Tensor) -> set[Any]:
+    """Return the nodes of the graph of a value that compute something."""
+    found: set[Any] = set()
+    left = [value.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in found and node.next_functions:
+            found.add(node)
+            left.extend(each for each, _ in node.next_functions)
+    return found

@@ -55,7 +55,7 @@ def weight(state: State, weight_of: Weight) -> Any:
     """Return the weight of the current loss; None for its number of samples.
 
     Raises:
-        ValueError: a hand-written mean is none in this batch.
+        ValueError: the loss was a mean over selected elements in an earlier batch, and is not in this one.
     """
     divisor = state.step.divisor
     if weight_of is by_divisor and divisor is None:

@@ -342,10 +342,8 @@ class Actions:
             bus.after_train_batch(state)
 
             def again() -> Any:
-                nonlocal result
                 with torch.enable_grad():
-                    result = closure()
-                return result
+                    return closure()
 
             taken = bool(self._optimizer_step(state, again))
         finally:
@@ -353,7 +351,7 @@ class Actions:
         self._taken |= taken
         self._steps[id(optimizer)] += int(taken)
         self._count(int(taken))
-        return result
+        return result  # as torch's optimizers do, the loss at the weights before the step
 
 
 def _check_keywords(keywords: dict[str, Any]) -> None:

@@ -34,7 +34,8 @@ class LoadingTrainer(TrainerView):
     #: The loaders of training and validation that others replace, and the epoch in which they were made.
     _reloaded_train: data.Reloaded | None = None
     _reloaded_val: Sequence[data.Reloaded] = ()
-    _train_epoch = _val_epoch = 0
+    _train_epoch: float = 0
+    _val_epoch: float = -math.inf
     #: Gives a batch of it the form in which the module gets it; None for no change.
     _unpack: Callable[[Any], Any] | None = None
 
@@ -148,7 +149,7 @@ class LoadingTrainer(TrainerView):
 
     def prepare_validation(self) -> None:
         """Ask for the validation loaders again, in an epoch in which they are due; and set the epoch of their samplers."""
-        if self._reloads and self.current_epoch - self._val_epoch >= self._reloads:
+        if self._reloads and not self.sanity_checking and self.current_epoch - self._val_epoch >= self._reloads:
             loaders = list(self._sets_of(self._new_val_loaders()).values())
             if len(loaders) != len(self._reloaded_val):
                 raise ValueError(
@@ -165,7 +166,10 @@ class LoadingTrainer(TrainerView):
 
     def _new_val_loaders(self) -> list[Any]:
         self.keep(val_dataloaders=self._loaders("val_dataloader", self._val_source))
-        self._val_epoch = self.current_epoch
+        every = self.check_val_every_n_epoch
+        # The loaders of a sanity check are also those of its epoch, if that is to be validated.
+        due = every is None or not (self.current_epoch + 1) % every
+        self._val_epoch = self.current_epoch if due else -math.inf
         found = data.evaluation(self.val_dataloaders, self.framework, bool(self.overfit_batches))
         self._val_loaders = found
         self.num_val_batches = [data.limited(each, self.limit_val_batches) for each in found]
