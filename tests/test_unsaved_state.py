@@ -35,15 +35,20 @@ def trainer(model: nn.Module, data: Any = DATA, **arguments: Any) -> hocket.Trai
     return hocket.Trainer(model, data, duration="6ba", device="cpu", seed=3, **arguments)
 
 
-def said(model: nn.Module, data: Any = DATA, every: str = "3ba", **arguments: Any) -> str:
+def said(*args: Any, **arguments: Any) -> str:
     """Return the names in the warning; empty if there is none."""
+    return warned(*args, **arguments).partition(" changed in training")[0]
+
+
+def warned(model: nn.Module, data: Any = DATA, every: str = "3ba", **arguments: Any) -> str:
+    """Return the warning; empty if there is none."""
     folder = f"checkpoints-{next(_numbers_of_folders)}"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer(model, data, checkpoints=hocket.Checkpoints(folder, every=every), **arguments).fit()
     texts = [str(each.message) for each in caught if "changed in training" in str(each.message)]
     assert len(texts) <= 1
-    return texts[0].partition(" changed in training")[0] if texts else ""
+    return texts[0] if texts else ""
 
 
 class Net(nn.Linear):
@@ -77,6 +82,10 @@ def _box(net: Any) -> None:
     net.kept.inner += 1
 
 
+def _label(net: Any) -> None:
+    net.weight.uses = getattr(net.weight, "uses", 0) + 1
+
+
 def _numbers() -> Any:
     yield from itertools.count()
 
@@ -99,6 +108,8 @@ def _numbers() -> Any:
         (np.random.default_rng(1), lambda net: net.kept.random(), "Net.kept"),
         (itertools.count(), lambda net: next(net.kept), "Net.kept"),
         (_numbers(), lambda net: next(net.kept), "Net.kept"),
+        (None, lambda net: setattr(net, "kept", net.weight.sum(0)), "Net.kept"),  # with its graph
+        (None, _label, "Net.weight.uses"),
     ],
     ids=lambda each: type(each).__name__ if not isinstance(each, str) else "",
 )
@@ -115,6 +126,7 @@ def test_what_a_model_keeps_is_named(start: Any, change: Any, name: str, every: 
         (None, _set(lambda kept: torch.arange(4))),  # the same in each batch
         (torch.ones(2), _set(lambda kept: kept.clone())),
         ({}, lambda net: net.kept.setdefault("mask", torch.ones(2))),
+        (None, lambda net: setattr(net, "kept", net.weight.sum())),  # a loss of the batch, with its graph
     ],
 )
 def test_caches_are_not_named(start: Any, change: Any) -> None:
@@ -139,6 +151,40 @@ class SavedMean(Mean):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.mean = state["mean"]
+
+
+class Count(hocket.Callback):
+    batches = 0
+
+    def batch_end(self, state: hocket.State) -> None:
+        self.batches += 1
+
+
+class Fitting(hocket.Task):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.batches = nn.Linear(4, 3), 0
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.net(batch[0])
+
+    def loss(self, outputs: Tensor, batch: Any) -> Tensor:
+        self.batches += 1
+        return F.cross_entropy(outputs, batch[1])
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "advice"),
+    [
+        (Net(0, _set(lambda kept: kept + 1)), {}, "use register_buffer() in Net for a tensor"),
+        (Net(), {"loss": Mean()}, "define state_dict() and load_state_dict(state) in the class of loss."),
+        (Net(), {"callbacks": [Count()]}, "load_state_dict(state) in the class of callback 'count'."),
+        (Fitting(), {"loss": None}, "return it from Fitting.extra_state()"),
+        (Net(None, lambda net, kept=[0]: kept.append(1)), {}, "keep it in an object that defines state_dict()"),
+    ],
+)
+def test_the_advice_is_that_of_the_place(model: nn.Module, arguments: dict[str, Any], advice: str) -> None:
+    assert advice in warned(model, **arguments)
 
 
 class BufferMean(nn.Module):

@@ -68,14 +68,27 @@ class UnsavedState:
         names = [name for name in names if not name.startswith(tuple(f"{each}[" for each in names))]
         if changed := list(dict.fromkeys(names)):
             self._done = True
-            what = "it" if len(changed) == 1 else "them"
+            it = "it" if len(changed) == 1 else "them"
+            advice = dict.fromkeys(_advice(name, it, state) for name in changed)
             warn(
-                f"{some(changed)} changed in training, and no checkpoint holds {what}: a resumed run begins without the "
-                f"change. If the next batch needs {what}, use register_buffer() in a module, return {what} from "
-                f"Task.extra_state() and restore {what} in load_extra_state(state), or define state_dict() and "
-                f"load_state_dict(state) in the loss, transform or plug-in. If not, set {what} to None after the batch, or "
-                "ignore this.",
+                f"{some(changed)} changed in training, and no checkpoint holds {it}: a resumed run begins without the "
+                f"change. If a later batch needs {it}, {'; or '.join(advice)}. If not, set {it} to None after the batch, or "
+                "ignore this."
             )
+
+
+def _advice(name: str, it: str, state: State) -> str:
+    """Return what keeps ``it`` in checkpoints, by the place of the name."""
+    place = name.partition(".")[0].partition("[")[0]
+    if place == type(state.task).__name__:
+        return f"return {it} from {place}.extra_state() and restore {it} in load_extra_state(state)"
+    if place == type(state.model).__name__:
+        return f"use register_buffer() in {place} for a tensor, or define get_extra_state() and set_extra_state(state)"
+    if place == "train_data":
+        return "define state_dict() and load_state_dict(state) in the data set"
+    if name.startswith(("loss.", "batch_transform.", "callback '", "algorithm '")):
+        return f"define state_dict() and load_state_dict(state) in the class of {place}"
+    return f"keep {it} in an object that defines state_dict() and load_state_dict(state)"
 
 
 def _values(state: State) -> dict[tuple[str, int], Any]:
