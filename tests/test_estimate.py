@@ -31,9 +31,9 @@ from torch.profiler import ProfilerActivity, profile
 
 import hocket
 from hocket.help.raised import raised
-from hocket.launching.forks import fork
 from hocket_insight.memory.estimate import largest_microbatch, size_of
 from hocket_insight.memory.rehearsal import EstimateError
+from hocket_strategies.launching.forks import fork
 from hocket_testkit import run_ranks
 
 

@@ -8,6 +8,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from hocket import elsewhere
 from hocket.command import Command
 
 
@@ -56,11 +57,10 @@ def run(args: argparse.Namespace) -> int:
         _check_target(args.target, args.module)
         nodes, settings = _nodes(args.nnodes), _settings(args.rdzv_conf)
         processes = _processes(args.processes)
-        from hocket.launching.elastic import Job, run
-
+        elastic = elsewhere.module("hocket_strategies.launching.elastic")
         target = [*(["-m"] if args.module else []), args.target, *args.arguments]
-        return run(
-            Job(
+        return elastic.run(
+            elastic.Job(
                 target,
                 processes,
                 nodes,

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from hocket.checkpoints.policy import Checkpoints
     from hocket.devices import Device
     from hocket.hookspecs import Event, hookimpl
-    from hocket.launching.forks import launch
     from hocket.logger import Logger
     from hocket.losses import Apart, Loss
     from hocket.precision import Precision
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from hocket.training.evaluate import EvalSet
     from hocket.training.requests import Decision
     from hocket_insight.model_table import model_summary
+    from hocket_strategies.launching.forks import launch
 
 #: Public name -> the module that defines it; empty for a module.
 _PUBLIC = {
@@ -62,7 +62,7 @@ _PUBLIC = {
     "Unit": "hocket.time",
     "data": "",
     "hookimpl": "hocket.hookspecs",
-    "launch": "hocket.launching.forks",
+    "launch": "hocket_strategies.launching.forks",
     "model_summary": "hocket_insight.model_table",
     "plugins": "",
     "testkit": "",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hocket.ours import PARTS
+from hocket.ours import PACKAGES
 
 
 class NotInstalled(ModuleNotFoundError):
@@ -32,7 +32,7 @@ def module(name: str) -> ModuleType:
             raise
         from hocket.help import installing  # only needed for error messages
 
-        part = next(each for each, own in PARTS.items() if own == package)
+        part = PACKAGES[package]
         raise NotInstalled(f"{part} is not installed. Type: {installing.library(part)}", name=package) from None
 
 

@@ -6,8 +6,8 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from hocket.launching.errors import WorkerError as RankError
-from hocket.launching.forks import check_forkable, fork
+from hocket import elsewhere
+from hocket.launching import WorkerError as RankError
 
 __all__ = ["RankError", "run_ranks"]
 
@@ -25,6 +25,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
     Raises:
         RankError: a rank raised (the message holds its traceback), died or did not end in time. The others are killed.
         RuntimeError: this process cannot be forked, because the platform has no fork or a GPU is in use.
+        ImportError: hocket-strategies, which forks them, is not installed.
 
     Example:
         >>> import torch
@@ -36,7 +37,8 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
         >>> run_ranks(total, 2)
         [3, 3]
     """
-    check_forkable("run_ranks")
+    forks = elsewhere.module("hocket_strategies.launching.forks")
+    forks.check_forkable("run_ranks")
     with tempfile.TemporaryDirectory() as folder:
 
         def rank_main(rank: int) -> Any:
@@ -51,4 +53,5 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
                 dist.destroy_process_group()
             return result
 
-        return fork(rank_main, world_size, variables={}, timeout=timeout)
+        results: list[Any] = forks.fork(rank_main, world_size, variables={}, timeout=timeout)
+        return results

@@ -22,11 +22,11 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import _foreach_supported_types
 
+from hocket import elsewhere
 from hocket.data.nesting import map_tensors
 from hocket.distributed import objects
 from hocket.help.raised import explains
-from hocket.launching import forks
-from hocket.launching.errors import WorkerError
+from hocket.launching import WorkerError
 from hocket.state import State
 from hocket.trainer import Trainer
 from hocket_insight.memory.hollow import Hollow, quiet
@@ -164,6 +164,7 @@ def rehearse(make: Make, ranks: int = 1, microbatch: int | None = None) -> Rehea
     Raises:
         EstimateError: the run computes something whose shape depends on values, or a mistake of the user.
         hocket.launching.WorkerError: another exception of the run.
+        ImportError: hocket-strategies, which starts the process, is not installed.
     """
 
     def run(rank: int) -> Rehearsal | str:
@@ -189,6 +190,7 @@ def rehearse(make: Make, ranks: int = 1, microbatch: int | None = None) -> Rehea
                 return str(error)
             raise
 
+    forks = elsewhere.module("hocket_strategies.launching.forks")
     forks.check_forkable("an estimate")
     try:
         (result,) = forks.fork(run, 1, variables={})

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def command_again(devices: int) -> list[str]:
-    """Return the command line that runs this script in another process, through `hocket.launching.worker`.
+    """Return the command line that runs this script in another process, through `hocket_strategies.launching.worker`.
 
     Raises RuntimeError if there is no script to run again; the message says what to do instead.
     """
@@ -42,7 +42,7 @@ def command_again(devices: int) -> list[str]:
         *options,
         "-P",
         "-m",
-        "hocket.launching.worker",
+        "hocket_strategies.launching.worker",
         *([kind] if kind else []),
         target,
         *arguments,

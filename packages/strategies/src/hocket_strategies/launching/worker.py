@@ -1,4 +1,4 @@
-"""The main module of a worker: ``python -P -m hocket.launching.worker [-m] target arguments…``.
+"""The main module of a worker: ``python -P -m hocket_strategies.launching.worker [-m] target arguments…``.
 
 The target runs as ``__main__``. In addition, the worker writes an exception to the launcher's error file, ends within `GRACE`
 seconds after an exception even if threads are still running, and ends when the launcher is gone.
@@ -13,8 +13,8 @@ import threading
 import time
 from pathlib import Path
 
-from hocket.launching.errors import write_error
-from hocket.launching.parent import end_with_launcher
+from hocket_strategies.launching.errors import write_error
+from hocket_strategies.launching.parent import end_with_launcher
 
 #: Seconds for clean-up after an exception; the other ranks wait until this process ends.
 GRACE = 10.0

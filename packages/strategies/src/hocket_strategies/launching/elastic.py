@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hocket.launching import loopback
-from hocket.launching.errors import Failure, exit_code, first, read_failure
-from hocket.launching.parent import variable
-from hocket.launching.processes import threads_per_process
+from hocket_strategies.launching import loopback
+from hocket_strategies.launching.errors import Failure, exit_code, first, read_failure
+from hocket_strategies.launching.parent import variable
+from hocket_strategies.launching.processes import threads_per_process
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
@@ -90,7 +90,7 @@ def run(job: Job) -> int:
         if hasattr(config, "shutdown_timeout"):  # not in every torch
             config.shutdown_timeout = SHUTDOWN
         try:
-            elastic_launch(config, sys.executable)("-u", "-P", "-m", "hocket.launching.worker", *job.target)
+            elastic_launch(config, sys.executable)("-u", "-P", "-m", "hocket_strategies.launching.worker", *job.target)
         except ChildFailedError as error:
             return _report(
                 [

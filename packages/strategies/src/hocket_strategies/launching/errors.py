@@ -16,14 +16,6 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _NOTICED, _NOTICED_SIGKILL = 2.0, 25.0
 
 
-class WorkerError(RuntimeError):
-    """A worker process raised or was killed. The message has its traceback, and ``rank`` is its rank."""
-
-    def __init__(self, rank: int, message: str) -> None:
-        super().__init__(message)
-        self.rank = rank
-
-
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A worker that ended with a non-zero exit code; -9 stands for signal 9."""
@@ -108,11 +100,13 @@ def first(failures: list[Failure]) -> Failure:
 
 
 def _without_launcher(text: str) -> str:
-    """Return the traceback without the frames between `hocket.launching.worker` and the script."""
+    """Return the traceback without the frames between `hocket_strategies.launching.worker` and the script."""
     lines, kept, skipping = text.splitlines(keepends=True), [], False
     for line in lines:
         if line.startswith('  File "'):
-            skipping = "<frozen runpy>" in line or f"{os.sep}hocket{os.sep}launching{os.sep}worker.py" in line
+            skipping = (
+                "<frozen runpy>" in line or f"{os.sep}hocket_strategies{os.sep}launching{os.sep}worker.py" in line
+            )
         elif not line.startswith("    "):
             skipping = False
         if not skipping:

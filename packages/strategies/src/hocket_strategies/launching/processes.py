@@ -16,8 +16,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hocket.launching.environment import Environment, environment
-from hocket.launching.errors import ERROR_FILE, Failure, WorkerError, first, read_failure
+from hocket import launching
+from hocket.launching import Environment, WorkerError
+from hocket_strategies.launching import loopback, parent
+from hocket_strategies.launching.errors import ERROR_FILE, Failure, first, read_failure
+from hocket_strategies.launching.script import command_again
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -25,51 +28,15 @@ if TYPE_CHECKING:
 #: Seconds for this process to raise the failure of a worker itself; after half of them it is interrupted, then terminated.
 GRACE = 10.0
 
-_workers: Workers | None = None
 
-
-def current() -> Environment | None:
-    """Return the environment of this process among its ranks; None if it is alone. Raises ValueError, see `environment`."""
-    return _workers.environment if _workers else environment(os.environ)
-
-
-def start(devices: int) -> None:
-    """Start ranks 1 to ``devices`` - 1, unless a launcher has started ``devices`` processes on this machine.
-
-    Raises:
-        RuntimeError: there is no script to run again.
-        ValueError: a different number of processes has been started.
-    """
-    global _workers
-    found = current()
-    if found is not None and (found.world_size > 1 or found.launcher in ("torchrun", "hocket", "ray", "plain")):
-        if found.local_world_size not in (None, devices):
-            by = "an earlier Trainer" if _workers else f"the launcher ({found.launcher})"
-            raise ValueError(
-                f"devices={devices}, but {by} has started {found.local_world_size} on this machine. Omit devices=, "
-                f"or pass devices={found.local_world_size}."
-            )
-        return
-    import torch.distributed
-
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        from hocket.launching.script import command_again
-
-        _workers = Workers(command_again(devices), devices)
-
-
-def cause_of(error: BaseException) -> BaseException:
-    """Return the failure of a worker that caused ``error``, or ``error`` itself."""
-    if _workers is None or isinstance(error, WorkerError):
-        return error
-    if isinstance(error, SystemExit):
-        _workers.leave(error.code)
-    return _workers.error(wait=3.0 if isinstance(error, RuntimeError) else 0.0) or error
+def start(devices: int) -> Workers:
+    """Start ranks 1 to ``devices`` - 1 of this script. Raises RuntimeError if there is no script to run again."""
+    return Workers(command_again(devices), devices)
 
 
 def raise_failure() -> None:
     """Raise WorkerError if a worker of this process has failed. Call it in loops that wait for other ranks."""
-    if _workers is not None and (error := _workers.error()):
+    if isinstance(launching.workers, Workers) and (error := launching.workers.error()):
         raise error
 
 
@@ -84,8 +51,6 @@ class Workers:
 
     def __init__(self, command: list[str], number: int) -> None:
         import torch
-
-        from hocket.launching import loopback, parent
 
         #: The rendezvous of all ranks. It is opened here, so that no other process can take the port.
         self.store: dist.Store = loopback.store(loopback.listen())
@@ -115,6 +80,14 @@ class Workers:
             # In a separate process group, so that Ctrl-C reaches only this process, which then terminates the workers.
             self._processes[rank] = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, process_group=0)
             threading.Thread(target=self._watch, args=(rank,), daemon=True).start()
+
+    def cause_of(self, error: BaseException) -> BaseException:
+        """Return the failure of a worker that caused ``error``, or ``error`` itself."""
+        if isinstance(error, WorkerError):
+            return error
+        if isinstance(error, SystemExit):
+            self.leave(error.code)
+        return self.error(wait=3.0 if isinstance(error, RuntimeError) else 0.0) or error
 
     def error(self, wait: float = 0.0) -> WorkerError | None:
         """Return the error to raise if a worker has failed, or fails within ``wait`` seconds; else None."""

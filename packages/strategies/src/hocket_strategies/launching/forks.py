@@ -18,9 +18,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from hocket.launching import loopback
-from hocket.launching.errors import Failure, WorkerError
-from hocket.launching.parent import end_with
+from hocket.launching import WorkerError
+from hocket_strategies.launching import loopback
+from hocket_strategies.launching.errors import Failure
+from hocket_strategies.launching.parent import end_with
 
 #: Seconds between checks whether the forks are still alive.
 _POLL = 0.2

@@ -1,15 +1,22 @@
-"""Detect the launcher, rank and world size of this process from the environment variables that launchers set.
+"""The ranks that this process trains with: detect them from the environment, and have them started.
 
-Sources: the manuals of torchrun, of SLURM's ``srun`` ("output environment variables"), of Open MPI's ``mpirun`` and of Ray
-Train. MPICH and Intel MPI document their variables less; those were observed with ``mpiexec``.
+Every launcher sets environment variables; `environment` reads them. Sources: the manuals of torchrun, of SLURM's ``srun``
+("output environment variables"), of Open MPI's ``mpirun`` and of Ray Train. MPICH and Intel MPI document their variables less;
+those were observed with ``mpiexec``.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
+
+from hocket import elsewhere
+
+__all__ = ["Environment", "WorkerError", "cause_of", "current", "environment", "expand_hosts", "hint", "start"]
 
 #: Rendezvous port if the launcher sets no value common to all ranks; the same default as torch's.
 PORT = 29500
@@ -58,6 +65,65 @@ def hint(variables: Mapping[str, str]) -> str:
             "command to start it once per task. "
         )
     return ""
+
+
+# --- the ranks that this process starts
+
+
+class WorkerError(RuntimeError):
+    """A worker process raised or was killed. The message has its traceback, and ``rank`` is its rank."""
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class Workers(Protocol):
+    """The other ranks of this machine, after this process has started them."""
+
+    #: This process among its ranks.
+    environment: Environment
+
+    def cause_of(self, error: BaseException) -> BaseException:
+        """Return the failure of a worker that caused ``error``, or ``error`` itself."""
+
+
+#: None until `start` has started some.
+workers: Workers | None = None
+
+
+def current() -> Environment | None:
+    """Return the environment of this process among its ranks; None if it is alone. Raises ValueError, see `environment`."""
+    return workers.environment if workers else environment(os.environ)
+
+
+def start(devices: int) -> None:
+    """Start ranks 1 to ``devices`` - 1, unless a launcher has started ``devices`` processes on this machine.
+
+    Raises:
+        RuntimeError: there is no script to run again.
+        ValueError: a different number of processes has been started.
+        ImportError: hocket-strategies, which starts them, is not installed.
+    """
+    global workers
+    found = current()
+    if found is not None and (found.world_size > 1 or found.launcher in ("torchrun", "hocket", "ray", "plain")):
+        if found.local_world_size not in (None, devices):
+            by = "an earlier Trainer" if workers else f"the launcher ({found.launcher})"
+            raise ValueError(
+                f"devices={devices}, but {by} has started {found.local_world_size} on this machine. Omit devices=, "
+                f"or pass devices={found.local_world_size}."
+            )
+        return
+    import torch.distributed
+
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        workers = elsewhere.module("hocket_strategies.launching.processes").start(devices)
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return the failure of a worker that caused ``error``, or ``error`` itself."""
+    return workers.cause_of(error) if workers else error
 
 
 # --- one function for each kind of launcher; it returns None if another launcher started the process
