@@ -13,7 +13,6 @@ from torch import nn
 import hocket
 from hocket.devices.cuda import CUDA
 from hocket.devices.xla import XLA
-from hocket.launching.forks import launch
 from hocket.plugins import PluginError
 from hocket_testkit.imports import import_in_fresh_process
 from hocket_testkit.reference import convolutional_network, labelled_images
@@ -182,13 +181,6 @@ def test_asking_for_gpus_leaves_processes_that_can_be_forked(monkeypatch) -> Non
 
 def test_a_fork_that_cannot_use_gpus_says_why(gpus, monkeypatch) -> None:
     device = gpus(1)
-    assert launch(lambda: 5, 1) == [5]
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
-    with pytest.raises(
-        RuntimeError, match=r"forks of this process could not use its GPUs.*is_available.*CUDA_VISIBLE_DEVICES="
-    ):
-        launch(lambda: 5, 1)
     with pytest.raises(RuntimeError, match="was forked from one that had already initialized the GPU driver"):
         device.torch_device(0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)  # as here, where asking breaks nothing
-    assert launch(lambda: 5, 1) == [5]
