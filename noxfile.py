@@ -43,15 +43,20 @@ CLI = Package("cli", "hocket-cli")
 INSIGHT = Package("insight", "hocket-insight", "[monitors]")
 TESTKIT = Package("testkit", "hocket-testkit")
 LOGGERS = Package("loggers", "hocket-loggers", "[tensorboard]")
+STRATEGIES = Package("strategies", "hocket-strategies", "[torchao]")
 #: What the tests of every package need.
-STANDARD = (CORE, CLI, INSIGHT, LOGGERS, TESTKIT)
+STANDARD = (CORE, CLI, INSIGHT, LOGGERS, TESTKIT, STRATEGIES)
 GENERAL = Package("algorithms-general", "hocket-algorithms-general", "[optimizers]")
 VISION = Package("algorithms-vision", "hocket-algorithms-vision", "[datasets]")
 NLP = Package("algorithms-nlp", "hocket-algorithms-nlp", "[peft]")
-STRATEGIES = Package("strategies", "hocket-strategies", "[torchao]")
 REPORT = Package("report", "hocket-report")
 MIGRATION = Package("migration", "hocket-migration")
-PACKAGES = (*STANDARD, GENERAL, VISION, NLP, STRATEGIES, REPORT, MIGRATION)
+PACKAGES = (*STANDARD, GENERAL, VISION, NLP, REPORT, MIGRATION)
+
+
+def with_extra(package: Package, extra: str) -> tuple[Package, ...]:
+    """STANDARD with another extra of one of its packages."""
+    return tuple(replace(each, extra=extra) if each is package else each for each in STANDARD)
 
 
 def settle(session: nox.Session, threads: int = 1) -> None:
@@ -228,7 +233,7 @@ def oldest(session: nox.Session) -> None:
 def xla(session: nox.Session) -> None:
     """Train on torch_xla's CPU client beside the CPU itself (about five minutes, most of it compilation)."""
     settle(session)
-    install_editable(session, (replace(CORE, extra="[xla]"), *STANDARD[1:]), *TESTS)
+    install_editable(session, with_extra(CORE, "[xla]"), *TESTS)
     session.env["PJRT_DEVICE"] = "CPU"
     tests = ("test_xla.py", "test_devices.py")
     session.run("pytest", *(str(CORE.path / "tests" / name) for name in tests), *session.posargs)
@@ -238,7 +243,7 @@ def xla(session: nox.Session) -> None:
 def deepspeed(session: nox.Session) -> None:
     """Run the tests of the deepspeed strategy, which `tests` skips (about three minutes; needs a C++ compiler)."""
     settle(session)
-    install_editable(session, (*STANDARD, replace(STRATEGIES, extra="[deepspeed]")), *TESTS)
+    install_editable(session, with_extra(STRATEGIES, "[deepspeed]"), *TESTS)
     # DeepSpeed compiles itself at run time, with the ninja that stands beside Python, and keeps what it made.
     session.env["TORCH_EXTENSIONS_DIR"] = str(scratch(session) / "extensions")
     tests = ("test_deepspeed.py", "test_deepspeed_arguments.py")
@@ -249,7 +254,7 @@ def deepspeed(session: nox.Session) -> None:
 def ray(session: nox.Session) -> None:
     """Run the tests of the ray strategy, which `tests` skips (about three minutes)."""
     settle(session)
-    install_editable(session, (*STANDARD, replace(STRATEGIES, extra="[ray]")), *TESTS)
+    install_editable(session, with_extra(STRATEGIES, "[ray]"), *TESTS)
     tests = ("test_ray.py", "test_ray_arguments.py", "test_on_ray.py")
     session.run("pytest", *(str(STRATEGIES.path / "tests" / name) for name in tests), *session.posargs)
 
@@ -258,10 +263,8 @@ def ray(session: nox.Session) -> None:
 def backends(session: nox.Session) -> None:
     """Run the tests of the loggers of W&B, MLflow, Comet and Trackio, which `tests` skips (about four minutes)."""
     settle(session)
-    vendors = replace(LOGGERS, extra="[tensorboard,wandb,mlflow,comet,trackio]")
-    install_editable(
-        session, (*(vendors if package is LOGGERS else package for package in STANDARD),), *TESTS, "pillow"
-    )
+    vendors = with_extra(LOGGERS, "[tensorboard,wandb,mlflow,comet,trackio]")
+    install_editable(session, vendors, *TESTS, "pillow")
     tests = (f"test_{vendor}.py" for vendor in ("wandb", "mlflow", "comet", "trackio"))
     paths = (str(LOGGERS.path / "tests" / test) for test in tests)
     session.run("pytest", *paths, *session.posargs)
