@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from hocket import data, plugins, testkit
     from hocket.algorithm import Algorithm, Need, Phase
     from hocket.callback import Callback
-    from hocket.checkpoints.policy import Checkpoints
     from hocket.devices import Device
     from hocket.hookspecs import Event, hookimpl
     from hocket.launching.forks import launch
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from hocket.trainer import Trainer
     from hocket.training.evaluate import EvalSet
     from hocket.training.requests import Decision
+    from hocket_checkpoints.policy import Checkpoints
     from hocket_insight.model_table import model_summary
 
 #: Public name -> the module that defines it; empty for a module.
@@ -38,7 +38,7 @@ _PUBLIC = {
     "Algorithm": "hocket.algorithm",
     "Apart": "hocket.losses",
     "Callback": "hocket.callback",
-    "Checkpoints": "hocket.checkpoints.policy",
+    "Checkpoints": "hocket_checkpoints.policy",
     "Decision": "hocket.training.requests",
     "Device": "hocket.devices",
     "EvalSet": "hocket.training.evaluate",

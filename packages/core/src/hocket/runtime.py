@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hocket import launching
+from hocket import elsewhere, launching
 from hocket.algorithm import Need
 from hocket.data.checks import check_batches
 from hocket.data.several import prepared
@@ -496,9 +496,7 @@ class Runtime:
         custom_loops.check_folder(path, "save")
         for step in self._steppers:
             step.report()
-        from hocket.checkpoints import loops
-
-        loops.save(self, Path(path), things)
+        elsewhere.module("hocket_checkpoints.loops").save(self, Path(path), things)
 
     @understood
     def load(self, path: str | Path, **things: Any) -> dict[str, Any]:
@@ -510,9 +508,8 @@ class Runtime:
             TypeError: one of ``things`` has no ``load_state_dict``.
         """
         custom_loops.check_folder(path, "load")
-        from hocket.checkpoints import loops
-
-        return loops.load(self, Path(path), things)
+        kept: dict[str, Any] = elsewhere.module("hocket_checkpoints.loops").load(self, Path(path), things)
+        return kept
 
     def close(self) -> None:
         """Leave the process group. Called automatically when the Runtime is garbage-collected."""

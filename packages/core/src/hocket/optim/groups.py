@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hocket.plugins.errors import PluginConfigError
+from hocket.settings import plain
 from hocket.task import Task
 
 #: The options of a configuration that `make_groups` takes; the others are arguments of the optimizer.
@@ -200,3 +201,13 @@ def _factors(part: nn.Module, names: Sequence[str], decay: Any) -> dict[str, flo
         )
     last = max(found.values())
     return {name: float(decay) ** (last - layer) for name, layer in found.items()}
+
+
+def hyperparameters(optimizers: Sequence[Optimizer]) -> dict[str, str]:
+    """Return the hyperparameters of every parameter group as text, by keys such as ``"optimizers.0.lr"``."""
+    found: dict[str, str] = {}
+    for number, optimizer in enumerate(optimizers):
+        for index, group in enumerate(optimizer.param_groups):
+            place = f"optimizers.{number}" + (f".group{index}" if len(optimizer.param_groups) > 1 else "")
+            found |= {f"{place}.{name}": repr(plain(each)) for name, each in group.items() if name != "params"}
+    return found
