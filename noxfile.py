@@ -229,7 +229,7 @@ def oldest(session: nox.Session) -> None:
 def xla(session: nox.Session) -> None:
     """Train on torch_xla's CPU client beside the CPU itself (about five minutes, most of it compilation)."""
     settle(session)
-    install_editable(session, (replace(CORE, extra="[xla]"), *STANDARD[1:]), *TESTS)
+    install_editable(session, (replace(CORE, extra="[xla]"), *STANDARD[1:], STRATEGIES), *TESTS)
     session.env["PJRT_DEVICE"] = "CPU"
     tests = ("test_xla.py", "test_devices.py")
     session.run("pytest", *(str(CORE.path / "tests" / name) for name in tests), *session.posargs)

@@ -14,14 +14,14 @@ BUDGETS = {
     "algorithms-general": 3260,
     "algorithms-nlp": 3430,
     "algorithms-vision": 2440,
-    "checkpoints": 5180,
+    "checkpoints": 5120,
     "cli": 4830,
-    "core": 19450,
+    "core": 18480,
     "insight": 3670,
     "loggers": 1460,
     "migration": 10080,
     "report": 1070,
-    "strategies": 2730,
+    "strategies": 3780,
     "testkit": 1950,
 }
 _NO_CODE = {

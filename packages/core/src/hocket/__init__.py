@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from hocket.losses import Apart, Loss
     from hocket.precision import Precision
     from hocket.result import Result
-    from hocket.runtime import Runtime
     from hocket.span import Span
     from hocket.state import State
     from hocket.strategies import Strategy
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from hocket.training.requests import Decision
     from hocket_checkpoints.policy import Checkpoints
     from hocket_insight.model_table import model_summary
+    from hocket_strategies.custom_loops.runtime import Runtime
 
 #: Public name -> the module that defines it; empty for a module.
 _PUBLIC = {
@@ -51,7 +51,7 @@ _PUBLIC = {
     "Phase": "hocket.algorithm",
     "Precision": "hocket.precision",
     "Result": "hocket.result",
-    "Runtime": "hocket.runtime",
+    "Runtime": "hocket_strategies.custom_loops.runtime",
     "Span": "hocket.span",
     "State": "hocket.state",
     "Strategy": "hocket.strategies",

@@ -30,6 +30,7 @@ from hocket.distributed import comparison
 from hocket.distributed.agreement import ranks_of
 from hocket.help import attributes, warn
 from hocket.help.arguments import understood
+from hocket.joined import Joined
 from hocket.losses import Reduction, reduction_of
 from hocket.optim.groups import described, hyperparameters
 from hocket.optim.optimizers import make_optimizers
@@ -38,7 +39,6 @@ from hocket.plugins import switches
 from hocket.plugins.bus import Bus
 from hocket.plugins.spec import Attachment
 from hocket.run_folder import Run, RunFolder, TemporaryFolder
-from hocket.runtime import Runtime
 from hocket.settings import Settings
 from hocket.settings import reduction as check_reduction
 from hocket.state import State, by_own_names
@@ -297,7 +297,7 @@ class Trainer:
         whole_batch.check_plan(reduction, settings, parts.strategy, devices or 1)
         self._plan = make_plan(bus, task, parts.strategy, settings.facts(task.model, parts.reasons))
 
-        self._runtime = Runtime.of(parts, bus, devices, comparison.of_settings(settings, task))
+        self._joined = Joined(parts, bus, devices, comparison.of_settings(settings, task))
         whole_batch.check_plan(reduction, settings, parts.strategy)
         self._randomness = seeding.RandomStream(settings.seed, parts.strategy.data_rank)
         #: Whether loggers have the hyperparameters.
@@ -308,7 +308,7 @@ class Trainer:
             bus=bus,
             strategy=parts.strategy,
             precision=parts.precision,
-            device=self._runtime.device,
+            device=self._joined.device,
             device_kind=parts.device,
             run=run,
             folder=(RunFolder if settings.lasting else TemporaryFolder)(settings.folder, run),
@@ -332,7 +332,7 @@ class Trainer:
 
             windows = Windows(state, settings.accumulate, settings.microbatch is None)
         self._loop = FitLoop(state, guard, settings.log_every, compiled, windows)
-        self._closing = weakref.finalize(self, _close, state)  # runs before the runtime leaves the process group
+        self._closing = weakref.finalize(self, _close, state)  # runs before this rank leaves the process group
         with self._running(), switches.use(plugins):
             made_with = self._assemble(optimizer, schedule, schedule_every)
             self._loop.metrics = MetricSet("train", train_metrics, state)
@@ -341,7 +341,7 @@ class Trainer:
             if train_data is not None:
                 self._set_train_data(train_data)
             self._set_eval_data(eval_data)
-            comparison.over_ranks(bus, self._runtime.world_size, comparison.of_assembled(state))
+            comparison.over_ranks(bus, self._joined.world_size, comparison.of_assembled(state))
             bus.before_load(state)
             if settings.resume is not None:
                 bus.resume(state, settings.resume)
@@ -359,9 +359,9 @@ class Trainer:
         Returns the hyperparameters that optimizers were made with.
         """
         state, bus = self.state, self.state.bus
-        state.task = self._runtime.convert(state.task)
+        state.task = self._joined.convert(state.task)
         bus.init(state)
-        self._runtime.place(state.task)
+        self._joined.place(state.task)
         named = make_optimizers(optimizer, state.task, state.replacements)
         state.optimizer_names, optimizers = list(named), list(named.values())
         if named:
@@ -378,7 +378,7 @@ class Trainer:
             from hocket.training.graphs import may_overwrite
 
             state.overwrites = may_overwrite(state.task, self.settings.compile, state.device)
-        state.prepared, state.optimizers = self._runtime.prepare(state.task, optimizers)
+        state.prepared, state.optimizers = self._joined.prepare(state.task, optimizers)
         state.schedules = make_schedules(schedule, state.optimizers, schedule_every, state.optimizer_names)
         if averages := OptimizerAverages.attachment(state):
             bus.attach(averages)

@@ -13,8 +13,8 @@ from torch import nn
 
 from hocket.help import warn
 from hocket.hookspecs import PrecisionLike
-from hocket.prepared import PreparedModel
-from hocket.training.accumulation import Gradients
+from hocket_strategies.custom_loops.accumulation import Gradients
+from hocket_strategies.custom_loops.prepared import PreparedModel
 
 
 class FirstStep:

@@ -17,18 +17,18 @@ from hocket import settings
 from hocket.algorithm import Need
 from hocket.distributed.comparison import of_values, over_ranks
 from hocket.help import attributes
-from hocket.prepared import PreparedModel, inner, is_whole
 from hocket.run_folder import Run, TemporaryFolder
 from hocket.state import State
 from hocket.task import SupervisedTask, Task
 from hocket.training.actions import gradients_again
 from hocket.training.guard import NonFiniteGuard
 from hocket.training.steps import StepResult, Steps, parameters_of
+from hocket_strategies.custom_loops.prepared import PreparedModel, inner, is_whole
 
 if TYPE_CHECKING:
-    from hocket.runtime import Runtime
-    from hocket.training.accumulation import Gradients
     from hocket.types import Batch
+    from hocket_strategies.custom_loops.accumulation import Gradients
+    from hocket_strategies.custom_loops.runtime import Runtime
 
 #: On devices that compute asynchronously, non-finite losses are reported every so many steps, instead of waiting in each.
 REPORT_EVERY = 10

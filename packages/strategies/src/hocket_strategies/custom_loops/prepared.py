@@ -20,10 +20,10 @@ from hocket.data.source import set_epoch
 from hocket.help import attributes, warn
 from hocket.hookspecs import StrategyLike
 from hocket.plugins.bus import Bus
-from hocket.training.accumulation import Gradients
+from hocket_strategies.custom_loops.accumulation import Gradients
 
 if TYPE_CHECKING:
-    from hocket.runtime import Runtime
+    from hocket_strategies.custom_loops.runtime import Runtime
 
 
 #: A gradient hook of a tensor.

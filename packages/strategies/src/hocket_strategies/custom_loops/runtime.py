@@ -13,33 +13,33 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hocket import elsewhere, launching
 from hocket.algorithm import Need
 from hocket.data.checks import check_batches
 from hocket.data.several import prepared
 from hocket.devices import placement
-from hocket.distributed import comparison
-from hocket.help import attributes, custom_loops
+from hocket.help import attributes
 from hocket.help.arguments import explained, understood, unknown
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
+from hocket.joined import Joined
 from hocket.optim.clipping import clip_gradients
 from hocket.optim.closures import closure_for
 from hocket.optim.optimizers import check_parameters
 from hocket.parts import Parts, resolve
 from hocket.plugins import switches
 from hocket.plugins.bus import Bus
-from hocket.prepared import Owner, PreparedData, PreparedModel, inner
 from hocket.training import seeding
-from hocket.training.accumulation import Gradients
-from hocket.training.first_step import FirstStep
 from hocket.training.guard import Policy
+from hocket_strategies.custom_loops import checks, saving
+from hocket_strategies.custom_loops.accumulation import Gradients
+from hocket_strategies.custom_loops.first_step import FirstStep
+from hocket_strategies.custom_loops.prepared import Owner, PreparedData, PreparedModel, inner
 
 if TYPE_CHECKING:
-    from hocket.training.loop_steps import LoopSteps
+    from hocket_strategies.custom_loops.loop_steps import LoopSteps
 
 
-class Runtime:
+class Runtime(Joined):
     """Join the other processes and prepare models, optimizers and data for a custom training loop.
 
     Gradients accumulate between steps and those of several losses add up, as in PyTorch. ``backward`` takes the mean of each
@@ -81,27 +81,10 @@ class Runtime:
         with switches.use(plugins):
             parts = resolve(strategy=strategy, precision=precision, device=device, devices=devices)
         _check_own_loop(parts)
-        self._join(parts, Bus(parts.attachments), devices, {})
+        super().__init__(parts, Bus(parts.attachments), devices, {})
         if seed is not None:
             seeding.seed_everything(seed + self.strategy.data_rank)
 
-    @classmethod
-    def of(cls, parts: Parts, bus: Bus, devices: int | None, given: comparison.Given) -> Runtime:
-        """Make a Runtime from resolved parts, for the Trainer, without seeding. ``given`` has to be identical on all ranks."""
-        runtime = cls.__new__(cls)
-        runtime._join(parts, bus, devices, given)
-        return runtime
-
-    def _join(self, parts: Parts, bus: Bus, devices: int | None, given: comparison.Given) -> None:
-        self.bus = bus
-        self.strategy, self.precision, self.device_kind = parts.strategy, parts.precision, parts.device
-        if devices is not None and devices > 1:
-            launching.start(devices)
-        #: The device of this rank.
-        self.device: torch.device = bus.setup_environment(parts.device)
-        bus.on_rank(self.strategy.rank)
-        self.precision.device = self.device
-        comparison.over_ranks(bus, self.world_size, {**comparison.of_plugins(parts.attachments), **given})
         self._gradients = Gradients()
         self._first_step = FirstStep(self.precision, self._gradients)
         self._steppers: list[LoopSteps] = []
@@ -111,19 +94,6 @@ class Runtime:
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
         #: The optimizers whose first gradients were compared over ranks.
         self._compared: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        weakref.finalize(self, parts.strategy.shutdown)
-
-    # --- ranks
-
-    @property
-    def rank(self) -> int:
-        """The rank of this process, from 0."""
-        return self.strategy.rank
-
-    @property
-    def world_size(self) -> int:
-        """The number of processes."""
-        return self.strategy.world_size
 
     # --- set-up
 
@@ -153,7 +123,7 @@ class Runtime:
             ValueError: a model was set up before; or an optimizer holds no parameters, or some of no model that was set up.
         """
         optimizers = [each for each in given if not isinstance(each, nn.Module)]
-        custom_loops.check_optimizers(optimizers)
+        checks.check_optimizers(optimizers)
         if not given:
             raise TypeError("setup was given nothing. Write model, optimizer = runtime.setup(model, optimizer).")
         modules = [each for each in given if isinstance(each, nn.Module)]
@@ -183,26 +153,7 @@ class Runtime:
             self._optimizers[optimizer] = optimizer.register_step_pre_hook(self._gradients.refuse_own_step)
         sources = {True: iter(called), False: iter(stepped)}
         prepared = [next(sources[isinstance(each, nn.Module)]) for each in given]
-        return prepared[0] if len(prepared) == 1 else custom_loops.Prepared(prepared)
-
-    def convert(self, module: Any) -> Any:
-        """Move the module to the device, and convert it to the storage dtypes of the precision."""
-        return self.bus.convert_module(self.place(module))
-
-    def place(self, module: Any) -> Any:
-        """Move the module to the device, unless the strategy moves it part by part."""
-        return module if self.strategy.places else placement.move(module, self.device)
-
-    @understood
-    def prepare(
-        self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
-    ) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
-        """Return a converted module and its optimizers, prepared by the strategy."""
-        custom_loops.check_optimizers(optimizers)
-        for optimizer in optimizers:
-            self.bus.check_optimizer(optimizer)
-        prepared = self.bus.prepare_model(module, self.precision)
-        return prepared, [self.bus.prepare_optimizer(optimizer) for optimizer in optimizers]
+        return prepared[0] if len(prepared) == 1 else checks.Prepared(prepared)
 
     @explained
     def setup_data(self, loader: Iterable[Any], *, train: bool = True, global_batch: int | None = None) -> PreparedData:
@@ -280,7 +231,7 @@ class Runtime:
                 "stepper was given optimizers with and without names. Name all, as in stepper(model, critic=critic), or none."
             )
         given = named or {str(number): optimizer for number, optimizer in enumerate(optimizers)}
-        from hocket.training.loop_steps import make_steps
+        from hocket_strategies.custom_loops.loop_steps import make_steps
 
         step = make_steps(self, model, given, microbatch, clip, nonfinite)
         self._first_step.end(inner(model))
@@ -314,7 +265,7 @@ class Runtime:
             True
         """
         if not isinstance(model, PreparedModel):
-            custom_loops.refuse_model(model)
+            checks.refuse_model(model)
         module = inner(model)
         with self._gradients.block(module, last), self.bus.accumulate(module, last):
             yield
@@ -390,7 +341,7 @@ class Runtime:
             >>> norm = runtime.clip_gradients(model, optimizer, norm=1.0)
         """
         if not isinstance(optimizer, torch.optim.Optimizer):
-            custom_loops.check_optimizer(optimizer, "clip_gradients(model, optimizer, norm=1.0)")
+            checks.check_optimizer(optimizer, "clip_gradients(model, optimizer, norm=1.0)")
         if (norm is None) == (value is None):
             raise ValueError(
                 f"clip_gradients was given norm={norm} and value={value}; give one of them. Write "
@@ -427,7 +378,7 @@ class Runtime:
 
         Raises ValueError for another ``op``.
         """
-        custom_loops.check_operation(op)
+        checks.check_operation(op)
         reduced: torch.Tensor = self.bus.all_reduce(torch.as_tensor(tensor), op)
         return reduced
 
@@ -493,10 +444,10 @@ class Runtime:
             >>> rest
             {'epoch': 1}
         """
-        custom_loops.check_folder(path, "save")
+        checks.check_folder(path, "save")
         for step in self._steppers:
             step.report()
-        elsewhere.module("hocket_checkpoints.loops").save(self, Path(path), things)
+        saving.save(self, Path(path), things)
 
     @understood
     def load(self, path: str | Path, **things: Any) -> dict[str, Any]:
@@ -507,9 +458,8 @@ class Runtime:
             CheckpointError: there is no such checkpoint, it is damaged, or does not contain one of ``things``.
             TypeError: one of ``things`` has no ``load_state_dict``.
         """
-        custom_loops.check_folder(path, "load")
-        kept: dict[str, Any] = elsewhere.module("hocket_checkpoints.loops").load(self, Path(path), things)
-        return kept
+        checks.check_folder(path, "load")
+        return saving.load(self, Path(path), things)
 
     def close(self) -> None:
         """Leave the process group. Called automatically when the Runtime is garbage-collected."""
@@ -535,7 +485,7 @@ class Runtime:
         except TypeError:  # a value that cannot be referenced weakly
             first = True
         if first:
-            custom_loops.check_optimizer(optimizer, "step(optimizer)")
+            checks.check_optimizer(optimizer, "step(optimizer)")
             check_parameters(optimizer, {*self._roots}, "a model that was set up", _SET_UP_ALL)
             self._optimizers.setdefault(optimizer)
             held = [parameter for group in optimizer.param_groups for parameter in group["params"]]

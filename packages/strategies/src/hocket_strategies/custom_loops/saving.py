@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from hocket import elsewhere
 from hocket.distributed.ranks import Ranks
 from hocket.errors import CheckpointError
-from hocket.help import custom_loops, warn
+from hocket.help import warn
 from hocket.plain_data import decode, encode
-from hocket.prepared import PreparedData, inner, tensors
 from hocket.training import seeding
-from hocket_checkpoints.storage import format
+from hocket_strategies.custom_loops import checks
+from hocket_strategies.custom_loops.prepared import PreparedData, inner, tensors
 
 if TYPE_CHECKING:
-    from hocket.runtime import Runtime
+    from hocket_strategies.custom_loops.runtime import Runtime
+
+
+_FORMAT = "hocket_checkpoints.storage.format"
 
 
 def save(runtime: Runtime, path: Path, things: Mapping[str, Any]) -> None:
@@ -26,15 +30,17 @@ def save(runtime: Runtime, path: Path, things: Mapping[str, Any]) -> None:
     tree = {name: encode(_state_of(runtime, thing, name), name, gather=False) for name, thing in things.items()}
     random = [encode(each) for each in runtime.all_gather(seeding.capture())]
     content = {"things": tree, "random": random, "precision": encode(runtime.precision.state_dict())}
-    format.write(path, content, {"kind": "runtime"}, Ranks(runtime.rank, runtime.world_size, runtime.all_gather))
+    elsewhere.module(_FORMAT).write(
+        path, content, {"kind": "runtime"}, Ranks(runtime.rank, runtime.world_size, runtime.all_gather)
+    )
 
 
 def load(runtime: Runtime, path: Path, things: Mapping[str, Any]) -> dict[str, Any]:
     """See `hocket.Runtime.load`."""
-    custom_loops.check_loaded(path, things)
+    checks.check_loaded(path, things)
     if not path.exists():
         raise CheckpointError(f"{path} is not a checkpoint: there is no such folder. Give one that runtime.save wrote.")
-    saved = format.read(path)
+    saved = elsewhere.module(_FORMAT).read(path)
     kept = {name: decode(value) for name, value in saved["things"].items()}
     if missing := sorted(things.keys() - kept.keys()):
         raise CheckpointError(
