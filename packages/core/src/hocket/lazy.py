@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hocket import elsewhere
+from hocket.elsewhere import module as imported
 from hocket.ours import is_ours
 
 
@@ -32,7 +32,7 @@ def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any]
     def getattribute(name: str) -> Any:
         if name not in modules:
             raise missing(package, name, sorted(modules))
-        module = elsewhere.module(modules[name] if is_ours(modules[name]) else f"{package}.{modules[name]}".rstrip("."))
+        module = imported(modules[name] if is_ours(modules[name]) else f"{package}.{modules[name]}".rstrip("."))
         value = vars(module)[name] if name in vars(module) else importlib.import_module(f"{module.__name__}.{name}")
         setattr(importlib.import_module(package), name, value)
         return value
