@@ -156,6 +156,12 @@ def test_no_message_and_no_page_asks_a_registry_for_hocket() -> None:
     assert not {name: words for name, words in found.items() if words}
 
 
+class Absent:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name == "hocket_general":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
 class Switching(torch.optim.SGD):
     """Has a training and an evaluation mode, as the optimizers of schedulefree."""
 
@@ -168,6 +174,7 @@ class Switching(torch.optim.SGD):
     ("changes", "needing"),
     [
         ({"microbatch": "auto"}, "microbatch='auto'"),
+        ({"optimizer": "sgd(layer_decay=0.5)"}, "layer_decay="),
         ({"optimizer": Switching}, r"Switching Switching between train\(\) and eval\(\)"),
     ],
 )
@@ -176,7 +183,7 @@ def test_what_is_in_the_package_of_algorithms(
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "hocket_general"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "hocket_general", None)
+    monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
     message = f"{needing} needs hocket-algorithms-general, which is not installed. Type: pip install .*general"
     with pytest.raises(NotInstalled, match=message):
         hocket.Trainer(torch.nn.Linear(4, 1), loss="mse_loss", device="cpu", **changes)
