@@ -11,11 +11,11 @@ import pytest
 PACKAGES = Path(__file__).parent.parent / "packages"
 #: Lines of code of each package's sources.
 BUDGETS = {
-    "algorithms-general": 3260,
+    "algorithms-general": 3650,
     "algorithms-nlp": 3430,
     "algorithms-vision": 2440,
     "cli": 4810,
-    "core": 24520,
+    "core": 24190,
     "insight": 3670,
     "loggers": 1460,
     "migration": 10080,
