@@ -11,12 +11,12 @@ import pytest
 PACKAGES = Path(__file__).parent.parent / "packages"
 #: Lines of code of each package's sources.
 BUDGETS = {
-    "algorithms-general": 3260,
+    "algorithms-general": 3650,
     "algorithms-nlp": 3430,
     "algorithms-vision": 2440,
     "checkpoints": 5120,
     "cli": 4830,
-    "core": 18480,
+    "core": 18090,
     "insight": 3670,
     "loggers": 1460,
     "migration": 10080,

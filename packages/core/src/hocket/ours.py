@@ -12,18 +12,16 @@ PARTS = {
     "hocket-loggers": "hocket_loggers",
     "hocket-testkit": "hocket_testkit",
 }
-#: The import packages of all of hocket's distributions.
-PACKAGES = frozenset(
-    {
-        *PARTS.values(),
-        "hocket_general",
-        "hocket_migration",
-        "hocket_nlp",
-        "hocket_report",
-        "hocket_strategies",
-        "hocket_vision",
-    }
-)
+#: The import packages of all of hocket's distributions, and which distribution each is in.
+PACKAGES = {
+    **{package: name for name, package in PARTS.items()},
+    "hocket_general": "hocket-algorithms-general",
+    "hocket_migration": "hocket-migration",
+    "hocket_nlp": "hocket-algorithms-nlp",
+    "hocket_report": "hocket-report",
+    "hocket_strategies": "hocket-strategies",
+    "hocket_vision": "hocket-algorithms-vision",
+}
 
 
 def is_ours(module: object) -> bool:

@@ -33,7 +33,7 @@ from hocket.help.arguments import understood
 from hocket.joined import Joined
 from hocket.losses import Reduction, reduction_of
 from hocket.optim.groups import described, hyperparameters
-from hocket.optim.optimizers import make_optimizers
+from hocket.optim.optimizers import has_modes, make_optimizers
 from hocket.parts import resolve, without_writing_loggers
 from hocket.plugins import switches
 from hocket.plugins.bus import Bus
@@ -276,11 +276,10 @@ class Trainer:
 
             parts.attachments.append(BatchTransform.attachment(batch_transform))
         if settings.microbatch == "auto":
-            from hocket.training.microbatch import AutoMicrobatch
-
+            search = elsewhere.module("hocket_general.auto_microbatch", "microbatch='auto'")
             remembered = settings.folder / "microbatch.json" if settings.lasting else None
             how = settings.compile, settings.deterministic, settings.accumulate
-            parts.attachments.append(AutoMicrobatch.attachment(remembered, how))
+            parts.attachments.append(search.AutoMicrobatch.attachment(remembered, how))
         if summary:
             parts.attachments.append(elsewhere.module("hocket_insight.model_table").ShowSummary.attachment())
         self._limits: Limits | None = None
@@ -368,7 +367,6 @@ class Trainer:
             self._plan = dataclasses.replace(
                 self._plan, run={**self._plan.run, "optimizer": described(named, state.task)}
             )
-        from hocket.optim.averages import OptimizerAverages
         from hocket.optim.learning_rate import make_schedules
 
         made_with = hyperparameters(optimizers)
@@ -380,8 +378,10 @@ class Trainer:
             state.overwrites = may_overwrite(state.task, self.settings.compile, state.device)
         state.prepared, state.optimizers = self._joined.prepare(state.task, optimizers)
         state.schedules = make_schedules(schedule, state.optimizers, schedule_every, state.optimizer_names)
-        if averages := OptimizerAverages.attachment(state):
-            bus.attach(averages)
+        if found := [each for each in state.optimizers if has_modes(each)]:
+            needing = f"Switching {type(found[0]).__name__} between train() and eval()"
+            averages = elsewhere.module("hocket_general.optimizer_averages", needing)
+            bus.attach(averages.OptimizerAverages.attachment(state, found))
         return made_with
 
     # --- public methods

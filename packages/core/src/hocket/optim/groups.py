@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from hocket import elsewhere
 from hocket.plugins.errors import PluginConfigError
 from hocket.settings import plain
 from hocket.task import Task
@@ -37,7 +38,7 @@ def make_groups(
         groups: a list of ``{"match": pattern, option: value, …}``. A pattern is a glob for names (``"*.bias"``), or ``"1d"``
             for parameters with at most one dimension (biases and the weights of norms); ``match`` may be a list of them. The
             first group that matches a parameter gives it its options; the others keep those of the optimizer.
-        layer_decay: multiply the learning rate of layer i of n by ``layer_decay ** (n - i)``; see `hocket.optim.layers.layers`.
+        layer_decay: multiply the learning rate of layer i of n by ``layer_decay ** (n - i)``; see `layers` of hocket_general.
         routes: further options by the names of parameters, which groups override.
 
     Raises:
@@ -190,9 +191,7 @@ def _factors(part: nn.Module, names: Sequence[str], decay: Any) -> dict[str, flo
             f"layer_decay={decay!r} is not a factor per layer: give a number in (0, 1], such as 0.75."
         )
     model = part.model if isinstance(part, Task) else part
-    from hocket.optim.layers import layers
-
-    found = layers(model, names)
+    found = elsewhere.module("hocket_general.layers", "layer_decay=").layers(model, names)
     if not found:
         raise PluginConfigError(
             f"layer_decay={decay} needs blocks that repeat, such as the items of a ModuleList or block_1 and block_2 of one "

@@ -18,6 +18,7 @@ from hocket.callback import Callback
 from hocket.data.nesting import map_tensors
 from hocket.data.stateful import has_state
 from hocket.data.windows import Window
+from hocket.devices.memory import is_out_of_memory
 from hocket.distributed import comparison
 from hocket.help import warn
 from hocket.plugins.spec import Attachment
@@ -140,17 +141,6 @@ class _OncePerSample:
         if self._seen > self._updated:
             self._metrics.update(outputs, batch)
             self._updated = self._seen
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device or the host ran out of memory. Libraries below torch, and mps, raise a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
-    )
-
-
-#: Of mps, xpu and the CUDA runtime; of cuDNN, cuBLAS and cuSPARSE (``CUBLAS_STATUS_ALLOC_FAILED``); of torch's CPU allocator.
-_OUT_OF_MEMORY = ("out of memory", "_STATUS_ALLOC_FAILED", "can't allocate memory")
 
 
 def largest_microbatch(state: State, mine: int, known: int | None = None) -> int:

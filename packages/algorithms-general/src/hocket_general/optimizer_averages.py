@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import Optimizer
 
 from hocket.algorithm import Algorithm, Phase
 from hocket.distributed.dtensors import shard_like
@@ -43,17 +42,14 @@ class OptimizerAverages(Algorithm):
         self._train()
 
     @classmethod
-    def attachment(cls, state: State) -> Attachment | None:
-        """Return it for attaching if one of the optimizers needs it; warn of a schedule, which has no place beside it."""
-        found = [each for each in state.optimizers if has_modes(each)]
-        if not found:
-            return None
+    def attachment(cls, state: State, optimizers: Sequence[Any]) -> Attachment:
+        """Return it for attaching; warn of a schedule, which has no place beside it."""
         if not all(isinstance(getattr(each, "schedule", None), Constant) for each in state.schedules):
             warn(
-                f"{type(found[0]).__name__} averages weights instead of lowering the learning rate, so a schedule slows it "
-                "down. Omit schedule=, or write schedule='constant(warmup=0.05dur)' to warm up."
+                f"{type(optimizers[0]).__name__} averages weights instead of lowering the learning rate, so a schedule "
+                "slows it down. Omit schedule=, or write schedule='constant(warmup=0.05dur)' to warm up."
             )
-        return Attachment("algorithms", "optimizer-averages", cls(state, found))
+        return Attachment("algorithms", "optimizer-averages", cls(state, optimizers))
 
     def apply(self, event: Event, state: State) -> None:
         """Put the averages into the model, or restore the training weights."""
@@ -113,8 +109,3 @@ class OptimizerAverages(Algorithm):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load averages, full or sharded. They are evaluated until training continues with those of the optimizers."""
         self._loaded = {name: each.detach().clone() for name, each in state_dict.get("averages", {}).items()} or None
-
-
-def has_modes(optimizer: Optimizer) -> bool:
-    """Whether an optimizer has the methods ``train()`` and ``eval()``, which put other weights into the model."""
-    return all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))

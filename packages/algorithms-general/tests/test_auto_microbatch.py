@@ -19,6 +19,8 @@ from hocket_general.sam import SAM
 from hocket_testkit import run_ranks
 from hocket_testkit.ranks import RankError
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
 
 class Seen:
     """What trials leave as it is: neither a collection nor a metric."""
@@ -135,6 +137,8 @@ def test_what_changes_memory_is_looked_at_anew(make, changes: dict[str, Any]) ->
     def sizes() -> list[int]:
         return list(json.loads(Path("runs/microbatch.json").read_text()).values())
 
+    if changes.get("precision") == "fp64":
+        pytest.importorskip("hocket_strategies")
     base = {"model": Attention(), "optimizer": "sgd(lr=0.1)"}
     make(**base).fit("1ba")
     make(**{**base, "model": Attention(), "optimizer": "sgd(lr=0.2)", "seed": 4, "duration": "9ba"}).fit("1ba")
@@ -145,6 +149,7 @@ def test_what_changes_memory_is_looked_at_anew(make, changes: dict[str, Any]) ->
 
 def test_a_stored_size_that_no_longer_fits_is_found_anew_on_all_ranks(make) -> None:
     """Memory is less than in the run that stored it, on one of the ranks; the smaller size is stored in its place."""
+    pytest.importorskip("hocket_strategies")
 
     def rank_main(rank: int) -> list[int]:
         found = []
@@ -282,6 +287,7 @@ def test_memory_runs_out_below_torch_too(make, message: str, memory: bool) -> No
 
 def test_the_trial_is_a_step_as_in_training_and_leaves_plug_ins_alone(make) -> None:
     """Plug-ins change what the loss sees, and so how much memory it takes; one that counts must not notice."""
+    pytest.importorskip("hocket_strategies")
     seen: set[tuple[torch.dtype, int]] = set()
 
     class Counts(hocket.Algorithm):
@@ -356,6 +362,7 @@ def test_nothing_of_a_failed_try_is_kept_while_the_cache_is_emptied(make, monkey
 
 def test_ranks_agree_on_the_smallest(make) -> None:
     """Each has another limit, and none waits for the other. Of its 16 samples four times five fit, so four times four do."""
+    pytest.importorskip("hocket_strategies")
 
     def rank_main(rank: int) -> Any:
         trainer = make(Limited(7 if rank else 5), strategy="ddp")
@@ -371,6 +378,7 @@ def test_ranks_agree_on_the_smallest(make) -> None:
 
 def test_memory_that_runs_out_later_on_a_rank_stops_all(make) -> None:
     """The others may be in the middle of a collective, so nobody goes on with another size."""
+    pytest.importorskip("hocket_strategies")
 
     def rank_main(rank: int) -> None:
         trainer = make(Limited(32), strategy="ddp")
