@@ -11,16 +11,17 @@ import pytest
 PACKAGES = Path(__file__).parent.parent / "packages"
 #: Lines of code of each package's sources.
 BUDGETS = {
-    "algorithms-general": 3260,
+    "algorithms-general": 3650,
     "algorithms-nlp": 3430,
     "algorithms-vision": 2440,
+    "checkpoints": 5120,
     "cli": 4830,
-    "core": 23890,
+    "core": 17410,
     "insight": 3670,
     "loggers": 1460,
     "migration": 10080,
     "report": 1070,
-    "strategies": 3400,
+    "strategies": 4450,
     "testkit": 1950,
 }
 _NO_CODE = {

@@ -14,7 +14,6 @@ from support import make_data, make_model, make_trainer, same, sgd, weights
 from torch import Tensor, nn
 
 import hocket
-import hocket.checkpoints
 from hocket.schedules import Plateau
 from hocket_testkit.ranks import run_ranks
 

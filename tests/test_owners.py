@@ -21,8 +21,9 @@ OWNERS = {
     "step": {
         "state.py", "training/actions.py", "training/means.py", "training/steps.py", "training/task_steps.py",
         "training/by_hand.py", "training/parts_of_batch.py", "training/divisors.py", "training/weights.py",
-        "training/fit.py", "training/evaluate.py", "training/predict.py", "training/microbatch.py", "training/windows.py",
-        "checkpoints/components/step.py", "algorithms-general/src/hocket_general/swa.py",  # in a step of its own
+        "training/fit.py", "training/evaluate.py", "training/predict.py", "training/windows.py",
+        "checkpoints/components/step.py", "algorithms-general/src/hocket_general/auto_microbatch.py",
+        "algorithms-general/src/hocket_general/swa.py",  # in a step of its own
     },
     "progress": {"training/fit.py", "training/until.py", "trainer.py", "checkpoints/components/data.py"},
     "timestamp": {"training/progress.py"},
@@ -48,7 +49,7 @@ ASSIGNED = {
     "training/loop_steps.py": {
         "prepared", "parameters", "optimizers", "optimizer_names", "clipping", "loss_reduction", "overwrites",
     },
-    "training/microbatch.py": {"prepared", "logged"},  # while it tries
+    "algorithms-general/src/hocket_general/auto_microbatch.py": {"prepared", "logged"},  # while it tries
     "training/windows.py": {"microbatch"},  # of a window
     "cli/src/hocket_cli/config.py": {"config"},
     "cli/src/hocket_cli/train.py": {"config"},  # with what an earlier part of the run had

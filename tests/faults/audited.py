@@ -23,11 +23,11 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.checkpoints import resuming
-from hocket.checkpoints.storage import format as formats
-from hocket.checkpoints.storage.store import Store
-from hocket.checkpoints.weights import export, read_weights
 from hocket.help import installing  # noqa: F401  # messages import it where they need it, whatever the file says
+from hocket_checkpoints import resuming
+from hocket_checkpoints.storage import format as formats
+from hocket_checkpoints.storage.store import Store
+from hocket_checkpoints.weights import export, read_weights
 from hocket_cli import main
 
 FORBIDDEN = (

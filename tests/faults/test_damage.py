@@ -15,7 +15,7 @@ from training_script import differences, make, outcome
 
 import hocket
 from hocket.checkpoints import CheckpointError, DamagedCheckpointWarning
-from hocket.checkpoints.storage import format as formats
+from hocket_checkpoints.storage import format as formats
 from hocket_testkit import run_ranks
 
 

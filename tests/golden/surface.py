@@ -11,6 +11,7 @@ from typing import Any
 
 from hocket.data.stateful import Stateful
 from hocket.help.attributes import Elsewhere
+from hocket.joined import Joined
 
 FILE = Path(__file__).parent / "surface.txt"
 #: Modules that docs tell people to import from, each with the names of its ``__all__``, or those without an underscore.
@@ -38,8 +39,13 @@ def _of_module(module: Any) -> list[str]:
         value = getattr(module, name)
         lines.append(f"{module.__name__}.{name}{_signature(value)}")
         if inspect.isclass(value) and module.__name__ == "hocket":
-            members = {**vars(Stateful), **vars(value)} if value.__bases__ == (Stateful,) else vars(value)
-            members = {name: each for name, each in members.items() if not isinstance(each, Elsewhere)}
+            bases = [vars(each) for each in value.__bases__ if each in (Stateful, Joined)]  # which no user names
+            members = {
+                name: each
+                for one in (*bases, vars(value))
+                for name, each in one.items()
+                if not isinstance(each, Elsewhere)
+            }
             lines += [f"  .{name}{_signature(members[name])}" for name in sorted(members) if name[0] != "_"]
     return lines
 

@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from hocket.checkpoints.storage.locks import FileLock
 from hocket.plugins import PluginError
+from hocket_checkpoints.storage.locks import FileLock
 from hocket_cli import main
 from hocket_cli.document import ConfigError, parse
 from hocket_cli.sweeps.record import Entry, Record

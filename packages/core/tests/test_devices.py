@@ -25,7 +25,7 @@ def test_xla_that_is_not_installed_says_what_to_type(monkeypatch) -> None:
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     assert not XLA().available()
     with pytest.raises(PluginError, match=r"not installed.*pip install 'torch"):
-        hocket.Runtime(device="xla")
+        hocket.Trainer(nn.Linear(1, 1), device="xla")
 
 
 def test_xla_beside_the_wrong_torch_says_so(monkeypatch, tmp_path) -> None:
@@ -86,18 +86,6 @@ def test_a_device_hears_of_every_batch() -> None:
         assert device.batches == 2 * len(data)
         trainer.evaluate(data)
         assert device.batches == 3 * len(data)
-
-
-def test_a_device_hears_of_the_batches_and_steps_of_an_own_loop() -> None:
-    device = Counting()
-    runtime = hocket.Runtime(device=device)
-    model, optimizer = runtime.setup(network := nn.Linear(2, 1), torch.optim.SGD(network.parameters(), lr=0.1))
-    data = [torch.ones(3, 2)] * 4
-    for batch in runtime.setup_data(data):
-        runtime.backward(model(batch).mean())
-    assert device.batches == 4
-    runtime.step(optimizer)
-    assert device.batches == 5
 
 
 # --- cuda, emulated: what torch says about GPUs is replaced

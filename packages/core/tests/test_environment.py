@@ -239,13 +239,17 @@ def without_strategies(monkeypatch):
     monkeypatch.delitem(vars(hocket), "launch", raising=False)
 
 
-MISSING = r"^hocket-strategies is not installed\. Type: pip install .*strategies$"
-
-
-def test_what_starts_processes_says_in_one_line_what_to_install(without_strategies):
-    for start in (lambda: hocket.launch, lambda: hocket.launching.start(2), lambda: run_ranks(print, 2)):
-        with pytest.raises(ImportError, match=MISSING):
-            start()
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        (lambda: hocket.launch, "hocket-strategies is"),
+        (lambda: hocket.launching.start(2), "devices=2 needs hocket-strategies, which is"),
+        (lambda: run_ranks(print, 2), "run_ranks needs hocket-strategies, which is"),
+    ],
+)
+def test_what_starts_processes_says_in_one_line_what_to_install(start, said, without_strategies):
+    with pytest.raises(ImportError, match=rf"^{said} not installed\. Type: pip install .*strategies$"):
+        start()
 
 
 def test_a_strategy_of_others_trains_with_the_ranks_of_a_launcher(without_strategies, monkeypatch):

@@ -346,6 +346,7 @@ def test_measured_batches_of_a_resumed_run_count(tmp_path: Path, recwarn: pytest
 
 
 def test_monitors_beside_microbatches_that_are_found(recwarn: pytest.WarningsRecorder) -> None:
+    pytest.importorskip("hocket_general")
     logger = fit(*(each(every=3) for each in MEASURING), microbatch="auto")
     assert {"gradient/norm/0", "activation/mean/0", "optimizer/weight_norm"} <= logger.metrics.keys()
 

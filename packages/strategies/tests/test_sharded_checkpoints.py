@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 import hocket
-from hocket.checkpoints import CheckpointError, DamagedCheckpointWarning, content
-from hocket.checkpoints.storage import assembly, shards
-from hocket.checkpoints.storage import format as formats
-from hocket.checkpoints.storage.store import Store
+from hocket_checkpoints import CheckpointError, DamagedCheckpointWarning, content
+from hocket_checkpoints.storage import assembly, shards
+from hocket_checkpoints.storage import format as formats
+from hocket_checkpoints.storage.store import Store
 from hocket_cli import main
 from hocket_testkit import RankError, run_ranks
 

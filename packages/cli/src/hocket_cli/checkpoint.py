@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _within(place: str) -> list[str]:
     """Return the checkpoints in a folder of checkpoints, damaged and unfinished ones too, the newest last; else the place."""
-    from hocket.checkpoints.storage import manifest
-    from hocket.checkpoints.storage.store import Store
+    from hocket_checkpoints.storage import manifest
+    from hocket_checkpoints.storage.store import Store
 
     local = "://" not in place
     if local and (not os.path.isdir(place) or os.path.exists(os.path.join(place, manifest.NAME))):
@@ -63,9 +63,9 @@ def _within(place: str) -> list[str]:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    from hocket.checkpoints.storage import format as formats
-    from hocket.checkpoints.storage import references, tree_json
-    from hocket.checkpoints.storage.urls import local_folder
+    from hocket_checkpoints.storage import format as formats
+    from hocket_checkpoints.storage import references, tree_json
+    from hocket_checkpoints.storage.urls import local_folder
 
     *_, newest = _within(args.path)
     if newest != args.path:
@@ -116,9 +116,9 @@ def _text(value: Any) -> str:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from hocket.checkpoints.storage import format as formats
-    from hocket.checkpoints.storage.urls import local_folder
     from hocket.errors import CheckpointError
+    from hocket_checkpoints.storage import format as formats
+    from hocket_checkpoints.storage.urls import local_folder
 
     code = 0
     for path in (path for place in args.paths for path in _within(place)):
@@ -135,7 +135,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from hocket.checkpoints.weights import export
+    from hocket_checkpoints.weights import export
 
     count = export(args.path, args.out)
     print(f"{count} tensors in {args.out}")
@@ -155,9 +155,9 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _everything(path: str, only: list[str] | None) -> dict[str, Any]:
-    from hocket.checkpoints.storage import format as formats
-    from hocket.checkpoints.storage.urls import local_folder
-    from hocket.checkpoints.weights import read_weights
+    from hocket_checkpoints.storage import format as formats
+    from hocket_checkpoints.storage.urls import local_folder
+    from hocket_checkpoints.weights import read_weights
 
     with local_folder(path, only) as here:
         if here.is_dir() and (here / "manifest.json").exists():

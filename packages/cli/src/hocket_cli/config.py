@@ -17,7 +17,6 @@ from torch import nn
 
 import hocket
 from hocket import types
-from hocket.checkpoints import CheckpointError, resuming
 from hocket.data.module import is_module
 from hocket.distributed.ranks import ALONE
 from hocket.help import objects
@@ -29,6 +28,7 @@ from hocket.safe_files import printable
 from hocket.settings import Settings
 from hocket.trainer import Trainer
 from hocket.training import simple_metrics
+from hocket_checkpoints import CheckpointError, resuming
 from hocket_cli import forms, imports, recorded
 from hocket_cli.advice import in_yaml
 from hocket_cli.calls import lacking, lacks

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         _check_target(args.target, args.module)
         nodes, settings = _nodes(args.nnodes), _settings(args.rdzv_conf)
         processes = _processes(args.processes)
-        elastic = elsewhere.module("hocket_strategies.launching.elastic")
+        elastic = elsewhere.module("hocket_strategies.launching.elastic", "hocket launch")
         target = [*(["-m"] if args.module else []), args.target, *args.arguments]
         return elastic.run(
             elastic.Job(

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from safetensors import SafetensorError, safe_open
 
     from hocket import safe_files
-    from hocket.checkpoints.weights import write_tensors
+    from hocket_checkpoints.weights import write_tensors
 
     if Path(args.out).exists():
         try:

@@ -229,10 +229,10 @@ def _of_file(file: Path, place: str) -> str:
 
 
 def _of_checkpoint(place: str) -> str:
-    from hocket.checkpoints.storage import format as formats
-    from hocket.checkpoints.storage.store import Store
-    from hocket.checkpoints.storage.urls import local_folder, newest
     from hocket.errors import CheckpointError
+    from hocket_checkpoints.storage import format as formats
+    from hocket_checkpoints.storage.store import Store
+    from hocket_checkpoints.storage.urls import local_folder, newest
 
     if "://" not in place and not os.path.lexists(place):
         raise ConfigError(

@@ -94,8 +94,8 @@ class Sweep:
 
 def run(args: argparse.Namespace) -> int:
     """Check all values, run the trials, and print them as a table."""
-    from hocket.checkpoints.storage.locks import FileLock
     from hocket.run_folder import writable
+    from hocket_checkpoints.storage.locks import FileLock
     from hocket_cli.sweeps import processes
     from hocket_cli.sweeps.record import PRIVATE, Record
 

@@ -36,8 +36,8 @@ def trainer_with_weights(args: argparse.Namespace) -> Iterator[tuple[Trainer, st
 
 def _in_folder(where: str) -> str:
     """Return the weights in the folder of a run or of checkpoints, and say so in one line; any other path unchanged."""
-    from hocket.checkpoints.storage.store import Store
-    from hocket.checkpoints.storage.urls import newest
+    from hocket_checkpoints.storage.store import Store
+    from hocket_checkpoints.storage.urls import newest
 
     where = str(newest(where))
     if not os.path.isdir(where) or _is_checkpoint(where):
@@ -53,6 +53,6 @@ def _in_folder(where: str) -> str:
 
 
 def _is_checkpoint(where: str) -> bool:
-    from hocket.checkpoints.storage import manifest
+    from hocket_checkpoints.storage import manifest
 
     return "://" in where or os.path.exists(os.path.join(where, manifest.NAME))

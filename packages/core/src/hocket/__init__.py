@@ -12,14 +12,12 @@ if TYPE_CHECKING:
     from hocket import data, plugins, testkit
     from hocket.algorithm import Algorithm, Need, Phase
     from hocket.callback import Callback
-    from hocket.checkpoints.policy import Checkpoints
     from hocket.devices import Device
     from hocket.hookspecs import Event, hookimpl
     from hocket.logger import Logger
     from hocket.losses import Apart, Loss
     from hocket.precision import Precision
     from hocket.result import Result
-    from hocket.runtime import Runtime
     from hocket.span import Span
     from hocket.state import State
     from hocket.strategies import Strategy
@@ -30,7 +28,9 @@ if TYPE_CHECKING:
     from hocket.trainer import Trainer
     from hocket.training.evaluate import EvalSet
     from hocket.training.requests import Decision
+    from hocket_checkpoints.policy import Checkpoints
     from hocket_insight.model_table import model_summary
+    from hocket_strategies.custom_loops.runtime import Runtime
     from hocket_strategies.launching.forks import launch
 
 #: Public name -> the module that defines it; empty for a module.
@@ -38,7 +38,7 @@ _PUBLIC = {
     "Algorithm": "hocket.algorithm",
     "Apart": "hocket.losses",
     "Callback": "hocket.callback",
-    "Checkpoints": "hocket.checkpoints.policy",
+    "Checkpoints": "hocket_checkpoints.policy",
     "Decision": "hocket.training.requests",
     "Device": "hocket.devices",
     "EvalSet": "hocket.training.evaluate",
@@ -51,7 +51,7 @@ _PUBLIC = {
     "Phase": "hocket.algorithm",
     "Precision": "hocket.precision",
     "Result": "hocket.result",
-    "Runtime": "hocket.runtime",
+    "Runtime": "hocket_strategies.custom_loops.runtime",
     "Span": "hocket.span",
     "State": "hocket.state",
     "Strategy": "hocket.strategies",

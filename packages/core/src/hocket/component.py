@@ -13,7 +13,7 @@ from hocket.plugins.errors import PluginError
 
 #: Plain data: dicts with string keys, lists, tensors, numbers, strings, bytes and None; see `hocket.plain_data`.
 Tree: TypeAlias = Any
-#: Called with a path in the tree and the description of the tensor stored there; see `hocket.checkpoints.storage.format.read`.
+#: Called with a path in the tree and the description of the tensor stored there; see `hocket_checkpoints.storage.format.read`.
 Like: TypeAlias = Callable[[str, dict[str, Any]], Tensor | None]
 
 
@@ -110,7 +110,7 @@ class Component:
     anyway. A component adds state for each rank, tensors in shards, checks before loading, and a rule for another world size.
 
     Example:
-        >>> import hocket, hocket.checkpoints
+        >>> import hocket, hocket_checkpoints
         >>> class Queue(hocket.Callback):
         ...     def checkpoint_components(self, state):
         ...         return [QueueState(self)]

@@ -14,10 +14,15 @@ class NotInstalled(ModuleNotFoundError):
     """A part of hocket is not installed. The message says what to type."""
 
 
-def module(name: str) -> ModuleType:
-    """Import a module of a part of hocket.
+def module(name: str, needing: str = "") -> ModuleType:
+    """Import a module of another package of hocket.
 
-    Raises NotInstalled, an ImportError, if the part is absent. An error in the part itself remains what it is.
+    Args:
+        name: its full name.
+        needing: what needs the package, for the message.
+
+    Raises:
+        NotInstalled: the package is absent. An error in the package itself remains what it is.
 
     Example:
         >>> from hocket import elsewhere
@@ -33,7 +38,8 @@ def module(name: str) -> ModuleType:
         from hocket.help import installing  # only needed for error messages
 
         part = PACKAGES[package]
-        raise NotInstalled(f"{part} is not installed. Type: {installing.library(part)}", name=package) from None
+        what = f"{needing} needs {part}, which" if needing else part
+        raise NotInstalled(f"{what} is not installed. Type: {installing.library(part)}", name=package) from None
 
 
 def names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

@@ -118,7 +118,8 @@ def start(devices: int) -> None:
     import torch.distributed
 
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        workers = elsewhere.module("hocket_strategies.launching.processes").start(devices)
+        starting = elsewhere.module("hocket_strategies.launching.processes", f"devices={devices}")
+        workers = starting.start(devices)
 
 
 def cause_of(error: BaseException) -> BaseException:

@@ -6,6 +6,7 @@ from __future__ import annotations
 #: nothing switches them off.
 PARTS = {
     "hocket": "hocket",
+    "hocket-checkpoints": "hocket_checkpoints",
     "hocket-cli": "hocket_cli",
     "hocket-insight": "hocket_insight",
     "hocket-loggers": "hocket_loggers",

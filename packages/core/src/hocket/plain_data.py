@@ -1,6 +1,6 @@
 """State as plain data in memory: nested dicts and lists of tensors, numbers, strings, bytes and None, and back again.
 
-`hocket.checkpoints.storage.tree_json` writes plain data to a file.
+`hocket_checkpoints.storage.tree_json` writes plain data to a file.
 """
 
 from __future__ import annotations

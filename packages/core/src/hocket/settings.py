@@ -21,7 +21,7 @@ from hocket.training.seeding import check_seed
 from hocket.training.until import durations, minimum
 
 if TYPE_CHECKING:
-    from hocket.checkpoints.policy import Checkpoints
+    from hocket.checkpoints import Checkpoints
 
 #: Arguments that are not hyperparameters: data, and plug-ins, which are listed with their configurations instead.
 _PARTS = {

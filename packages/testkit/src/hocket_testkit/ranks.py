@@ -37,7 +37,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
         >>> run_ranks(total, 2)
         [3, 3]
     """
-    forks = elsewhere.module("hocket_strategies.launching.forks")
+    forks = elsewhere.module("hocket_strategies.launching.forks", "run_ranks")
     forks.check_forkable("run_ranks")
     with tempfile.TemporaryDirectory() as folder:
 

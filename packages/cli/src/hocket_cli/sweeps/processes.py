@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from hocket.checkpoints.storage.locks import FileLock, InUse
 from hocket.plugins import PluginError
+from hocket_checkpoints.storage.locks import FileLock, InUse
 from hocket_cli.document import flow
 from hocket_cli.sweeps.record import OVER, PRIVATE, Entry, Record
 from hocket_cli.sweeps.trial import read, write

@@ -12,11 +12,11 @@ from torch import Tensor
 from hocket import safe_files
 from hocket.callback import Callback
 from hocket.data.nesting import map_tensors
+from hocket.devices.memory import is_out_of_memory
 from hocket.distributed.dtensors import local
 from hocket.help import warn
 from hocket.state import State
 from hocket.time import batches
-from hocket.training.microbatch import is_out_of_memory
 from hocket_insight.callbacks.memory_monitor import resident_peak
 
 

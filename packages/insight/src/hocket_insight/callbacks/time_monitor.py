@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
-from hocket.checkpoints.policy import Checkpoints
 from hocket.periodic import Periodic
 from hocket.state import State
 
@@ -37,12 +37,12 @@ class TimeMonitor(Periodic):
         self._since = self._began = 0.0
         self._data = self._evaluation = self._checkpoints = 0.0
         self._batches = 0
-        self._writers: list[Checkpoints] = []
+        self._writers: list[Any] = []
 
     def fit_start(self, state: State) -> None:
         """Restart the measurement."""
         super().fit_start(state)
-        self._writers = [each.obj for each in state.bus.attachments if isinstance(each.obj, Checkpoints)]
+        self._writers = [each.obj for each in state.bus.attachments if hasattr(each.obj, "blocked_seconds")]
         self._restart(state)
 
     def _restart(self, state: State) -> None:

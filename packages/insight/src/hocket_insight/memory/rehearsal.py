@@ -190,7 +190,7 @@ def rehearse(make: Make, ranks: int = 1, microbatch: int | None = None) -> Rehea
                 return str(error)
             raise
 
-    forks = elsewhere.module("hocket_strategies.launching.forks")
+    forks = elsewhere.module("hocket_strategies.launching.forks", "an estimate")
     forks.check_forkable("an estimate")
     try:
         (result,) = forks.fork(run, 1, variables={})
