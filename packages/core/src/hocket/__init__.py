@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket import data, plugins, testkit
-    from hocket.algorithm import Algorithm, Need, Phase
+    from hocket.algorithm import Algorithm, Phase
     from hocket.callback import Callback
     from hocket.devices import Device
     from hocket.hookspecs import Event, hookimpl
+    from hocket.hookspecs.needs import Need
     from hocket.logger import Logger
     from hocket.losses import Apart, Loss
     from hocket.precision import Precision
@@ -46,7 +47,7 @@ _PUBLIC = {
     "Interval": "hocket.time",
     "Logger": "hocket.logger",
     "Loss": "hocket.losses",
-    "Need": "hocket.algorithm",
+    "Need": "hocket.hookspecs.needs",
     "NoEffectWarning": "hocket.surgery",
     "Phase": "hocket.algorithm",
     "Precision": "hocket.precision",

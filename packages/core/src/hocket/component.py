@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -168,3 +168,22 @@ class Component:
     def load_state_dict(self, saved: Any) -> None:
         """Continue from ``saved``, the state that `check` returned."""
         raise NotImplementedError
+
+
+class Content(Protocol):
+    """The content of a run's checkpoints. All ranks call its methods together."""
+
+    def state_dict(self, gather: bool = True) -> dict[str, Any]:
+        """Return the state of the run; unless ``gather``, sharded tensors are DTensors."""
+
+    def load_state_dict(self, tree: Mapping[str, Any], strict: bool, ignore: Sequence[str] = ()) -> None:
+        """Continue from the state of another run."""
+
+    def check_loaded(self) -> None:
+        """Raise RuntimeError if loading failed after some of the state had been loaded."""
+
+    def train_data_is_set(self) -> None:
+        """Continue from a position that was loaded before there was training data."""
+
+    def eval_sets_are_made(self) -> None:
+        """Continue from positions that were loaded before there were evaluation sets."""

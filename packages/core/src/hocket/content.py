@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hocket import elsewhere
+from hocket.component import Content
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -27,25 +28,6 @@ class Parts:
     arguments: Mapping[str, Any]
     hyperparameters: Mapping[str, str]
     module: ModuleData | None
-
-
-class Content(Protocol):
-    """The content of a run's checkpoints. All ranks call its methods together."""
-
-    def state_dict(self, gather: bool = True) -> dict[str, Any]:
-        """Return the state of the run; unless ``gather``, sharded tensors are DTensors."""
-
-    def load_state_dict(self, tree: Mapping[str, Any], strict: bool, ignore: Sequence[str] = ()) -> None:
-        """Continue from the state of another run."""
-
-    def check_loaded(self) -> None:
-        """Raise RuntimeError if loading failed after some of the state had been loaded."""
-
-    def train_data_is_set(self) -> None:
-        """Continue from a position that was loaded before there was training data."""
-
-    def eval_sets_are_made(self) -> None:
-        """Continue from positions that were loaded before there were evaluation sets."""
 
 
 class NoContent:

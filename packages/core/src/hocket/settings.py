@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch import nn
 
-from hocket.algorithm import Need
 from hocket.hookspecs import StrategyLike
+from hocket.hookspecs.needs import Need
 from hocket.losses import Reduction
 from hocket.plugins.spec import Attachment
 from hocket.run_folder import check_name, local

@@ -28,9 +28,10 @@ from hocket.training.step import Step
 from hocket.training.watching import WatchedValues
 
 if TYPE_CHECKING:
-    from hocket.content import Content
+    from hocket.component import Content
     from hocket.devices import Device
-    from hocket.hookspecs import PrecisionLike, StrategyLike
+    from hocket.hookspecs.precision import PrecisionLike
+    from hocket.hookspecs.strategies import StrategyLike
     from hocket.losses import Reduction
     from hocket.optim.learning_rate import LearningRate
     from hocket.plugins.bus import Bus

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from hocket.algorithm import Algorithm, Need, Phase
+from hocket.algorithm import Algorithm, Phase
 from hocket.help import names
 from hocket.hookspecs import SPECS, Actions, Event, Events, Loggers, PrecisionHooks, StrategyHooks
+from hocket.hookspecs.needs import Need
 from hocket.ours import is_ours
 from hocket.plugins.delivery import Delivery
 from hocket.plugins.errors import HookError

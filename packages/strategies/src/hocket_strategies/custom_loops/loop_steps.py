@@ -14,9 +14,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hocket import settings
-from hocket.algorithm import Need
 from hocket.distributed.comparison import of_values, over_ranks
 from hocket.help import attributes
+from hocket.hookspecs.needs import Need
 from hocket.run_folder import Run, TemporaryFolder
 from hocket.state import State
 from hocket.task import SupervisedTask, Task

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from hocket.algorithm import Need
 from hocket.data import batches, nesting
 from hocket.data.source import set_epoch
 from hocket.help import attributes, warn
 from hocket.hookspecs import StrategyLike
+from hocket.hookspecs.needs import Need
 from hocket.plugins.bus import Bus
 from hocket_strategies.custom_loops.accumulation import Gradients
 

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hocket.algorithm import Need
 from hocket.data.checks import check_batches
 from hocket.data.several import prepared
 from hocket.devices import placement
@@ -21,6 +20,7 @@ from hocket.help import attributes
 from hocket.help.arguments import explained, understood, unknown
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
+from hocket.hookspecs.needs import Need
 from hocket.joined import Joined
 from hocket.optim.clipping import clip_gradients
 from hocket.optim.closures import closure_for
