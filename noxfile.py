@@ -219,6 +219,14 @@ def isolation(session: nox.Session, package: Package) -> None:
 
 
 @nox.session(default=False)
+def alone(session: nox.Session) -> None:
+    """Train with the wheel of core alone, and see what every part that is missing says."""
+    settle(session)
+    install_wheels(session, build(session, (CORE,), scratch(session) / "dist"))
+    session.run("python", "-I", str(ROOT / ".ci/alone.py"))
+
+
+@nox.session(default=False)
 def oldest(session: nox.Session) -> None:
     """Run the tests with the oldest versions that the packages say they work with, torch 2.9.0 among them."""
     settle(session)

@@ -16,7 +16,7 @@ BUDGETS = {
     "algorithms-vision": 2440,
     "checkpoints": 5120,
     "cli": 4830,
-    "core": 17410,
+    "core": 17420,
     "insight": 3670,
     "loggers": 1460,
     "migration": 10080,

@@ -23,7 +23,11 @@ from hocket.plugins import catalog
 REQUIRES = [
     "torch>=2.9",
     "hocket-loggers[wandb]~=0.1.0; extra == 'wandb'",
+    "hocket-loggers~=0.1.0; extra == 'loggers'",
     "hocket-algorithms-vision~=0.1.0; extra == 'vision'",
+    "hocket-checkpoints~=0.1.0; extra == 'cli'",
+    "hocket-cli~=0.1.0; extra == 'cli'",
+    "hocket-loggers~=0.1.0; extra == 'cli'",
     "psutil>=5.9.5; extra == 'monitors'",
     "nvidia-ml-py>=12; extra == 'monitors'",
 ]
@@ -64,6 +68,14 @@ def test_libraries_of_others_are_named_wherever_hocket_comes_from(installed: Any
     assert installing.command("wandb", "hocket-loggers") == "pip install 'wandb>=0.19.10'"
     assert installing.library("acme_tools") == "pip install acme_tools"
     assert installing.library("acme", ">=2.1") == "pip install 'acme>=2.1'"
+
+
+def test_what_a_package_needs_of_hocket_is_installed_with_it(installed: Any, tmp_path: Path) -> None:
+    """A registry would be asked for it otherwise."""
+    packages = checkout(tmp_path / "hocket", "core", "checkpoints", "cli", "loggers")
+    installed({"url": (packages / "core").as_uri(), "dir_info": {"editable": True}}, loggers=True)
+    words = ["pip", "install", "-e", str(packages / "checkpoints"), "-e", str(packages / "cli")]
+    assert shlex.split(installing.command("cli")) == shlex.split(installing.library("hocket_cli")) == words
 
 
 @pytest.mark.parametrize("editable", [True, False])

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hocket import elsewhere
-from hocket.component import Content
 
 if TYPE_CHECKING:
+    from hocket.component import Content
     from hocket.state import State
     from hocket.training.fit import FitLoop
     from hocket.training.guard import NonFiniteGuard

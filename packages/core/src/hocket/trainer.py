@@ -281,7 +281,9 @@ class Trainer:
             how = settings.compile, settings.deterministic, settings.accumulate
             parts.attachments.append(search.AutoMicrobatch.attachment(remembered, how))
         if summary:
-            parts.attachments.append(elsewhere.module("hocket_insight.model_table").ShowSummary.attachment())
+            parts.attachments.append(
+                elsewhere.module("hocket_insight.model_table", "summary=True").ShowSummary.attachment()
+            )
         self._limits: Limits | None = None
         if settings.limits:
             from hocket.training.limits import Limits

@@ -188,7 +188,7 @@ def checkpoints(given: Any, arguments: Mapping[str, Any]) -> Any:
     """Convert a folder, True or a dict of arguments to Checkpoints."""
     if given is None or given is False:
         return None
-    Checkpoints = elsewhere.module("hocket_checkpoints.policy").Checkpoints
+    Checkpoints = elsewhere.module("hocket_checkpoints.policy", "checkpoints=").Checkpoints
     if given is True:
         folder = str(Path(arguments.get("folder", "runs")) / "checkpoints")
         warn(f"checkpoints=True is read as checkpoints={folder!r}. Write the folder, so that each run has its own.")

@@ -152,7 +152,7 @@ class DefaultActions:
 
     def resume(self, state: State, where: str | Path) -> bool:
         """Load the checkpoint; the run itself is a new one."""
-        elsewhere.module("hocket_checkpoints.resuming").resume(state, where)
+        elsewhere.module("hocket_checkpoints.resuming", "resume=").resume(state, where)
         return True
 
 
