@@ -108,7 +108,6 @@ def _numbers() -> Any:
         (np.random.default_rng(1), lambda net: net.kept.random(), "Net.kept"),
         (itertools.count(), lambda net: next(net.kept), "Net.kept"),
         (_numbers(), lambda net: next(net.kept), "Net.kept"),
-        (None, lambda net: setattr(net, "kept", net.weight.sum(0)), "Net.kept"),  # with its graph
         (None, _label, "Net.weight.uses"),
     ],
     ids=lambda each: type(each).__name__ if not isinstance(each, str) else "",
@@ -126,7 +125,7 @@ def test_what_a_model_keeps_is_named(start: Any, change: Any, name: str, every: 
         (None, _set(lambda kept: torch.arange(4))),  # the same in each batch
         (torch.ones(2), _set(lambda kept: kept.clone())),
         ({}, lambda net: net.kept.setdefault("mask", torch.ones(2))),
-        (None, lambda net: setattr(net, "kept", net.weight.sum())),  # a loss of the batch, with its graph
+        (None, lambda net: setattr(net, "kept", net.weight.sum(0))),  # a value of the batch, with its graph
     ],
 )
 def test_caches_are_not_named(start: Any, change: Any) -> None:

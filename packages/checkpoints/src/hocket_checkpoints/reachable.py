@@ -44,8 +44,8 @@ def walk(
     """Yield the paths and values of all leaves below ``roots``: numbers, texts, tensors, arrays, generators, sizes.
 
     Classes, functions and globals are followed where they are defined outside of installed packages. Resources (objects with
-    ``__exit__`` or ``close``), objects of hocket, torch and the standard library, and single numbers with a graph, such as
-    losses of the current batch, are omitted. A walk ends after 50,000 objects; of a collection it sees 100 items.
+    ``__exit__`` or ``close``), objects of hocket, torch and the standard library, and tensors with a graph, which belong to
+    the current batch, are omitted. A walk ends after 50,000 objects; of a collection it sees 100 items.
 
     Args:
         known: ids of objects that are saved, which are not entered.
@@ -132,7 +132,7 @@ def same(one: Any, other: Any) -> bool:
 
 def _is_leaf(value: Any) -> bool:
     if isinstance(value, Tensor):
-        return value.grad_fn is None or value.dim() > 0
+        return value.grad_fn is None
     if isinstance(value, torch.Generator | random.Random | itertools.count | bytearray):
         return True
     if (numpy := sys.modules.get("numpy")) is not None and isinstance(
