@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 import hocket
 from hocket import Algorithm, Event, State, Task, plugins
 from hocket.checkpoints import CheckpointError
+from hocket.plugins import catalog
+from hocket_checkpoints.components.plugins import how_to_get
 from hocket_checkpoints.recorded import ContentError, recorded_algorithms
 from hocket_checkpoints.storage import format as formats
 from hocket_checkpoints.weights import load_weights, read_weights
@@ -289,3 +292,16 @@ def test_what_cannot_be_applied_again_is_an_error(tmp_path: Path) -> None:
     formats.write(tmp_path / "absent", {"attached": [absent]}, {})
     with pytest.raises(ContentError, match=r"a wheel of hocket-vibrato; and pass algorithms=\['vibrato'\]"):
         recorded_algorithms(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("dist", "cls", "says"),
+    [
+        ("hocket", "hocket.EarlyStopping", r"a package of hocket.*type: pip install .*insight; and pass callbacks="),
+        ("acme", "acme.EarlyStopping", r"acme 0\.1\.0.*if you trust it, type: pip install acme==0\.1\.0; and pass"),
+    ],
+)
+def test_how_to_get_a_recorded_monitor_or_leave_it_out(monkeypatch, dist, cls, says) -> None:
+    monkeypatch.setattr(catalog, "names", lambda kind: ())
+    text = how_to_get("callbacks", {"name": "early-stopping", "class": cls, "dist": dist, "version": "0.1.0"})
+    assert re.search(says, text) and "ignore=['plugins.callbacks.early-stopping']" in text

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hocket import data, plugins, testkit
+    from hocket import callbacks, checkpoints, data, plugins, testkit
     from hocket.algorithm import Algorithm, Phase
     from hocket.callback import Callback
     from hocket.devices import Device
@@ -61,6 +61,8 @@ _PUBLIC = {
     "Timestamp": "hocket.timestamp",
     "Trainer": "hocket.trainer",
     "Unit": "hocket.time",
+    "callbacks": "",
+    "checkpoints": "",
     "data": "",
     "hookimpl": "hocket.hookspecs",
     "launch": "hocket_strategies.launching.forks",
@@ -95,6 +97,8 @@ __all__ = [
     "Timestamp",
     "Trainer",
     "Unit",
+    "callbacks",
+    "checkpoints",
     "data",
     "hookimpl",
     "launch",

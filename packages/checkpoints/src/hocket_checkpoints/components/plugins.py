@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hocket.component import Check, Component, Like, Saved, Tree
 from hocket.data.stateful import has_state
+from hocket.ours import is_ours
 from hocket.plain_data import encode
 from hocket.plugins import catalog
 from hocket.plugins.spec import Attachment
@@ -130,10 +131,23 @@ def how_to_get(kind: str, each: Mapping[str, Any]) -> str:
         return f"Pass an instance of it to the Trainer: {kind}=[{each['class'].rpartition('.')[2]}(…)]."
     from hocket.help import installing
 
-    return (
-        f"It comes with {each['dist']} {each['version']}, which is not installed or switched off; type: "
-        f"{installing.library(each['dist'], '==' + each['version'])}; and pass {kind}=['{short}'] to the Trainer."
+    extra = catalog.extra_of(kind, short)
+    if is_ours(each["class"]) and extra is not None:
+        what = f"a package of hocket that is not installed; type: {installing.command(extra)}"
+    else:
+        what = (
+            f"{each['dist']} {each['version']}, which is not installed or switched off; if you trust it, type: "
+            f"{installing.library(each['dist'], '==' + each['version'])}"
+        )
+    kept = (
+        ""
+        if kind == "algorithms"
+        else (
+            " To resume without its state, call trainer.load_state_dict(hocket.checkpoints.format.read(PATH), "
+            f"ignore=['plugins.{kind}.{each['name']}'])."
+        )
     )
+    return f"It comes with {what}; and pass {kind}=['{short}'] to the Trainer.{kept}"
 
 
 def short_name(name: str) -> str:

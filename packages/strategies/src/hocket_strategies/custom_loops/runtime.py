@@ -155,6 +155,14 @@ class Runtime(Joined):
         prepared = [next(sources[isinstance(each, nn.Module)]) for each in given]
         return prepared[0] if len(prepared) == 1 else checks.Prepared(prepared)
 
+    @understood
+    def prepare(
+        self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+        """Return a converted module and its optimizers, prepared by the strategy."""
+        checks.check_optimizers(optimizers)
+        return super().prepare(module, optimizers)
+
     @explained
     def setup_data(self, loader: Iterable[Any], *, train: bool = True, global_batch: int | None = None) -> PreparedData:
         """Return this rank's batches of ``loader``, on the device.
