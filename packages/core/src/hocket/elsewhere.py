@@ -46,7 +46,7 @@ def names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a module of core that has the public names of a part of hocket."""
 
     def getattribute(name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") and name != "__all__":
             raise AttributeError(name)
         return getattr(module(package), name)
 
