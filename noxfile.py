@@ -38,15 +38,26 @@ class Package:
         return folder / f"{self.distribution.replace('-', '_')}-{VERSION}-py3-none-any.whl"
 
 
-CORE = Package("core", "hocket", "[monitors]")
+CORE = Package("core", "hocket")
+CHECKPOINTS = Package("checkpoints", "hocket-checkpoints")
+CLI = Package("cli", "hocket-cli")
+INSIGHT = Package("insight", "hocket-insight", "[monitors]")
+TESTKIT = Package("testkit", "hocket-testkit")
+LOGGERS = Package("loggers", "hocket-loggers", "[tensorboard]")
+STRATEGIES = Package("strategies", "hocket-strategies", "[torchao]")
+#: What the tests of every package need.
+STANDARD = (CORE, CHECKPOINTS, CLI, INSIGHT, LOGGERS, TESTKIT, STRATEGIES)
 GENERAL = Package("algorithms-general", "hocket-algorithms-general", "[optimizers]")
 VISION = Package("algorithms-vision", "hocket-algorithms-vision", "[datasets]")
 NLP = Package("algorithms-nlp", "hocket-algorithms-nlp", "[peft]")
-STRATEGIES = Package("strategies", "hocket-strategies", "[torchao]")
-LOGGERS = Package("loggers", "hocket-loggers", "[tensorboard]")
 REPORT = Package("report", "hocket-report")
 MIGRATION = Package("migration", "hocket-migration")
-PACKAGES = (CORE, GENERAL, VISION, NLP, STRATEGIES, LOGGERS, REPORT, MIGRATION)
+PACKAGES = (*STANDARD, GENERAL, VISION, NLP, REPORT, MIGRATION)
+
+
+def with_extra(package: Package, extra: str) -> tuple[Package, ...]:
+    """STANDARD with another extra of one of its packages."""
+    return tuple(replace(each, extra=extra) if each is package else each for each in STANDARD)
 
 
 def settle(session: nox.Session, threads: int = 1) -> None:
@@ -129,7 +140,7 @@ def demo(session: nox.Session) -> None:
     settle(session, threads=2)
     # The demo is one long process: compiling all of torch ahead of it would cost more than it saves.
     install_editable(
-        session, (CORE, GENERAL, VISION, LOGGERS, REPORT), "torchmetrics", "scikit-learn", compile_bytecode=False
+        session, (*STANDARD, GENERAL, VISION, REPORT), "torchmetrics", "scikit-learn", compile_bytecode=False
     )
     session.run("python", "examples/digits.py", *session.posargs)
 
@@ -200,11 +211,19 @@ def lint(session: nox.Session) -> None:
 @nox.session(default=False)
 @nox.parametrize("package", PACKAGES, ids=[package.folder for package in PACKAGES])
 def isolation(session: nox.Session, package: Package) -> None:
-    """Run one package's tests, but for the long ones, with nothing of ours installed but its wheel and core's."""
+    """Run one package's tests, but for the long ones, with nothing of ours installed but its wheel and STANDARD's."""
     settle(session)
-    packages = tuple(dict.fromkeys((CORE, package)))
+    packages = tuple(dict.fromkeys((*STANDARD, package)))
     install_wheels(session, build(session, packages, scratch(session) / "dist"), *TESTS, "pytest-xdist")
     session.run("pytest", str(package.path / "tests"), *beside_each_other(), "-m", "not long", *session.posargs)
+
+
+@nox.session(default=False)
+def alone(session: nox.Session) -> None:
+    """Train with the wheel of core alone, and see what every part that is missing says."""
+    settle(session)
+    install_wheels(session, build(session, (CORE,), scratch(session) / "dist"))
+    session.run("python", "-I", str(ROOT / ".ci/alone.py"))
 
 
 @nox.session(default=False)
@@ -223,7 +242,7 @@ def oldest(session: nox.Session) -> None:
 def xla(session: nox.Session) -> None:
     """Train on torch_xla's CPU client beside the CPU itself (about five minutes, most of it compilation)."""
     settle(session)
-    install_editable(session, (replace(CORE, extra="[xla]"),), *TESTS)
+    install_editable(session, with_extra(CORE, "[xla]"), *TESTS)
     session.env["PJRT_DEVICE"] = "CPU"
     tests = ("test_xla.py", "test_devices.py")
     session.run("pytest", *(str(CORE.path / "tests" / name) for name in tests), *session.posargs)
@@ -233,7 +252,7 @@ def xla(session: nox.Session) -> None:
 def deepspeed(session: nox.Session) -> None:
     """Run the tests of the deepspeed strategy, which `tests` skips (about three minutes; needs a C++ compiler)."""
     settle(session)
-    install_editable(session, (CORE, replace(STRATEGIES, extra="[deepspeed]")), *TESTS)
+    install_editable(session, with_extra(STRATEGIES, "[deepspeed]"), *TESTS)
     # DeepSpeed compiles itself at run time, with the ninja that stands beside Python, and keeps what it made.
     session.env["TORCH_EXTENSIONS_DIR"] = str(scratch(session) / "extensions")
     tests = ("test_deepspeed.py", "test_deepspeed_arguments.py")
@@ -244,7 +263,7 @@ def deepspeed(session: nox.Session) -> None:
 def ray(session: nox.Session) -> None:
     """Run the tests of the ray strategy, which `tests` skips (about three minutes)."""
     settle(session)
-    install_editable(session, (CORE, replace(STRATEGIES, extra="[ray]")), *TESTS)
+    install_editable(session, with_extra(STRATEGIES, "[ray]"), *TESTS)
     tests = ("test_ray.py", "test_ray_arguments.py", "test_on_ray.py")
     session.run("pytest", *(str(STRATEGIES.path / "tests" / name) for name in tests), *session.posargs)
 
@@ -253,8 +272,8 @@ def ray(session: nox.Session) -> None:
 def backends(session: nox.Session) -> None:
     """Run the tests of the loggers of W&B, MLflow, Comet and Trackio, which `tests` skips (about four minutes)."""
     settle(session)
-    vendors = replace(LOGGERS, extra="[tensorboard,wandb,mlflow,comet,trackio]")
-    install_editable(session, (CORE, vendors), *TESTS, "pillow")
+    vendors = with_extra(LOGGERS, "[tensorboard,wandb,mlflow,comet,trackio]")
+    install_editable(session, vendors, *TESTS, "pillow")
     tests = (f"test_{vendor}.py" for vendor in ("wandb", "mlflow", "comet", "trackio"))
     paths = (str(LOGGERS.path / "tests" / test) for test in tests)
     session.run("pytest", *paths, *session.posargs)
@@ -277,7 +296,8 @@ def distributions(session: nox.Session) -> None:
     settle(session)
     wheels = build(session, PACKAGES, ROOT / "dist")
     session.run("python", "-I", str(ROOT / ".ci/check_wheels.py"), str(ROOT), *map(str, wheels.values()))
-    everything = f"hocket[general,vision,nlp,strategies,loggers,tensorboard,report,migration] @ {wheels[CORE].as_uri()}"
+    extras = "checkpoints,cli,insight,testkit,general,vision,nlp,strategies,loggers,tensorboard,report,migration"
+    everything = f"hocket[{extras}] @ {wheels[CORE].as_uri()}"
     install(session, everything, siblings=located(wheels), compile_bytecode=False)
     check_origin(session, PACKAGES, ROOT / "dist")
     with session.chdir(scratch(session)):
@@ -315,7 +335,7 @@ def evidence(session: nox.Session) -> None:
 def porting(session: nox.Session) -> None:
     """Compare ports with the frameworks that they come from, in their environments: docs/porting.md, and a Composer project."""
     settle(session)
-    install_editable(session, (CORE, GENERAL, VISION, MIGRATION), *TESTS, "scikit-learn", "torchmetrics")
+    install_editable(session, (*STANDARD, GENERAL, VISION, MIGRATION), *TESTS, "scikit-learn", "torchmetrics")
     session.env["PEERS_PYTHON"] = environment(
         session, "peers", "lightning", "accelerate", "transformers", "scikit-learn"
     )

@@ -20,7 +20,8 @@ def check(wheel: Path, license_text: bytes) -> None:
             sys.exit(f"{wheel.name}: expected one typed package, found {sorted(tops)}")
         declared = configparser.ConfigParser(delimiters=("=",), interpolation=None)
         declared.optionxform = str
-        declared.read_string(archive.read(f"{info}/entry_points.txt").decode())
+        if f"{info}/entry_points.txt" in archive.namelist():
+            declared.read_string(archive.read(f"{info}/entry_points.txt").decode())
         for group in declared.sections():
             for name, target in declared.items(group):
                 path = target.split(":")[0].replace(".", "/")

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.launching import forks
+from hocket_strategies.launching import forks
 
 WIDTH, WORDS = 768, 32768
 

@@ -192,7 +192,7 @@ def no_waiting(device: str, toy: bool) -> Rows:
     from torch import nn
 
     import hocket
-    from hocket.testkit import no_sync
+    from hocket_testkit import no_sync
 
     rows = Rows([["Trainer(…)", "waits in 20 batches"]])
     cases: dict[str, dict[str, Any]] = {

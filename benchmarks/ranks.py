@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 from workload import GPT, next_token_loss
 
 import hocket
-from hocket.testkit import run_ranks
+from hocket_testkit import run_ranks
 
 BATCH = 8
 

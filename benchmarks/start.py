@@ -42,7 +42,7 @@ x, y = torch.randn(3, 4), torch.randn(3, 2)
 hocket.Trainer(model=torch.nn.Linear(4, 2), loss=torch.nn.functional.mse_loss, train_data=[(x, y)], device="cpu",
                optimizer=lambda p: torch.optim.SGD(p, lr=0.1), duration="1ba", run_name="start").fit()
 """
-LIST = "from hocket.cli import main; main(['plugins', 'list'])"
+LIST = "from hocket_cli import main; main(['plugins', 'list'])"
 
 
 def run(repeats: int) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def table() -> str:
             for extra, plugins in each.get("tool", {}).get("hocket", {}).get("extras", {}).items()
             for plugin in plugins
         }
-        for group, points in each["project"]["entry-points"].items():
+        for group, points in each["project"].get("entry-points", {}).items():
             kind = group.removeprefix("hocket.v1.")
             known.setdefault(kind, {}).update((plugin, extras[needs.get(plugin, name)]) for plugin in points)
     lines = [_HEAD]

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.cli import main
-from hocket.launching.errors import WorkerError
-from hocket.memory.rehearsal import Rehearsal, Stage, rehearse
+from hocket.launching import WorkerError
+from hocket_cli import main
+from hocket_insight.memory.rehearsal import Rehearsal, Stage, rehearse
 
 #: A model, the arguments that it needs, and a batch.
 Case = tuple[Callable[[], nn.Module], dict[str, Any], Any]

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hocket
 from hocket.data import Window
-from hocket.testkit.ranks import run_ranks
+from hocket_testkit.ranks import run_ranks
 
 
 def plain(

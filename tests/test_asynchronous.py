@@ -18,13 +18,13 @@ from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hocket
-from hocket.checkpoints.storage.snapshot import Snapshot, Staging
 from hocket.data.nesting import move
 from hocket.devices import placement
 from hocket.devices.cuda import CUDA
 from hocket.distributed import agreement
-from hocket.testkit import no_sync
 from hocket.training import determinism, guard
+from hocket_checkpoints.storage.snapshot import Snapshot, Staging
+from hocket_testkit import no_sync
 
 
 class Ahead(hocket.Device):

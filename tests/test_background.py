@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.checkpoints import CheckpointError
-from hocket.checkpoints.storage import snapshot
-from hocket.checkpoints.storage.store import Store
-from hocket.testkit import run_ranks
 from hocket.training import interruption
+from hocket_checkpoints.storage import snapshot
+from hocket_checkpoints.storage.store import Store
+from hocket_testkit import run_ranks
 
 #: Models here count batches in an attribute, to write to weights in some.
 pytestmark = pytest.mark.filterwarnings("ignore:.* changed in training, and no checkpoint holds")

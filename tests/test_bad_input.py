@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 import hocket
 from hocket import Event, Phase, plugins
-from hocket.cli import main
 from hocket.time import TimeError
+from hocket_cli import main
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import hocket
-from hocket.cli import main
-from hocket.testkit import run_ranks
+from hocket_cli import main
+from hocket_testkit import run_ranks
 
 torch.manual_seed(0)
 INPUTS, TARGETS = torch.rand(6, 3), torch.rand(6, 1)

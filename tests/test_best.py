@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import hocket
 from hocket.checkpoints import CheckpointError, Store, read_weights
-from hocket.cli import main
+from hocket_cli import main
 
 BEST = ("test/loss", "min", 1)
 

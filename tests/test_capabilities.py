@@ -14,9 +14,8 @@ from support import make_data, make_model, make_trainer, same, sgd, weights
 from torch import Tensor, nn
 
 import hocket
-import hocket.checkpoints
 from hocket.schedules import Plateau
-from hocket.testkit.ranks import run_ranks
+from hocket_testkit.ranks import run_ranks
 
 # --- where things are in a model's output
 

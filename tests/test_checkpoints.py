@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.checkpoints import CheckpointError
-from hocket.checkpoints.recorded import recorded_algorithms
-from hocket.checkpoints.storage import manifest
-from hocket.checkpoints.storage.store import Store
-from hocket.checkpoints.weights import read_weights
-from hocket.testkit import run_ranks
+from hocket_checkpoints.recorded import recorded_algorithms
+from hocket_checkpoints.storage import manifest
+from hocket_checkpoints.storage.store import Store
+from hocket_checkpoints.weights import read_weights
+from hocket_testkit import run_ranks
 
 EPOCHS, BATCHES = 3, 6
 

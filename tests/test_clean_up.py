@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import hocket
-from hocket.testkit.footprint import changed, footprint
+from hocket_testkit.footprint import changed, footprint
 
 
 class Planned(Exception):

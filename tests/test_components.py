@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.checkpoints import Check, Component, ContentError, PerRank, Saved
-from hocket.testkit.ranks import run_ranks
+from hocket_testkit.ranks import run_ranks
 
 # --- as a third party would write it: nothing but public names
 

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 import hocket
-from hocket.cli import main
-from hocket.cli.keys import KINDS, keys
+from hocket_cli import main
+from hocket_cli.keys import KINDS, keys
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 HEADING = "## Every key\n\n"
@@ -91,7 +91,7 @@ def test_the_fragments_fit_the_configuration(block: str, folder: Path, capsys: p
 def test_ranks_find_the_modules_of_the_folder(folder: Path) -> None:
     """The processes of ``devices=2`` are started without the working folder on their path."""
     program = folder / "hocket_command.py"
-    program.write_text("import sys\nfrom hocket.cli import main\nsys.exit(main())\n", encoding="utf-8")
+    program.write_text("import sys\nfrom hocket_cli import main\nsys.exit(main())\n", encoding="utf-8")
     line = [sys.executable, str(program), "train", "config.yaml", "duration=1ep", "devices=2", "device=cpu"]
     line += ["metrics=null"]  # the page's metric does not combine ranks
     done = subprocess.run(line, capture_output=True, text=True, timeout=200, check=False)

@@ -30,11 +30,11 @@ from rehearsals import (
 from torch.profiler import ProfilerActivity, profile
 
 import hocket
-from hocket.cli.imports import raised
-from hocket.launching.forks import fork
-from hocket.memory.estimate import largest_microbatch, size_of
-from hocket.memory.rehearsal import EstimateError
-from hocket.testkit import run_ranks
+from hocket.help.raised import raised
+from hocket_insight.memory.estimate import largest_microbatch, size_of
+from hocket_insight.memory.rehearsal import EstimateError
+from hocket_strategies.launching.forks import fork
+from hocket_testkit import run_ranks
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ NEEDS = {
 }
 #: Modules whose ``__all__`` users call, and the one without.
 MODULES = (
-    "hocket", "hocket.plugins", "hocket.data", "hocket.checkpoints", "hocket.surgery", "hocket.schedules", "hocket.testkit",
+    "hocket", "hocket.plugins", "hocket.data", "hocket_checkpoints", "hocket.surgery", "hocket.schedules", "hocket_testkit",
     "hocket_general", "hocket_general.functional", "hocket_vision", "hocket_vision.functional", "hocket_nlp",
     "hocket_nlp.functional", "hocket_strategies", "hocket_loggers", "hocket_report",
 )  # fmt: skip

@@ -21,11 +21,12 @@ from torch import nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 import hocket
-from hocket.callbacks.early_stopping import EarlyStopping
-from hocket.cli.sweep import Sweep, _check_sweep
-from hocket.help import _BETWEEN, before_fit, warn
+from hocket import ours
+from hocket.help import before_fit, warn
 from hocket.schedules import Plateau
-from hocket.sweeps.space import Choices
+from hocket_cli.sweep import Sweep, _check_sweep
+from hocket_cli.sweeps.space import Choices
+from hocket_insight.callbacks.early_stopping import EarlyStopping
 
 ROOT = Path(__file__).parents[1]
 INPUTS, LABELS = torch.randn(16, 4), torch.randint(3, (16,))
@@ -106,12 +107,11 @@ def test_code_executed_without_a_modules_name_is_warned_at_its_line(name: Any) -
     assert [each.filename for each in caught] == ["cell.py"]
 
 
-def test_every_package_of_hockets_is_passed_over_and_no_other() -> None:
-    own = {
-        each.name for each in ROOT.glob("packages/*/src/*") if each.is_dir() and not each.name.startswith((".", "__"))
-    }
-    assert len(own) >= 8 and all(_BETWEEN.match(f"{name}.module") for name in own)
-    assert not any(map(_BETWEEN.match, ("hocket_project", "hockets", "torchvision.models", "__main__")))
+def test_every_package_is_known_as_hockets_and_no_other() -> None:
+    folders = ROOT.glob("packages/*/src/*")
+    own = {each.name for each in folders if each.is_dir() and not each.name.startswith((".", "__"))}
+    assert own == ours.PACKAGES.keys() and all(ours.is_ours(f"{name}.module") for name in own)
+    assert not any(map(ours.is_ours, ("hocket_project", "hockets", "torchvision.models", "__main__", None)))
 
 
 def test_no_module_of_hockets_counts_stack_levels() -> None:
@@ -300,7 +300,7 @@ def test_restored_weights_are_said_and_the_results_evaluation_is_theirs(
 def test_readmes_program_runs_after_readmes_install_line(tmp_path: Path) -> None:
     """In an environment that has nothing else, with the versions that the other tests run with."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    (line,) = re.findall(r"^```\n(pip install \./packages/core .*)\n```$", page, re.MULTILINE)
+    (line,) = re.findall(r"^```\n(pip install -r requirements\.txt .*)\n```$", page, re.MULTILINE)
     (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     python = tmp_path / "env" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "env")], check=True)

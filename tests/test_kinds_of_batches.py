@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
 import hocket
 from hocket.data import count, join, map_tensors, move, register_batch, split
-from hocket.testkit import run_ranks
+from hocket_testkit import run_ranks
 
 SEQUENCES = [torch.arange(1.0, n + 1) * (n + 1) for n in (2, 5, 1, 3, 4)]
 IMAGES = [torch.full((3, 4, 4 + n), float(n)) for n in range(5)]

@@ -17,9 +17,9 @@ from support import make_data, make_trainer
 
 import hocket
 from hocket.checkpoints import Store
-from hocket.checkpoints.signals import EXIT_CODE
-from hocket.cli import main
 from hocket.loggers.console import ConsoleLogger
+from hocket_checkpoints.signals import EXIT_CODE
+from hocket_cli import main
 
 SCRIPT = """
 import os, signal, sys
@@ -156,7 +156,7 @@ duration: 2ba
 loggers: [console]
 limit_eval: 1
 device: cpu
-checkpoints: {class_path: hocket.checkpoints.policy.Checkpoints, init_args: {folder: runs/a}}
+checkpoints: {class_path: hocket_checkpoints.policy.Checkpoints, init_args: {folder: runs/a}}
 """
 
 
@@ -193,7 +193,7 @@ optimizer: sgd(lr=0.1)
 duration: 1ep
 device: cpu
 run_name: b
-checkpoints: {class_path: hocket.checkpoints.policy.Checkpoints, init_args: {folder: runs/a}}
+checkpoints: {class_path: hocket_checkpoints.policy.Checkpoints, init_args: {folder: runs/a}}
 """
 
 
@@ -204,7 +204,7 @@ def test_the_command_line_says_them_without_loggers() -> None:
     lines = []
     for code in (EXIT_CODE, 0):
         done = subprocess.run(
-            [sys.executable, "-c", "import sys, hocket.cli; sys.exit(hocket.cli.main())", "train", "c.yaml", "resume=auto"],
+            [sys.executable, "-c", "import sys, hocket_cli; sys.exit(hocket_cli.main())", "train", "c.yaml", "resume=auto"],
             capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert done.returncode == code, done.stderr

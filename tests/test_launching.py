@@ -117,7 +117,7 @@ def said(output: str) -> list[str]:
     return [line for line in output.splitlines() if not line.startswith("[Gloo]")]
 
 
-HOCKET = (sys.executable, "-c", "import sys; from hocket.cli import main; sys.exit(main())", "launch", "-n", "2")
+HOCKET = (sys.executable, "-c", "import sys; from hocket_cli import main; sys.exit(main())", "launch", "-n", "2")
 
 
 def alive(pid: int) -> bool:
@@ -225,7 +225,7 @@ def test_the_end_of_a_worker_is_the_end_of_all(script, tmp_path, act, told):
     done = run(sys.executable, script, tmp_path, act, 2)
     assert done.returncode == 1
     assert act == "kill" or time.time() - float((tmp_path / "raised").read_text()) < 20
-    assert told in done.stderr.rpartition("hocket.launching.errors.WorkerError: ")[2]
+    assert told in done.stderr.rpartition("hocket.launching.WorkerError: ")[2]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
@@ -297,7 +297,7 @@ def test_a_worker_that_fails_before_its_trainer(tmp_path):
     assert done.returncode == 1 and "LookupError: too early" in done.stderr.rpartition("WorkerError: Rank 1 raised")[2]
 
     asleep = (
-        "import os, time, sys\nfrom hocket.launching import processes\n"
+        "import os, time, sys\nfrom hocket_strategies.launching import processes\n"
         "if 'RANK' in os.environ: sys.exit(9)\n"
         "processes.GRACE = 2.0; processes.start(2); time.sleep(600)"
     )

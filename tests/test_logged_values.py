@@ -21,9 +21,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import hocket
-from hocket.testkit import no_sync, run_ranks
 from hocket.training.accumulators import ACCUMULATORS, Total
 from hocket.training.scalars import to_floats
+from hocket_testkit import no_sync, run_ranks
 
 CPU = torch.device("cpu")
 SAMPLES = 84  # of make_data: batches of 32, 32 and 20

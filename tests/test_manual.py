@@ -17,7 +17,7 @@ from torch.optim import LBFGS, SGD, Adam, Optimizer
 
 import hocket
 from hocket.plugins.errors import PlanError
-from hocket.testkit.ranks import RankError, run_ranks
+from hocket_testkit.ranks import RankError, run_ranks
 
 BATCHES, SIZE = 6, 8
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import hocket
-from hocket.testkit import no_sync
-from hocket.testkit.sync import SynchronisationError
+from hocket_testkit import no_sync
+from hocket_testkit.sync import SynchronisationError
 
 BATCHES, EVERY = 12, 4
 CALLBACKS = [

@@ -16,7 +16,7 @@ from torch.optim import SGD
 
 import hocket
 from hocket.plugins.errors import PlanError
-from hocket.testkit.ranks import RankError, run_ranks
+from hocket_testkit.ranks import RankError, run_ranks
 
 DATA = [torch.full((4, 3), 1.0 + number) for number in range(4)]
 

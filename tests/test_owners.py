@@ -21,10 +21,11 @@ OWNERS = {
     "step": {
         "state.py", "training/actions.py", "training/means.py", "training/steps.py", "training/task_steps.py",
         "training/by_hand.py", "training/parts_of_batch.py", "training/divisors.py", "training/weights.py",
-        "training/fit.py", "training/evaluate.py", "training/predict.py", "training/microbatch.py", "training/windows.py",
-        "checkpoints/components/step.py", "algorithms-general/src/hocket_general/swa.py",  # in a step of its own
+        "training/fit.py", "training/evaluate.py", "training/predict.py", "training/windows.py",
+        "checkpoints/src/hocket_checkpoints/components/step.py", "algorithms-general/src/hocket_general/auto_microbatch.py",
+        "algorithms-general/src/hocket_general/swa.py",  # in a step of its own
     },
-    "progress": {"training/fit.py", "training/until.py", "trainer.py", "checkpoints/components/data.py"},
+    "progress": {"training/fit.py", "training/until.py", "trainer.py", "checkpoints/src/hocket_checkpoints/components/data.py"},
     "timestamp": {"training/progress.py"},
     "previous": {"training/progress.py"},
     "requests": set(),
@@ -45,15 +46,15 @@ ASSIGNED = {
     "training/scalars.py": {"logged"},
     "training/steps.py": {"step"},
     "training/by_hand.py": {"step", "clipping"},  # while it clips
-    "training/loop_steps.py": {
+    "strategies/src/hocket_strategies/custom_loops/loop_steps.py": {
         "prepared", "parameters", "optimizers", "optimizer_names", "clipping", "loss_reduction", "overwrites",
     },
-    "training/microbatch.py": {"prepared", "logged"},  # while it tries
+    "algorithms-general/src/hocket_general/auto_microbatch.py": {"prepared", "logged"},  # while it tries
     "training/windows.py": {"microbatch"},  # of a window
-    "cli/config.py": {"config"},
-    "cli/train.py": {"config"},  # with what an earlier part of the run had
-    "memory/rehearsal.py": {"loss_reduction"},
-    "checkpoints/resuming.py": {"run", "folder", "resumed_from"},
+    "cli/src/hocket_cli/config.py": {"config"},
+    "cli/src/hocket_cli/train.py": {"config"},  # with what an earlier part of the run had
+    "insight/src/hocket_insight/memory/rehearsal.py": {"loss_reduction"},
+    "checkpoints/src/hocket_checkpoints/resuming.py": {"run", "folder", "resumed_from"},
     "summary.py": {"resumed_from"},  # shown once
     "strategies/src/hocket_strategies/deepspeed.py": {"microbatch"},  # as its configuration says
 }  # fmt: skip
@@ -118,7 +119,7 @@ TORCHS = {
 
 def test_checkpoints_and_the_trainer_read_no_private_field_of_others() -> None:
     found = []
-    for path in [CORE / "trainer.py", *CORE.glob("checkpoints/**/*.py")]:
+    for path in [CORE / "trainer.py", *SOURCES.glob("checkpoints/src/**/*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr[0] == "_" and node.attr[:2] != "__":
                 own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")

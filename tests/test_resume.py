@@ -25,10 +25,10 @@ from torch.utils.data import (
 from torchmetrics.classification import MulticlassAccuracy
 
 from hocket import Callback, EvalSet, State, Trainer
-from hocket.callbacks.early_stopping import EarlyStopping
 from hocket.data import seeded
 from hocket.data.errors import DataError
 from hocket.loggers.memory import MemoryLogger
+from hocket_insight.callbacks.early_stopping import EarlyStopping
 
 SAMPLES, BATCH = 18, 4  # five batches, the last one of two
 

@@ -16,8 +16,8 @@ import torch
 import yaml
 
 import hocket
-from hocket.cli import main
 from hocket.masking import is_masked, masked
+from hocket_cli import main
 
 SECRETS = [f"s3cr3t{letter}" for letter in "ABCDEFGH"]
 MINE = """

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
 import hocket
-from hocket.testkit.ranks import RankError, run_ranks
+from hocket_testkit.ranks import RankError, run_ranks
 
 BATCHES, SIZE = 6, 8
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-HOCKET = (sys.executable, "-c", "import sys; from hocket.cli import main; sys.exit(main())")
+HOCKET = (sys.executable, "-c", "import sys; from hocket_cli import main; sys.exit(main())")
 NAME = f"hk{os.getpid() % 100000}"  # interfaces have at most 15 characters
 ADDRESS = "10.77.0.{}"
 

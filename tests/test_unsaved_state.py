@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, Subset
 
 import hocket
-from hocket.checkpoints.component import ContentError
+from hocket.component import ContentError
 from hocket.data import seeded
 
 DATA = [(torch.randn(8, 4, generator=torch.Generator().manual_seed(i)), torch.arange(8) % 3) for i in range(6)]
@@ -369,7 +369,7 @@ def test_it_is_resumed_bitwise(model: type[nn.Module], arguments: Callable[[], d
 
 
 def test_empty_tensors_have_a_fingerprint() -> None:
-    from hocket.checkpoints.reachable import fingerprint, same
+    from hocket_checkpoints.reachable import fingerprint, same
 
     assert same(fingerprint(torch.empty(0, 3)), fingerprint(torch.empty(0, 3)))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.checkpoints import CheckpointError, export, read_weights
-from hocket.checkpoints.plain_data import decode, encode
+from hocket.plain_data import decode, encode
 from hocket.plugins.errors import PlanError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse", "ignore:.*quantiz")

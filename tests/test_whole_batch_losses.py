@@ -11,7 +11,7 @@ from torch.distributed.nn.functional import all_gather
 
 import hocket
 from hocket.plugins import PlanError
-from hocket.testkit import run_ranks
+from hocket_testkit import run_ranks
 
 torch.manual_seed(0)
 INPUTS, OTHERS = torch.randn(2, 8, 3)

@@ -15,10 +15,10 @@ from torch import nn
 
 import hocket
 from hocket.checkpoints import CheckpointError
-from hocket.checkpoints.storage import format as formats
-from hocket.checkpoints.storage.store import Store
 from hocket.run_folder import Run, RunFolder, RunFolderError, TemporaryFolder
-from hocket.testkit import run_ranks
+from hocket_checkpoints.storage import format as formats
+from hocket_checkpoints.storage.store import Store
+from hocket_testkit import run_ranks
 
 BATCHES = [(torch.full((2, 3), float(number)), torch.zeros(2, 1)) for number in range(3)]
 

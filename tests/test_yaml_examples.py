@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hocket.cli import main
 from hocket.plugins import catalog
+from hocket_cli import main
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FILES = sorted(each.name for each in EXAMPLES.glob("*.yaml"))

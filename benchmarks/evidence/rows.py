@@ -12,7 +12,7 @@ import yaml
 
 from evidence.tasks import TASKS, Task
 from hocket import plugins
-from hocket.cli import document
+from hocket_cli import document
 
 FILE = Path(__file__).parent / "rows.yaml"
 SPEEDRUN = Path(__file__).parents[1] / "speedrun"

@@ -23,12 +23,12 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.checkpoints import resuming
-from hocket.checkpoints.storage import format as formats
-from hocket.checkpoints.storage.store import Store
-from hocket.checkpoints.weights import export, read_weights
-from hocket.cli import main
 from hocket.help import installing  # noqa: F401  # messages import it where they need it, whatever the file says
+from hocket_checkpoints import resuming
+from hocket_checkpoints.storage import format as formats
+from hocket_checkpoints.storage.store import Store
+from hocket_checkpoints.weights import export, read_weights
+from hocket_cli import main
 
 FORBIDDEN = (
     "pickle.find_class", "exec", "compile", "import", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn",

@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from hocket.checkpoints.storage.store import Store
+from hocket_checkpoints.storage.store import Store
 
 
 @dataclass(frozen=True)

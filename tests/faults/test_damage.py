@@ -15,8 +15,8 @@ from training_script import differences, make, outcome
 
 import hocket
 from hocket.checkpoints import CheckpointError, DamagedCheckpointWarning
-from hocket.checkpoints.storage import format as formats
-from hocket.testkit import run_ranks
+from hocket_checkpoints.storage import format as formats
+from hocket_testkit import run_ranks
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ from training_script import At, differences, make, outcome
 
 import hocket
 from hocket.checkpoints import CheckpointError
-from hocket.checkpoints.signals import Interrupted
-from hocket.checkpoints.storage import format as formats
-from hocket.checkpoints.storage.store import Local, Store
+from hocket_checkpoints.signals import Interrupted
+from hocket_checkpoints.storage import format as formats
+from hocket_checkpoints.storage.store import Local, Store
 
 #: A disk: where it is, and how to take it all and give it back.
 Disk = tuple[Path, Callable[[], Any], Callable[[], Any]]

@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 
 import hocket
-from hocket.cli import main
+from hocket_cli import main
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")]
 #: Modules that commands import: once, and not in each of the forks.
@@ -226,7 +226,7 @@ def test_some_of_them_in_processes_of_their_own(valid: Path, tmp_path: Path) -> 
         name, how, command = case(number, valid, folder)
         if not isinstance(command, list):
             continue
-        program = f"import sys; from hocket.cli import main; sys.exit(main({command!r}))"
+        program = f"import sys; from hocket_cli import main; sys.exit(main({command!r}))"
         done = subprocess.run(
             [sys.executable, "-c", program], cwd=folder, capture_output=True, timeout=60, stdin=subprocess.DEVNULL
         )

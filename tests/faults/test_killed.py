@@ -11,7 +11,7 @@ import pytest
 from moments import Moment, Watch
 from training_script import differences, make, outcome
 
-from hocket.testkit import RankError, run_ranks
+from hocket_testkit import RankError, run_ranks
 
 BATCHES = 40  # more than are trained in all the runs that are killed
 

@@ -16,8 +16,8 @@ import torch
 from training_script import At, differences, make, outcome
 
 from hocket.checkpoints import CheckpointError, DamagedCheckpointWarning
-from hocket.checkpoints.storage import format as formats
-from hocket.checkpoints.storage.store import Store
+from hocket_checkpoints.storage import format as formats
+from hocket_checkpoints.storage.store import Store
 
 
 def tree(value):

@@ -17,10 +17,10 @@ import training_script
 from training_script import differences, make, outcome
 
 import hocket
-from hocket.checkpoints.signals import EXIT_CODE, Interrupted
-from hocket.checkpoints.slurm import requeue
-from hocket.testkit import run_ranks
 from hocket.training import interruption
+from hocket_checkpoints.signals import EXIT_CODE, Interrupted
+from hocket_checkpoints.slurm import requeue
+from hocket_testkit import run_ranks
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ class SignalAt(hocket.Callback):
 
 # --- scripts
 
-LAUNCH = ("-c", "import sys; from hocket.cli import main; sys.exit(main())", "launch", "-n", "2")
+LAUNCH = ("-c", "import sys; from hocket_cli import main; sys.exit(main())", "launch", "-n", "2")
 
 
 def processes_of(leader: int) -> list[int]:

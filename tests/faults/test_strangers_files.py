@@ -23,8 +23,8 @@ import yaml
 from test_fuzz import composer, lightning
 
 from hocket import safe_files
-from hocket.cli import document, main, recorded
-from hocket.runs import files, listing
+from hocket.runs import files
+from hocket_cli import document, listing, main, recorded
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no such files there")
 BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(

@@ -16,7 +16,7 @@ from torch import nn
 
 import hocket
 from hocket.checkpoints import CheckpointError
-from hocket.checkpoints.storage.locks import InUse
+from hocket_checkpoints.storage.locks import InUse
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:callback 'at'.left changed in training"

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 import hocket
-from hocket.callbacks.early_stopping import EarlyStopping
-from hocket.checkpoints.storage import format as formats
 from hocket.data import seeded
+from hocket_checkpoints.storage import format as formats
+from hocket_insight.callbacks.early_stopping import EarlyStopping
 
 SAMPLES, BATCH, EPOCHS = 38, 8, 3  # five batches an epoch, the last one of six
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 import hocket
-from hocket.testkit.ranks import run_ranks
+from hocket_testkit.ranks import run_ranks
 
 FOLDER = Path(__file__).parent / "checkpoints"
 SAMPLES, BATCH = 16, 4

@@ -11,13 +11,14 @@ from typing import Any
 
 from hocket.data.stateful import Stateful
 from hocket.help.attributes import Elsewhere
+from hocket.joined import Joined
 
 FILE = Path(__file__).parent / "surface.txt"
 #: Modules that docs tell people to import from, each with the names of its ``__all__``, or those without an underscore.
 MODULES = (
     "hocket", "hocket.plugins", "hocket.data", "hocket.checkpoints", "hocket.hookspecs", "hocket.testkit", "hocket.surgery",
     "hocket.schedules", "hocket.time", "hocket.distributed.dtensors", "hocket.launching", "hocket.strategies",
-    "hocket.precision", "hocket.devices", "hocket.cli", "hocket_general", "hocket_general.functional", "hocket_vision",
+    "hocket.precision", "hocket.devices", "hocket_cli", "hocket_general", "hocket_general.functional", "hocket_vision",
     "hocket_vision.functional", "hocket_vision.models", "hocket_vision.datasets", "hocket_nlp", "hocket_nlp.functional",
     "hocket_strategies", "hocket_loggers", "hocket_report", "hocket_migration",
 )  # fmt: skip
@@ -34,12 +35,19 @@ def _of_module(module: Any) -> list[str]:
         if name[0] != "_" and getattr(value, "__module__", module.__name__) == module.__name__ and not inspect.ismodule(value)
     ]  # fmt: skip
     lines = []
-    for name in sorted(getattr(module, "__all__", own)):
+    for name in sorted(getattr(module, "__all__", own or [each for each in dir(module) if each[0] != "_"])):
         value = getattr(module, name)
+        if inspect.ismodule(value) and not hasattr(module, "__all__"):  # one that another test has imported
+            continue
         lines.append(f"{module.__name__}.{name}{_signature(value)}")
         if inspect.isclass(value) and module.__name__ == "hocket":
-            members = {**vars(Stateful), **vars(value)} if value.__bases__ == (Stateful,) else vars(value)
-            members = {name: each for name, each in members.items() if not isinstance(each, Elsewhere)}
+            bases = [vars(each) for each in value.__bases__ if each in (Stateful, Joined)]  # which no user names
+            members = {
+                name: each
+                for one in (*bases, vars(value))
+                for name, each in one.items()
+                if not isinstance(each, Elsewhere)
+            }
             lines += [f"  .{name}{_signature(members[name])}" for name in sorted(members) if name[0] != "_"]
     return lines
 

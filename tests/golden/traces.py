@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.testkit.ranks import run_ranks
+from hocket_testkit.ranks import run_ranks
 
 
 def network() -> nn.Module:

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import hocket
-from hocket.callbacks import nvml
 from hocket.loggers.memory import MemoryLogger
+from hocket_insight.callbacks import nvml
 
 
 def fit(*callbacks: Any, model: nn.Module | None = None, batches: int = 8, **changes: Any) -> MemoryLogger:

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import hocket
-from hocket.checkpoints.plain_data import decode
-from hocket.checkpoints.storage import format
+from hocket.plain_data import decode
+from hocket_checkpoints.storage import format
 
 
 class Strict(hocket.Callback):

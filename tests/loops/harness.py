@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import hocket
-from hocket.testkit.ranks import run_ranks
+from hocket_testkit.ranks import run_ranks
 
 FOLDER = Path(__file__).parents[2] / "examples"
 SEED = 3

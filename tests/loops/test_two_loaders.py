@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 
-from hocket.testkit.ranks import run_ranks
+from hocket_testkit.ranks import run_ranks
 
 
 class TestTwoLoaders(Loop):

@@ -14,7 +14,7 @@ from matrix import runs
 from torch import Tensor
 
 import hocket
-from hocket.testkit import RankError, run_ranks
+from hocket_testkit import RankError, run_ranks
 
 
 def rounding(name: str) -> float:

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import hocket
-from hocket.callbacks.lr_monitor import LRMonitor
 from hocket.training.simple_metrics import Accuracy, MeanSquaredError
+from hocket_insight.callbacks.lr_monitor import LRMonitor
 
 
 def plain(**changes: Any) -> hocket.Trainer:

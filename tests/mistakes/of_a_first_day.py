@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 import hocket
-import hocket.checkpoints
 from hocket import Event
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from newcomers import Mistake
 
-from hocket.cli import main
+from hocket_cli import main
 
 MINE = """
 import torch, hocket

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 import hocket
 from hocket import NoEffectWarning
-from hocket.testkit import AlgorithmConformance, run_ranks
-from hocket.testkit.reference import TwoSteps
 from hocket_general import ActivationCheckpointing
 from hocket_general.functional import checkpoint_activations
+from hocket_testkit import AlgorithmConformance, run_ranks
+from hocket_testkit.reference import TwoSteps
 
 
 class Block(nn.Module):

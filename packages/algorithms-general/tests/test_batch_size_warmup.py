@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from support import make_data, make_model, make_trainer, momentum, weights
 
 import hocket
-from hocket.testkit import AlgorithmConformance, run_ranks
 from hocket_general import SAM, BatchSizeWarmup
 from hocket_general.functional import batch_size_steps
+from hocket_testkit import AlgorithmConformance, run_ranks
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 

@@ -1,7 +1,7 @@
 """Every algorithm of this package passes the suite that authors of plug-ins inherit."""
 
-from hocket.testkit import AlgorithmConformance
 from hocket_general import EMA, SAM, GradientClipping, LabelSmoothing
+from hocket_testkit import AlgorithmConformance
 
 
 class TestLabelSmoothing(AlgorithmConformance):

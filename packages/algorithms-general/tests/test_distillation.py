@@ -13,12 +13,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.cli import main
 from hocket.task import SupervisedTask
-from hocket.testkit import AlgorithmConformance, run_ranks
-from hocket.testkit.reference import convolutional_network
+from hocket_cli import main
 from hocket_general import Distillation, LabelSmoothing
 from hocket_general.functional import distillation_loss
+from hocket_testkit import AlgorithmConformance, run_ranks
+from hocket_testkit.reference import convolutional_network
 
 
 class TestDistillation(AlgorithmConformance):

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hocket import NoEffectWarning
-from hocket.testkit import AlgorithmConformance
 from hocket_general import Factorize
 from hocket_general.factorize import FactorizedConv, FactorizedLinear
 from hocket_general.functional import factorize, largest_useful_rank, low_rank_factors
+from hocket_testkit import AlgorithmConformance
 
 
 class TestFactorize(AlgorithmConformance):

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hocket import NoEffectWarning
-from hocket.testkit import AlgorithmConformance
-from hocket.testkit.reference import batch_norm_network
 from hocket_general import GhostBatchNorm
 from hocket_general.functional import ghost_batchnorm
+from hocket_testkit import AlgorithmConformance
+from hocket_testkit.reference import batch_norm_network
 
 
 class TestGhostBatchNorm(AlgorithmConformance):

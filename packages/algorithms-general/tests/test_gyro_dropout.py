@@ -12,9 +12,9 @@ from torch import nn
 
 import hocket
 from hocket.surgery import NoEffectWarning
-from hocket.testkit import AlgorithmConformance, run_ranks
 from hocket_general import GyroDropout
 from hocket_general.functional import GyroSchedule, gyro_dropout
+from hocket_testkit import AlgorithmConformance, run_ranks
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 

@@ -15,8 +15,8 @@ from torch import nn
 import hocket
 from hocket.hookspecs import Event
 from hocket.task import SupervisedTask
-from hocket.testkit import run_ranks
 from hocket_general import LabelSmoothing
+from hocket_testkit import run_ranks
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 

@@ -13,9 +13,9 @@ from torch import nn
 
 import hocket
 from hocket.surgery import NoEffectWarning
-from hocket.testkit import AlgorithmConformance, run_ranks
 from hocket_general import GradientClipping, LayerFreezing
 from hocket_general.functional import freeze_layers
+from hocket_testkit import AlgorithmConformance, run_ranks
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 

@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.testkit import AlgorithmConformance, run_ranks
-from hocket.testkit.reference import labelled_images
 from hocket_general import EMA, SAM, BatchSizeWarmup, LossSpikeGuard
 from hocket_general.functional import spike_score
+from hocket_testkit import AlgorithmConformance, run_ranks
+from hocket_testkit.reference import labelled_images
 
 
 def _mislabelled():

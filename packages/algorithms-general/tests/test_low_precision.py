@@ -12,10 +12,10 @@ from torch import nn
 
 import hocket
 from hocket import NoEffectWarning
-from hocket.testkit import AlgorithmConformance
-from hocket.testkit.reference import batch_norm_network
 from hocket_general import LowPrecisionGroupNorm, LowPrecisionLayerNorm
 from hocket_general.functional import low_precision_groupnorm, low_precision_layernorm
+from hocket_testkit import AlgorithmConformance
+from hocket_testkit.reference import batch_norm_network
 
 ROUNDING = {"test_works_with_microbatches": (2e-2, "sums in bfloat16")}
 

@@ -9,9 +9,9 @@ from torch import nn
 
 import hocket
 from hocket.plugins.errors import PlanError
-from hocket.testkit import AlgorithmConformance
 from hocket_general import NoOpModel
 from hocket_general.functional import no_op_model
+from hocket_testkit import AlgorithmConformance
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 

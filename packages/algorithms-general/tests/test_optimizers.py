@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hocket
 from hocket.surgery import NoEffectWarning
-from hocket.testkit import OptimizerConformance, run_ranks
 from hocket_general import LAMB, DecoupledAdamW, DecoupledSGDW, Lion, Muon
+from hocket_testkit import OptimizerConformance, run_ranks
 
 
 def needs(library: str) -> pytest.MarkDecorator:

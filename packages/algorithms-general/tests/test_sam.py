@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from support import make_model, make_trainer, momentum, same
 from torch import nn
 
-from hocket.testkit import AlgorithmConformance
 from hocket_general import SAM
 from hocket_general.functional import sam_perturbation
+from hocket_testkit import AlgorithmConformance
 
 
 def _state(*optimizers, batch=0, loss=None):

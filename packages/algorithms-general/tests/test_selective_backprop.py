@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.testkit import AlgorithmConformance, no_sync, run_ranks
 from hocket_general import SelectiveBackprop
 from hocket_general.functional import select_using_loss, should_select
+from hocket_testkit import AlgorithmConformance, no_sync, run_ranks
 
 
 class TestSelectiveBackprop(AlgorithmConformance):

@@ -15,9 +15,9 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.testkit import AlgorithmConformance, run_ranks
 from hocket_general import EMA, SWA
 from hocket_general.functional import swa_update
+from hocket_testkit import AlgorithmConformance, run_ranks
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 import hocket
 from hocket import NoEffectWarning
-from hocket.testkit import AlgorithmConformance, run_ranks
 from hocket_general import WeightStandardization
 from hocket_general.functional import standardize_weight, weight_standardization
+from hocket_testkit import AlgorithmConformance, run_ranks
 
 
 class TestWeightStandardization(AlgorithmConformance):

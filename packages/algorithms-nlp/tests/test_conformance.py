@@ -3,7 +3,6 @@
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from hocket.testkit import AlgorithmConformance
 from hocket_nlp import (
     ALiBi,
     FusedCrossEntropy,
@@ -14,6 +13,7 @@ from hocket_nlp import (
     SeqLengthWarmup,
     ZLoss,
 )
+from hocket_testkit import AlgorithmConformance
 
 
 class LanguageConformance(AlgorithmConformance):

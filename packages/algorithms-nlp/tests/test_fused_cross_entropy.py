@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.surgery import NoEffectWarning
-from hocket.testkit import run_ranks
 from hocket_nlp import FusedCrossEntropy
 from hocket_nlp.functional import fused_cross_entropy
+from hocket_testkit import run_ranks
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 FAMILIES = ["gpt2", "llama", "qwen2", "qwen3", "gemma", "opt", "neox", "mixtral", "bert decoder"]

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader
 
 import hocket
 from hocket.loggers.memory import MemoryLogger
-from hocket.testkit import run_ranks
 from hocket_nlp import Generate, HuggingFaceTask
 from hocket_nlp.generation import prompts_of
+from hocket_testkit import run_ranks
 
 GREEDY = {"max_new_tokens": 5, "do_sample": False}
 

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 import hocket
 from hocket.checkpoints import load_weights, read_weights
-from hocket.testkit import run_ranks
 from hocket_nlp import HuggingFaceTask
+from hocket_testkit import run_ranks
 
 
 def by_transformers(family: str) -> dict[str, Tensor]:

@@ -13,9 +13,9 @@ from language import SAMPLES, adamw, batch, tiny
 from torch.utils.data import DataLoader
 
 import hocket
-from hocket.testkit import RankError, run_ranks
 from hocket_nlp import HuggingFaceTask
 from hocket_nlp.functional import rope_scaling
+from hocket_testkit import RankError, run_ranks
 
 
 def run(family: str, folder: Path, task: HuggingFaceTask | None = None, **more: Any) -> hocket.Trainer:

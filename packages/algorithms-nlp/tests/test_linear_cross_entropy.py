@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hocket.testkit import run_ranks
 from hocket_nlp import linear_cross_entropy as module
 from hocket_nlp.functional import linear_cross_entropy
+from hocket_testkit import run_ranks
 
 
 def make(rows: int, width: int, words: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Tensor, ...]:

@@ -17,11 +17,11 @@ from transformers import BatchEncoding
 
 import hocket
 from hocket.surgery import NoEffectWarning
-from hocket.testkit import run_ranks
 from hocket_nlp import Packing, packing_trial
 from hocket_nlp.functional import alibi, pack
 from hocket_nlp.packed_rows import first_fit_decreasing
 from hocket_nlp.packing_trial import Layout, layout_of
+from hocket_testkit import run_ranks
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 LENGTHS = (7, 2, 9, 4, 1, 3, 5)

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 
 import hocket
 from hocket.checkpoints import read_weights
-from hocket.testkit import run_ranks
 from hocket_nlp import HuggingFaceTask, SavePretrained
 from hocket_nlp.functional import gated_linear_units, qk_norm
+from hocket_testkit import run_ranks
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "t5", "llama"])

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.plugins import catalog
-from hocket.testkit.imports import import_in_fresh_process
 from hocket_nlp import python_corpus, python_tokenizer, text_python
 from hocket_nlp.datasets import TokenRows
+from hocket_testkit.imports import import_in_fresh_process
 
 SMALL = 400_000
 VOCABULARY = 300

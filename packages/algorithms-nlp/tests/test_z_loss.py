@@ -14,9 +14,9 @@ from language import LABELS, TOKENS, tiny
 from torch import Tensor, nn
 
 import hocket
-from hocket.testkit import run_ranks
 from hocket_nlp import ZLoss
 from hocket_nlp.functional import z_loss
+from hocket_testkit import run_ranks
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.testkit import AlgorithmConformance
-from hocket.testkit.reference import labelled_images
+from hocket_testkit import AlgorithmConformance
+from hocket_testkit.reference import labelled_images
 from hocket_vision import AlternatingFlip
 from hocket_vision.alternating_flip import _FlipSample, flip_choices
 from hocket_vision.functional import alternating_flip

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchvision.transforms.v2 import functional as F
 
 import hocket
-from hocket.testkit import AlgorithmConformance, run_ranks
-from hocket.testkit.reference import labelled_images
+from hocket_testkit import AlgorithmConformance, run_ranks
+from hocket_testkit.reference import labelled_images
 from hocket_vision import AugMix
 from hocket_vision.augmix import augmix, dirichlet, mix_chains
 from hocket_vision.operations import AUGMENTATION_SETS, Layer, operate

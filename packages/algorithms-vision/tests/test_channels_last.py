@@ -10,7 +10,7 @@ from torch import nn
 
 import hocket
 from hocket.surgery import update_optimizer
-from hocket.testkit import AlgorithmConformance
+from hocket_testkit import AlgorithmConformance
 from hocket_vision import BlurConv2d, ChannelsLast, functional, small_resnet
 from hocket_vision.functional import channels_last
 from hocket_vision.models import ResidualBlock

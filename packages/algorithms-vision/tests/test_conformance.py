@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket_vision
-from hocket.testkit import AlgorithmConformance
-from hocket.testkit.reference import labelled_images
+from hocket_testkit import AlgorithmConformance
+from hocket_testkit.reference import labelled_images
 from hocket_vision import BlurPool, ColOut, functional
 
 

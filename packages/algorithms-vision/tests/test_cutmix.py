@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import hocket
 from hocket.data import Mixture
-from hocket.testkit import AlgorithmConformance
+from hocket_testkit import AlgorithmConformance
 from hocket_vision import CutMix
 from hocket_vision.boxes import draw_boxes
 from hocket_vision.cutmix import cutmix_box, paste

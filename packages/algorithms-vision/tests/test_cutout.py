@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hocket
-from hocket.testkit import AlgorithmConformance
+from hocket_testkit import AlgorithmConformance
 from hocket_vision import CutOut, small_resnet
 from hocket_vision.boxes import draw_boxes
 from hocket_vision.cutout import fill_boxes

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.data import Mixture, count, join, move, split
-from hocket.testkit import AlgorithmConformance, run_ranks
+from hocket_testkit import AlgorithmConformance, run_ranks
 from hocket_vision import CutMix, MixUp
 from hocket_vision.functional import mixup
 from hocket_vision.mixing import draw_share

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hocket
-from hocket.testkit import AlgorithmConformance
+from hocket_testkit import AlgorithmConformance
 from hocket_vision import ColOut, CutOut, ProgressiveResizing
 from hocket_vision.functional import resize_batch
 from hocket_vision.progressive_resizing import resized, scale_at

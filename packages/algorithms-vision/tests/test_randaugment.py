@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchvision.transforms.v2 import functional as F
 
 import hocket
-from hocket.testkit import AlgorithmConformance
-from hocket.testkit.reference import labelled_images
+from hocket_testkit import AlgorithmConformance
+from hocket_testkit.reference import labelled_images
 from hocket_vision import AugMix, RandAugment
 from hocket_vision.operations import AUGMENTATION_SETS, OPERATIONS, Draw, Layer, operate
 from hocket_vision.randaugment import randaugment

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.testkit import AlgorithmConformance
+from hocket_testkit import AlgorithmConformance
 from hocket_vision import BlurConv2d, BlurPool, SqueezeExcite, SqueezeExcite2d, small_resnet
 from hocket_vision.functional import squeeze_excite
 

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.testkit import AlgorithmConformance, run_ranks
-from hocket.testkit.reference import CLASSES, labelled_images
+from hocket_testkit import AlgorithmConformance, run_ranks
+from hocket_testkit.reference import CLASSES, labelled_images
 from hocket_vision import StochasticDepth, small_resnet
 from hocket_vision.functional import stochastic_depth
 from hocket_vision.models import ResidualBlock
@@ -502,6 +502,7 @@ def test_by_sample_draws_do_not_depend_on_how_a_batch_is_divided():
 
 
 def test_by_sample_the_search_for_a_microbatch_size_uses_up_no_draws(tmp_path):
+    pytest.importorskip("hocket_general")
     whole, searched = by_sample(), by_sample(microbatch="auto", folder=tmp_path)  # where nothing has been found before
     for block, expected in zip(searched, whole, strict=True):
         assert block[-16:] == expected and len(block) > 16  # the search computes forward passes of its own

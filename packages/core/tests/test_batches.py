@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 
 import hocket
 from hocket.data import batches, nesting
-from hocket.testkit import no_sync
+from hocket_testkit import no_sync
 
 
 class Frozen(Mapping[str, Any]):

@@ -72,7 +72,6 @@ def test_samples_are_not_taken_for_batches(make) -> None:
         "eval_data": lambda: trainer(eval_data=given),
         r"eval_data\['test'\]": lambda: trainer(eval_data={"test": hocket.EvalSet(given)}),
         "eval_data is": lambda: legal.evaluate(given),
-        "loader": lambda: hocket.Runtime(device="cpu").setup_data(given),
     }
     if isinstance(given, str):
         del places["eval_data is"]  # evaluate(text) is about a checkpoint

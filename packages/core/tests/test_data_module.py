@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
 import hocket
 from hocket.data import DataModule
-from hocket.testkit import RankError, run_ranks
+from hocket_testkit import RankError, run_ranks
 
 
 def squares(count: int = 48) -> TensorDataset:
@@ -403,7 +403,6 @@ class Items(Dataset[Any]):
         (lambda: make(data=returning(Items())).evaluate(), ["eval() of data=Mine(…) is a data set", "return torch"]),
         (lambda: make(data=returning(squares().tensors)).fit(), ["train() of data=Mine(…) is a tuple of 2", "return Data"]),
         (lambda: make(data=returning({"a": DataLoader(squares())})).fit(), ["dict of loaders", "return hocket.data.Sev"]),
-        (lambda: hocket.Runtime(device="cpu").setup_data(Squares()), ["loader is a data module (Squares)"]),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_a_paragraph(act: Callable[[], Any], words: list[str]) -> None:

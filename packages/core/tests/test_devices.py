@@ -13,10 +13,9 @@ from torch import nn
 import hocket
 from hocket.devices.cuda import CUDA
 from hocket.devices.xla import XLA
-from hocket.launching.forks import launch
 from hocket.plugins import PluginError
-from hocket.testkit.imports import import_in_fresh_process
-from hocket.testkit.reference import convolutional_network, labelled_images
+from hocket_testkit.imports import import_in_fresh_process
+from hocket_testkit.reference import convolutional_network, labelled_images
 
 without_torch_xla = pytest.mark.skipif(importlib.util.find_spec("torch_xla") is not None, reason="torch_xla is there")
 
@@ -26,7 +25,7 @@ def test_xla_that_is_not_installed_says_what_to_type(monkeypatch) -> None:
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     assert not XLA().available()
     with pytest.raises(PluginError, match=r"not installed.*pip install 'torch"):
-        hocket.Runtime(device="xla")
+        hocket.Trainer(nn.Linear(1, 1), device="xla")
 
 
 def test_xla_beside_the_wrong_torch_says_so(monkeypatch, tmp_path) -> None:
@@ -87,18 +86,6 @@ def test_a_device_hears_of_every_batch() -> None:
         assert device.batches == 2 * len(data)
         trainer.evaluate(data)
         assert device.batches == 3 * len(data)
-
-
-def test_a_device_hears_of_the_batches_and_steps_of_an_own_loop() -> None:
-    device = Counting()
-    runtime = hocket.Runtime(device=device)
-    model, optimizer = runtime.setup(network := nn.Linear(2, 1), torch.optim.SGD(network.parameters(), lr=0.1))
-    data = [torch.ones(3, 2)] * 4
-    for batch in runtime.setup_data(data):
-        runtime.backward(model(batch).mean())
-    assert device.batches == 4
-    runtime.step(optimizer)
-    assert device.batches == 5
 
 
 # --- cuda, emulated: what torch says about GPUs is replaced
@@ -182,13 +169,6 @@ def test_asking_for_gpus_leaves_processes_that_can_be_forked(monkeypatch) -> Non
 
 def test_a_fork_that_cannot_use_gpus_says_why(gpus, monkeypatch) -> None:
     device = gpus(1)
-    assert launch(lambda: 5, 1) == [5]
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
-    with pytest.raises(
-        RuntimeError, match=r"forks of this process could not use its GPUs.*is_available.*CUDA_VISIBLE_DEVICES="
-    ):
-        launch(lambda: 5, 1)
     with pytest.raises(RuntimeError, match="was forked from one that had already initialized the GPU driver"):
         device.torch_device(0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)  # as here, where asking breaks nothing
-    assert launch(lambda: 5, 1) == [5]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,14 +13,21 @@ from typing import Any
 
 import importlib_metadata
 import pytest
+import torch
 
+import hocket
+from hocket.elsewhere import NotInstalled
 from hocket.help import installing
 from hocket.plugins import catalog
 
 REQUIRES = [
     "torch>=2.9",
     "hocket-loggers[wandb]~=0.1.0; extra == 'wandb'",
+    "hocket-loggers~=0.1.0; extra == 'loggers'",
     "hocket-algorithms-vision~=0.1.0; extra == 'vision'",
+    "hocket-checkpoints~=0.1.0; extra == 'cli'",
+    "hocket-cli~=0.1.0; extra == 'cli'",
+    "hocket-loggers~=0.1.0; extra == 'cli'",
     "psutil>=5.9.5; extra == 'monitors'",
     "nvidia-ml-py>=12; extra == 'monitors'",
 ]
@@ -60,6 +68,14 @@ def test_libraries_of_others_are_named_wherever_hocket_comes_from(installed: Any
     assert installing.command("wandb", "hocket-loggers") == "pip install 'wandb>=0.19.10'"
     assert installing.library("acme_tools") == "pip install acme_tools"
     assert installing.library("acme", ">=2.1") == "pip install 'acme>=2.1'"
+
+
+def test_what_a_package_needs_of_hocket_is_installed_with_it(installed: Any, tmp_path: Path) -> None:
+    """A registry would be asked for it otherwise."""
+    packages = checkout(tmp_path / "hocket", "core", "checkpoints", "cli", "loggers")
+    installed({"url": (packages / "core").as_uri(), "dir_info": {"editable": True}}, loggers=True)
+    words = ["pip", "install", "-e", str(packages / "checkpoints"), "-e", str(packages / "cli")]
+    assert shlex.split(installing.command("cli")) == shlex.split(installing.library("hocket_cli")) == words
 
 
 @pytest.mark.parametrize("editable", [True, False])
@@ -150,3 +166,36 @@ def test_no_message_and_no_page_asks_a_registry_for_hocket() -> None:
     assert len(files) > 400
     found = {str(file.relative_to(root)): looked_up(file.read_text(encoding="utf-8")) for file in files}
     assert not {name: words for name, words in found.items() if words}
+
+
+class Absent:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name == "hocket_general":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+class Switching(torch.optim.SGD):
+    """Has a training and an evaluation mode, as the optimizers of schedulefree."""
+
+    def train(self) -> None: ...
+
+    def eval(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("changes", "needing"),
+    [
+        ({"microbatch": "auto"}, "microbatch='auto'"),
+        ({"optimizer": "sgd(layer_decay=0.5)"}, "layer_decay="),
+        ({"optimizer": Switching}, r"Switching Switching between train\(\) and eval\(\)"),
+    ],
+)
+def test_what_is_in_the_package_of_algorithms(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], needing: str
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "hocket_general"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
+    message = f"{needing} needs hocket-algorithms-general, which is not installed. Type: pip install .*general"
+    with pytest.raises(NotInstalled, match=message):
+        hocket.Trainer(torch.nn.Linear(4, 1), loss="mse_loss", device="cpu", **changes)

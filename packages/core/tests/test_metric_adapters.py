@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hocket.checkpoints.plain_data import decode, encode
+from hocket.plain_data import decode, encode
 from hocket.training.metric_adapters import Collection, MetricAdapter, Torchmetrics, adapted
 
 torchmetrics = pytest.importorskip("torchmetrics")

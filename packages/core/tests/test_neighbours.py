@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 import hocket
 from hocket import plugins
-from hocket.cli import main
 from hocket.plugins import catalog, distributions
 from hocket.plugins.spec import build
+from hocket_cli import main
 
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 Install = Callable[..., Path]
@@ -239,8 +239,8 @@ def test_a_distribution_that_calls_itself_hocket(install: Install) -> None:
         ("devices", "Mine", "Mine is not a subclass of hocket.Device"),
         ("optimizers", "number", "it is a int and not a class"),
         ("datasets", "nothing", "it is None"),
-        ("commands", "nothing", "it is None and not a hocket.cli.command.Command"),
-        ("commands", "function", "it is a function and not a hocket.cli.command.Command"),
+        ("commands", "nothing", "it is None and not a hocket.command.Command"),
+        ("commands", "function", "it is a function and not a hocket.command.Command"),
     ],
 )
 def test_entries_that_lead_to_no_plugin(install: Install, kind: str, attribute: str, said: str) -> None:
@@ -275,10 +275,11 @@ def test_the_users_interrupt_passes(install: Install) -> None:
 
 def test_a_class_declared_again_by_a_stranger_keeps_its_name(install: Install) -> None:
     install(
-        callback("hocket.callbacks.lr_monitor:LRMonitor", "aaa") + "[hocket.v1.optimizers]\naaa = torch.optim:SGD\n"
+        callback("hocket_insight.callbacks.lr_monitor:LRMonitor", "aaa")
+        + "[hocket.v1.optimizers]\naaa = torch.optim:SGD\n"
     )
     attachment = build("callbacks", plugins.get("callbacks", "lr-monitor")())
-    assert (attachment.name, attachment.dist) == ("lr-monitor", "hocket")
+    assert (attachment.name, attachment.dist) == ("lr-monitor", "hocket-insight")
     assert catalog.entry_of("optimizers", torch.optim.SGD).name == "sgd"  # type: ignore[union-attr]
 
 
@@ -309,8 +310,8 @@ def test_a_name_of_core_that_is_switched_off_is_not_a_strangers(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(callback(name="lr-monitor"), MINE)
-    monkeypatch.setenv("HOCKET_DISABLE_PLUGINS", "dist:hocket")
-    with pytest.raises(plugins.UnknownPluginError, match="HOCKET_DISABLE_PLUGINS=dist:hocket disables it"):
+    monkeypatch.setenv("HOCKET_DISABLE_PLUGINS", "dist:hocket-insight")
+    with pytest.raises(plugins.UnknownPluginError, match="HOCKET_DISABLE_PLUGINS=dist:hocket-insight disables it"):
         plugins.get("callbacks", "lr-monitor")
 
 
@@ -359,7 +360,7 @@ def test_a_device_that_works_is_chosen(install: Install) -> None:
 def test_help_imports_nothing_and_shows_every_command(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
     install(
         "[hocket.v1.commands]\nmine = acme_things:command\ntrain = acme_things:command\n",
-        "import os\nos._exit(7)\n\nfrom hocket.cli import Command\n\n"
+        "import os\nos._exit(7)\n\nfrom hocket.command import Command\n\n"
         "command = Command('Does something of mine', None, None)\n",
     )
     assert main(["--help"]) == 0
@@ -387,7 +388,7 @@ def test_torch_that_cannot_be_imported_beside_it_names_it(install: Install, tmp_
     install(b"\xff")
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
     environment.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
-    command = "import hocket.cli; hocket.cli.main(['--version']); import os; print(os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'])"
+    command = "import hocket_cli; hocket_cli.main(['--version']); import os; print(os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'])"
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.split()[-1] == "0"
     assert "acme-things 1.0: its entry_points.txt cannot be read" in done.stderr
@@ -406,7 +407,7 @@ def test_torch_that_cannot_be_imported_beside_it_names_it(install: Install, tmp_
 
 LOUD = """
 import atexit
-from hocket.cli.command import Command
+from hocket.command import Command
 
 atexit.register(print, "\xff")
 command = Command("Prints at its end", None, None)
@@ -429,7 +430,7 @@ def test_the_doctor_reports_all_of_it(
     assert main(["plugins", "doctor", "--kind", "commands", "--json"]) == 1
     said = {line["distribution"]: line["problems"] for line in json.loads(capsys.readouterr().out)}
     assert said["a-none"][0].startswith("command 'none' of a-none 1.0 cannot be used: ")
-    assert "it is None and not a hocket.cli.command.Command. Upgrade a-none, or" in said["a-none"][0]
+    assert "it is None and not a hocket.command.Command. Upgrade a-none, or" in said["a-none"][0]
     assert "HOCKET_DISABLE_PLUGINS=dist:a-none" in said["a-none"][0]
     assert "ended with exit code 0" in said["a-exits"][0]
     assert said["a-loud"] == []

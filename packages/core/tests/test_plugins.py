@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket import Callback, Precision, Strategy, parts, plugins
-from hocket.cli import main
-from hocket.cli.source import summary
 from hocket.hookspecs import PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
 from hocket.plugins import PluginConfigError, catalog, switches
 from hocket.plugins.spec import build, parse_spec
+from hocket_cli import main
+from hocket_cli.source import summary
 
 
 @pytest.fixture
@@ -353,7 +353,7 @@ def test_an_optimizer_among_the_algorithms_is_said() -> None:
 
 def hocket(*arguments: str, path: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", "import sys; from hocket.cli import main; sys.exit(main())", *arguments],
+        [sys.executable, "-c", "import sys; from hocket_cli import main; sys.exit(main())", *arguments],
         capture_output=True, text=True, timeout=200, check=False, env=os.environ | {"PYTHONPATH": path} | environment,
     )  # fmt: skip
 

@@ -19,8 +19,8 @@ import hocket
 from hocket.data import Counts, Padding, Several, adapt, count, seeded, split
 from hocket.data.errors import DataError
 from hocket.data.several import MODES, prepared
-from hocket.testkit import SourceConformance
-from hocket.testkit.compare import difference
+from hocket_testkit import SourceConformance
+from hocket_testkit.compare import difference
 
 
 def few(**options: Any) -> DataLoader[Any]:
@@ -540,8 +540,6 @@ def test_loaders_without_a_mode_are_refused(data: Any) -> None:
         TypeError, match=r"train_data is a \w+ of .*loaders.*hocket\.data\.Several\(\{.*'cycle'.*'in turn'.*'weighted'"
     ):
         trainer(train_data=data)
-    with pytest.raises(TypeError, match=r"loader is a .* of .*loaders"):
-        hocket.Runtime(device="cpu").setup_data(data)
 
 
 @pytest.mark.parametrize(
@@ -687,8 +685,3 @@ def test_a_batch_is_padding_if_a_part_of_it_is(recwarn: Any) -> None:
     assert "loader 'a' has no slice for this rank" in str(warning.message)
     plain = prepared(Several({"a": [1, -2]}, "in turn", named=False), divide, True)
     assert list(plain) == [1, Padding(-2)]
-
-
-def test_a_runtime_iterates_several_loaders() -> None:
-    data = hocket.Runtime(device="cpu").setup_data(Several({"a": few(), "b": many()}, "in turn"))
-    assert [list(batch) for batch in data] == [["a"], ["b"]] * 2 + [["b"]] * 3

@@ -22,7 +22,7 @@ from hocket.data.global_batches import sized
 from hocket.data.loaders import end_workers, independent
 from hocket.data.source import Source
 from hocket.data.training_iterator import TrainingIterator
-from hocket.testkit import SourceConformance
+from hocket_testkit import SourceConformance
 
 SAMPLES, BATCH = 14, 4
 
@@ -403,7 +403,7 @@ class Lasts(TapeSource):
 def test_the_suite_refuses(broken: Any, test: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # A second passes with each look at the clock.
     clock = SimpleNamespace(monotonic=itertools.count().__next__, sleep=time.sleep)
-    monkeypatch.setattr("hocket.testkit.sources.time", clock)
+    monkeypatch.setattr("hocket_testkit.sources.time", clock)
 
     class Plain(Tape):
         def __iter__(self) -> Iterator[Any]:

@@ -10,8 +10,8 @@ from torch import nn
 torch_xla = pytest.importorskip("torch_xla")
 
 import hocket  # noqa: E402
-from hocket.testkit.compare import difference  # noqa: E402
-from hocket.testkit.reference import convolutional_network, labelled_images  # noqa: E402
+from hocket_testkit.compare import difference  # noqa: E402
+from hocket_testkit.reference import convolutional_network, labelled_images  # noqa: E402
 
 TOLERANCE = 1e-4
 

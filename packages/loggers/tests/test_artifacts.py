@@ -9,8 +9,8 @@ import torch
 
 import hocket
 from hocket.plugins.delivery import LoggerWarning
-from hocket.testkit import LoggerConformance
 from hocket_loggers import ArtifactsLogger
+from hocket_testkit import LoggerConformance
 
 fsspec = pytest.importorskip("fsspec")
 

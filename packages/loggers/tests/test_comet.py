@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from hocket.testkit import LoggerConformance
 from hocket_loggers import CometLogger
+from hocket_testkit import LoggerConformance
 
 pytest.importorskip("comet_ml")
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import hocket
-from hocket.loggers.jsonl import JSONLinesLogger
 from hocket.loggers.memory import MemoryLogger
 from hocket_loggers import CSVLogger
+from hocket_loggers.jsonl import JSONLinesLogger
 
 
 def rows(path):

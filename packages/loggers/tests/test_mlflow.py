@@ -16,8 +16,8 @@ import pytest
 import torch
 from PIL import Image
 
-from hocket.testkit import LoggerConformance
 from hocket_loggers import MLflowLogger
+from hocket_testkit import LoggerConformance
 
 mlflow = pytest.importorskip("mlflow")
 

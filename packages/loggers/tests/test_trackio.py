@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from hocket.testkit import LoggerConformance
 from hocket_loggers import TrackioLogger
+from hocket_testkit import LoggerConformance
 
 if importlib.util.find_spec("trackio") is None:  # importing it would settle where its database is
     pytest.skip("trackio is not installed", allow_module_level=True)

@@ -12,8 +12,8 @@ import time
 import pytest
 import torch
 
-from hocket.testkit import LoggerConformance
 from hocket_loggers import WandbLogger
+from hocket_testkit import LoggerConformance
 
 wandb = pytest.importorskip("wandb")
 

@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hocket
-from hocket.cli import main
-from hocket.cli.document import parse
-from hocket.loggers.png import png
 from hocket.runs import files
+from hocket_cli import main
+from hocket_cli.document import parse
+from hocket_loggers.png import png
 from hocket_report import Report, vega, write
 from hocket_report.logged import Logged, downsampled
 from hocket_report.logged import read as read_curves

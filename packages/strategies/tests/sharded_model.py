@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.testkit.ranks import run_ranks
+from hocket_testkit.ranks import run_ranks
 
 WORDS, WIDTH = 12, 16
 

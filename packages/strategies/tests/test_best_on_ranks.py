@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import hocket
 from hocket.checkpoints import read_weights
 from hocket.distributed.dtensors import local
-from hocket.testkit.ranks import run_ranks
+from hocket_testkit.ranks import run_ranks
 
 
 def _train(strategy: Any, algorithms: list[Any], mode: Any, folder: Path) -> list[Any]:

@@ -10,7 +10,7 @@ from support import callback_config, installed_callbacks, make_data, make_model,
 from torch import Tensor
 
 from hocket.loggers.memory import MemoryLogger
-from hocket.testkit.ranks import run_ranks
+from hocket_testkit.ranks import run_ranks
 
 
 def train(folder: Path, callbacks: list[Any], **changes: Any) -> tuple[list[str], list[Tensor]]:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hocket
 from hocket.distributed.comparison import text
 from hocket.schedules import Cosine
-from hocket.testkit.ranks import run_ranks
+from hocket_testkit.ranks import run_ranks
 
 DATA = TensorDataset(torch.randn(16, 8), torch.randint(3, (16,)))
 

@@ -3,8 +3,8 @@
 import pytest
 from torch import nn
 
-from hocket.testkit import PrecisionConformance, StrategyConformance
 from hocket_strategies import DDP, FP8, FP16, FP64, FSDP, INT8, TF32, BF16True, FP16True, TensorParallel
+from hocket_testkit import PrecisionConformance, StrategyConformance
 
 
 class TestDDP(StrategyConformance):

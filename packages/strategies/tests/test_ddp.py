@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from hocket import Need
 from hocket.devices.cpu import CPU
 from hocket.devices.mps import MPS
-from hocket.testkit.ranks import RankError, run_ranks
 from hocket_strategies import DDP
 from hocket_strategies.explained import CollectiveError, Explained
+from hocket_testkit.ranks import RankError, run_ranks
 
 
 def ready(**options) -> DDP:

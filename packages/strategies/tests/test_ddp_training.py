@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hocket
-from hocket.testkit.ranks import run_ranks
+from hocket_testkit.ranks import run_ranks
 
 
 def network() -> nn.Module:

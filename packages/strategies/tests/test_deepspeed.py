@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.plugins import PluginError
-from hocket.testkit import StrategyConformance, run_ranks
 from hocket_strategies import DeepSpeed
+from hocket_testkit import StrategyConformance, run_ranks
 
 pytest.importorskip("deepspeed")  # here and not in each rank: it takes seconds
 

@@ -9,8 +9,8 @@ import pytest
 from hocket import Need
 from hocket.devices.cpu import CPU
 from hocket.plugins import PluginError
-from hocket.testkit import run_ranks
 from hocket_strategies import DeepSpeed
+from hocket_testkit import run_ranks
 
 
 def test_a_missing_package_is_named_with_what_to_type():

@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.testkit.ranks import run_ranks
 from hocket_strategies import FP16
+from hocket_testkit.ranks import run_ranks
 
 
 def network() -> nn.Module:

@@ -14,8 +14,8 @@ import hocket
 from hocket import Need
 from hocket.distributed.dtensors import full, mesh_of, total_norm
 from hocket.plugins.errors import PluginError
-from hocket.testkit.ranks import RankError, run_ranks
 from hocket_strategies import FSDP
+from hocket_testkit.ranks import RankError, run_ranks
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import hocket
-from hocket.testkit.ranks import run_ranks
 from hocket_strategies import DDP, FSDP, TensorParallel
 from hocket_strategies.symmetry_guard import SymmetryError
+from hocket_testkit.ranks import run_ranks
 
 
 class Experts(nn.Module):

@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.testkit import StrategyConformance, run_ranks
 from hocket_strategies import LocalSGD
+from hocket_testkit import StrategyConformance, run_ranks
 
 
 def shares(samples: int, ranks: int) -> list[slice]:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.testkit.ranks import run_ranks
 from hocket_strategies.mesh import data_group, data_mesh, degrees, make_mesh
+from hocket_testkit.ranks import run_ranks
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6), st.sampled_from(["replicate", "shard", "tensor", ""]))

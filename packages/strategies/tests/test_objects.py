@@ -13,8 +13,8 @@ import hocket
 from hocket.distributed import objects
 from hocket.distributed.objects import pack, unpack
 from hocket.loggers.memory import MemoryLogger
-from hocket.testkit import run_ranks
 from hocket.training.simple_metrics import Accuracy
+from hocket_testkit import run_ranks
 
 
 class Elsewhere(Tensor):

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 import hocket
 from hocket.loggers.console import ConsoleLogger
 from hocket.loggers.memory import MemoryLogger
-from hocket.loggers.progress import ProgressLogger
-from hocket.testkit.ranks import run_ranks
+from hocket_loggers.progress import ProgressLogger
+from hocket_testkit.ranks import run_ranks
 
 
 class Count(hocket.Logger):

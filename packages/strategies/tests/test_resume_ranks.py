@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from hocket import Callback, State, Trainer
 from hocket.data import seeded
 from hocket.data.errors import DataError
-from hocket.testkit import RankError, run_ranks
-from hocket.testkit.compare import difference
+from hocket_testkit import RankError, run_ranks
+from hocket_testkit.compare import difference
 
 MulticlassAccuracy = pytest.importorskip("torchmetrics.classification").MulticlassAccuracy
 

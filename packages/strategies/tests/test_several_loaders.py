@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 import hocket
 from hocket.data import Several, count, seeded, split
 from hocket.data.errors import DataError
-from hocket.testkit import RankError, run_ranks
-from hocket.testkit.compare import difference
+from hocket_testkit import RankError, run_ranks
+from hocket_testkit.compare import difference
 
 SIZES = {"few": (10, 2), "many": (44, 4)}  # samples, and those of a batch
 MODES = ("cycle", "shortest", "in turn", "weighted")

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 import hocket
-from hocket.checkpoints import CheckpointError, DamagedCheckpointWarning, content
-from hocket.checkpoints.storage import assembly, shards
-from hocket.checkpoints.storage import format as formats
-from hocket.checkpoints.storage.store import Store
-from hocket.cli import main
-from hocket.testkit import RankError, run_ranks
+from hocket_checkpoints import CheckpointError, DamagedCheckpointWarning, content
+from hocket_checkpoints.storage import assembly, shards
+from hocket_checkpoints.storage import format as formats
+from hocket_checkpoints.storage.store import Store
+from hocket_cli import main
+from hocket_testkit import RankError, run_ranks
 
 FSDP = {"fsdp": {"wrap": ["Block"]}}
 SHARDED = {
@@ -139,7 +139,7 @@ def test_nothing_is_gathered_and_no_rank_needs_more_than_its_share(tmp_path, mon
         assert not isinstance(tensor, DTensor)
         return tensor
 
-    monkeypatch.setattr("hocket.checkpoints.plain_data.full", ungathered)
+    monkeypatch.setattr("hocket.plain_data.full", ungathered)
     monkeypatch.setattr("hocket_strategies.fsdp.full", ungathered)
 
     def write(rank):

@@ -30,9 +30,9 @@ from hocket.data.global_batches import sized
 from hocket.data.samplers import after
 from hocket.data.training_iterator import TrainingIterator
 from hocket.devices.cpu import CPU
-from hocket.testkit.ranks import RankError, run_ranks
 from hocket_strategies import DDP
 from hocket_strategies.slices import bounds, sliced
+from hocket_testkit.ranks import RankError, run_ranks
 
 
 @given(samples=st.integers(0, 200), world_size=st.integers(1, 17))

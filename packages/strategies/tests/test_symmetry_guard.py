@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.testkit import CallbackConformance, run_ranks
-from hocket.testkit.ranks import RankError
 from hocket_strategies.symmetry_guard import SymmetryGuard
+from hocket_testkit import CallbackConformance, run_ranks
+from hocket_testkit.ranks import RankError
 
 
 class TestSymmetryGuard(CallbackConformance):

@@ -11,8 +11,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 import hocket
 from hocket import Need
 from hocket.distributed.dtensors import mesh_of
-from hocket.testkit.ranks import RankError, run_ranks
 from hocket_strategies import TensorParallel
+from hocket_testkit.ranks import RankError, run_ranks
 
 #: Everything but the norms, which have 32 of 2,144 parameters of a block.
 _ALL = PLAN | {"embed": "rowwise", "head": "colwise_gather_output"}

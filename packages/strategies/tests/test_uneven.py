@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.testkit.ranks import RankError, run_ranks
+from hocket_testkit.ranks import RankError, run_ranks
 
 TENSOR = {"tensor-parallel": {"tensor": 2, "shard": 2, "plan": {"0": "colwise_gather_output"}}}
 STRATEGIES = [("ddp", 2), ("fsdp", 2), ({"fsdp": {"replicate": 2}}, 4), pytest.param(TENSOR, 4, marks=pytest.mark.long)]

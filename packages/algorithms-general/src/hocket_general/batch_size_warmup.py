@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from hocket.algorithm import Algorithm, Need, Phase
+from hocket.algorithm import Algorithm, Phase
 from hocket.hookspecs import Event
+from hocket.hookspecs.needs import Need
 from hocket.time import Time, Unit
 
 if TYPE_CHECKING:

@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from hocket.algorithm import Algorithm, Phase
 from hocket.data import items
 from hocket.hookspecs import Event, hookimpl
-from hocket.losses import Loss
+from hocket.losses import Loss, classes
 from hocket.span import Span
 from hocket.task import SupervisedTask, Task
 from hocket.training.step import count
-from hocket.training.weights import classes
 
 if TYPE_CHECKING:
     from hocket.state import State

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hocket.algorithm import Algorithm, Need, Phase
+from hocket.algorithm import Algorithm, Phase
 from hocket.help import warn
 from hocket.hookspecs import Event
+from hocket.hookspecs.needs import Need
 from hocket.optim.closures import needs_closure
 from hocket.plugins.errors import PlanError
 from hocket.surgery import NoEffectWarning

@@ -14,14 +14,13 @@ from torch import Tensor
 
 from hocket import safe_files
 from hocket.algorithm import Algorithm, Phase
-from hocket.checkpoints.plain_data import decode, encode
-from hocket.checkpoints.policy import Checkpoints
 from hocket.data.nesting import map_tensors
 from hocket.data.stateful import has_state
 from hocket.distributed.dtensors import mesh_of, total_norm
 from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
 from hocket.optim.learning_rate import Scheduled
+from hocket.plain_data import decode, encode
 from hocket.timestamp import Timestamp
 from hocket.training.requests import Decision
 from hocket_general.averages import Averages
@@ -450,7 +449,7 @@ class _Values:
 
 def _saves(state: State) -> bool:
     """Whether a checkpoint is due. Requested ones are not: a signal must not change a run that is resumed after it."""
-    return any(isinstance(each.obj, Checkpoints) and each.obj.is_due(state) for each in state.bus.attachments)
+    return any(hasattr(each.obj, "is_due") and each.obj.is_due(state) for each in state.bus.attachments)
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hocket.algorithm import Algorithm, Need, Phase
+from hocket.algorithm import Algorithm, Phase
 from hocket.distributed.dtensors import mesh_of, total_norm
 from hocket.hookspecs import Event, hookimpl
+from hocket.hookspecs.needs import Need
 from hocket.optim.closures import needs_closure
 from hocket.span import Span
 

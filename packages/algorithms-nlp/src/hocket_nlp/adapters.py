@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from hocket.checkpoints import Check, Component, Saved
+from hocket.component import Check, Component, Saved
 from hocket.help import installing
 from hocket.settings import plain
 from hocket_nlp.projections import Finisher

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from hocket.callbacks.periodic import Periodic
 from hocket.distributed.dtensors import mesh_of
+from hocket.periodic import Periodic
 from hocket.state import State
 from hocket.training import seeding
 from hocket.training.modes import eval_mode

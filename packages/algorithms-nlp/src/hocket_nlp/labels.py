@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hocket.data import nesting
-from hocket.losses import Loss
+from hocket.losses import Loss, classes
 from hocket.task import SupervisedTask
-from hocket.training.weights import classes
 
 if TYPE_CHECKING:
     from hocket.state import State

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from hocket.callback import Callback
-from hocket.checkpoints.report import some
+from hocket.display import listed
 from hocket.state import State
 from hocket.time import interval_of
 from hocket.training.due import Due
@@ -34,8 +34,8 @@ def save_pretrained(
     folder = checked(folder)
     if weights is not None and (other := set(weights) ^ set(model.state_dict())):
         raise ValueError(
-            f"The weights are not those of {type(model).__name__}, which has or lacks {some(sorted(other), 3)}. Give the whole "
-            "trainer.model_state_dict(), or none for those that the model holds."
+            f"The weights are not those of {type(model).__name__}, which has or lacks {listed(sorted(other), 3)}. Give the "
+            "whole trainer.model_state_dict(), or none for those that the model holds."
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.urandom(8).hex()}")
@@ -144,7 +144,7 @@ class SavePretrained(Callback):
 
     def _tell(self, state: State, folder: Path) -> None:
         advice = ""
-        if replaced := some([each.name for each in state.replacements]):
+        if replaced := listed([each.name for each in state.replacements]):
             advice = (
                 f" Surgery replaced {replaced}, which from_pretrained undoes: apply the same algorithms again then."
             )

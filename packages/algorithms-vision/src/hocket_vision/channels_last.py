@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hocket.algorithm import Algorithm, Need, Phase
+from hocket.algorithm import Algorithm, Phase
 from hocket.data.nesting import map_tensors
 from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
+from hocket.hookspecs.needs import Need
 from hocket.surgery import NoEffectWarning, Replacement
 
 if TYPE_CHECKING:

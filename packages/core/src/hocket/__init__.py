@@ -9,19 +9,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hocket import data, plugins, testkit
-    from hocket.algorithm import Algorithm, Need, Phase
+    from hocket import callbacks, checkpoints, data, plugins, testkit
+    from hocket.algorithm import Algorithm, Phase
     from hocket.callback import Callback
-    from hocket.checkpoints.policy import Checkpoints
     from hocket.devices import Device
     from hocket.hookspecs import Event, hookimpl
-    from hocket.launching.forks import launch
+    from hocket.hookspecs.needs import Need
     from hocket.logger import Logger
     from hocket.losses import Apart, Loss
-    from hocket.model_table import model_summary
     from hocket.precision import Precision
     from hocket.result import Result
-    from hocket.runtime import Runtime
     from hocket.span import Span
     from hocket.state import State
     from hocket.strategies import Strategy
@@ -32,13 +29,17 @@ if TYPE_CHECKING:
     from hocket.trainer import Trainer
     from hocket.training.evaluate import EvalSet
     from hocket.training.requests import Decision
+    from hocket_checkpoints.policy import Checkpoints
+    from hocket_insight.model_table import model_summary
+    from hocket_strategies.custom_loops.runtime import Runtime
+    from hocket_strategies.launching.forks import launch
 
 #: Public name -> the module that defines it; empty for a module.
 _PUBLIC = {
     "Algorithm": "hocket.algorithm",
     "Apart": "hocket.losses",
     "Callback": "hocket.callback",
-    "Checkpoints": "hocket.checkpoints.policy",
+    "Checkpoints": "hocket_checkpoints.policy",
     "Decision": "hocket.training.requests",
     "Device": "hocket.devices",
     "EvalSet": "hocket.training.evaluate",
@@ -46,12 +47,12 @@ _PUBLIC = {
     "Interval": "hocket.time",
     "Logger": "hocket.logger",
     "Loss": "hocket.losses",
-    "Need": "hocket.algorithm",
+    "Need": "hocket.hookspecs.needs",
     "NoEffectWarning": "hocket.surgery",
     "Phase": "hocket.algorithm",
     "Precision": "hocket.precision",
     "Result": "hocket.result",
-    "Runtime": "hocket.runtime",
+    "Runtime": "hocket_strategies.custom_loops.runtime",
     "Span": "hocket.span",
     "State": "hocket.state",
     "Strategy": "hocket.strategies",
@@ -60,10 +61,12 @@ _PUBLIC = {
     "Timestamp": "hocket.timestamp",
     "Trainer": "hocket.trainer",
     "Unit": "hocket.time",
+    "callbacks": "",
+    "checkpoints": "",
     "data": "",
     "hookimpl": "hocket.hookspecs",
-    "launch": "hocket.launching.forks",
-    "model_summary": "hocket.model_table",
+    "launch": "hocket_strategies.launching.forks",
+    "model_summary": "hocket_insight.model_table",
     "plugins": "",
     "testkit": "",
 }
@@ -94,6 +97,8 @@ __all__ = [
     "Timestamp",
     "Trainer",
     "Unit",
+    "callbacks",
+    "checkpoints",
     "data",
     "hookimpl",
     "launch",
@@ -112,9 +117,11 @@ def __getattr__(name: str) -> Any:
         from hocket.lazy import missing
 
         raise missing("hocket", name, __all__)
+    from hocket import elsewhere
+
     module = _PUBLIC[name]
     try:
-        value = getattr(importlib.import_module(module), name) if module else importlib.import_module(f"hocket.{name}")
+        value = getattr(elsewhere.module(module), name) if module else importlib.import_module(f"hocket.{name}")
     except UnicodeDecodeError as error:  # in torch, which reads the entry points of every distribution
         from hocket.plugins import catalog, distributions
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hocket.data.stateful import Stateful
 from hocket.help.attributes import Named
 from hocket.hookspecs import Event
+from hocket.hookspecs.needs import Need
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,23 +35,6 @@ class Phase(enum.IntEnum, metaclass=Named):
     GRADIENT = 60  # gradients
     OPTIMIZER = 70  # the optimizer's step
     WEIGHTS = 80  # averages of the weights
-
-
-class Need(enum.Flag):
-    """Features of a strategy that an algorithm or a task needs; the plan refuses a strategy without them.
-
-    Example:
-        >>> import hocket
-        >>> class Prune(hocket.Algorithm):
-        ...     needs = hocket.Need.FULL_PARAMETERS
-        >>> hocket.Need.SECOND_GRADIENT in Prune.needs
-        False
-    """
-
-    NOTHING = 0
-    FULL_PARAMETERS = enum.auto()  # full parameters instead of shards
-    SECOND_GRADIENT = enum.auto()  # computing the gradients of a batch more than once
-    SEVERAL_STEPS = enum.auto()  # stepping a subset of the optimizers, for tasks with train_batch
 
 
 class Algorithm(Stateful):

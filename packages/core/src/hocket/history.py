@@ -73,9 +73,9 @@ class History(attributes.Columns, dict[str, list[float]]):
             ... )
             >>> figure = trainer.fit().history.plot("loss", "lr")  # doctest: +SKIP
         """
-        from hocket.plotting import figure
+        from hocket import elsewhere
 
-        return figure(self, names, by)
+        return elsewhere.module("hocket_insight.plotting").figure(self, names, by)
 
     def __missing__(self, name: Any) -> list[float]:
         near = attributes.near(name, self)

@@ -8,6 +8,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hocket.elsewhere import module as imported
+from hocket.ours import is_ours
+
 
 def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` for a package (PEP 562).
@@ -16,8 +19,8 @@ def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any]
 
     Args:
         package: its ``__name__``.
-        modules: public name -> the module of the package that defines it, "" for the package itself. A name that this
-            module does not define is a module inside it.
+        modules: public name -> the module that defines it, inside the package or anywhere in hocket's packages, "" for the
+            package itself. A name that this module does not define is a module inside it.
 
     Example:
         >>> from hocket.lazy import lazy
@@ -29,7 +32,7 @@ def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any]
     def getattribute(name: str) -> Any:
         if name not in modules:
             raise missing(package, name, sorted(modules))
-        module = importlib.import_module(f"{package}.{modules[name]}".rstrip("."))
+        module = imported(modules[name] if is_ours(modules[name]) else f"{package}.{modules[name]}".rstrip("."))
         value = vars(module)[name] if name in vars(module) else importlib.import_module(f"{module.__name__}.{name}")
         setattr(importlib.import_module(package), name, value)
         return value

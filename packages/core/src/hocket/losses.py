@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hocket.help.names import plain
 
@@ -223,3 +224,15 @@ def reduction_of(loss: Any) -> Reduction | None:
 def own_loss(outputs: Any) -> Any:
     """Return the loss in the outputs of a model that computes it itself (as in transformers), or None."""
     return outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+
+
+def classes(loss: Any) -> tuple[Tensor | None, int] | None:
+    """Return class weights and the label to ignore of one of torch's classification losses; None for other losses."""
+    keywords: Mapping[str, Any] = {}
+    if isinstance(loss, functools.partial) and not loss.args:
+        loss, keywords = loss.func, loss.keywords
+    if type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss):
+        return loss.weight, loss.ignore_index
+    if loss in (F.cross_entropy, F.nll_loss):
+        return keywords.get("weight"), keywords.get("ignore_index", -100)
+    return None

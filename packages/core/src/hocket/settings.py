@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch import nn
 
-from hocket.algorithm import Need
 from hocket.hookspecs import StrategyLike
+from hocket.hookspecs.needs import Need
 from hocket.losses import Reduction
 from hocket.plugins.spec import Attachment
 from hocket.run_folder import check_name, local
@@ -21,7 +21,7 @@ from hocket.training.seeding import check_seed
 from hocket.training.until import durations, minimum
 
 if TYPE_CHECKING:
-    from hocket.checkpoints.policy import Checkpoints
+    from hocket.checkpoints import Checkpoints
 
 #: Arguments that are not hyperparameters: data, and plug-ins, which are listed with their configurations instead.
 _PARTS = {

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hocket.help import attributes
 from hocket.help import logged as help_logged
 from hocket.history import Recorder
-from hocket.plugins.errors import PlanError
+from hocket.plugins.errors import PlanError, PluginError
 from hocket.plugins.kinds import singular
 from hocket.time import Time, Unit
 from hocket.timestamp import Timestamp
@@ -28,9 +28,10 @@ from hocket.training.step import Step
 from hocket.training.watching import WatchedValues
 
 if TYPE_CHECKING:
-    from hocket.checkpoints.content import Content
+    from hocket.component import Content
     from hocket.devices import Device
-    from hocket.hookspecs import PrecisionLike, StrategyLike
+    from hocket.hookspecs.precision import PrecisionLike
+    from hocket.hookspecs.strategies import StrategyLike
     from hocket.losses import Reduction
     from hocket.optim.learning_rate import LearningRate
     from hocket.plugins.bus import Bus
@@ -471,3 +472,18 @@ class State:
     def run_folder(self) -> Path:
         """The exclusive folder of this run, created on first access. Raises RunFolderError if another run owns it."""
         return self.folder.claim()
+
+
+def by_own_names(state: State, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return weights by the model's own names instead of the task's.
+
+    Raises PluginError if the strategy uses other names.
+    """
+    prefix = state.model_prefix
+    own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    if missing := set(state.model.state_dict()) - set(own):
+        raise PluginError(
+            f"The strategy's model_state has no {', '.join(sorted(missing)[:3])}: it has to use the model's own names, "
+            f"but has {', '.join(list(weights)[:3])}."
+        )
+    return own

@@ -7,15 +7,14 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.display import listed, position
 from hocket.distributed.agreement import ranks_of
+from hocket.errors import CheckpointError
 from hocket.help import attributes
 from hocket.result import Cost, Result
 
 if TYPE_CHECKING:
-    from hocket.checkpoints.listing import Listing
-    from hocket.checkpoints.policy import Checkpoints
+    from hocket.checkpoints import Checkpoints
     from hocket.plugins.plan import Plan
     from hocket.state import State
 
@@ -55,8 +54,7 @@ def of_trainer(state: State, plan: Plan, checkpoints: Checkpoints | None) -> tup
 def show(state: State, checkpoints: Checkpoints | None, command: Sequence[str] | None, interrupted: bool) -> None:
     """Show the last lines of a fit; see `last_lines`."""
     if _shows(state, command):
-        listing = None if checkpoints is None else checkpoints.listing
-        show_lines(state, last_lines(state, listing, command, interrupted))
+        show_lines(state, last_lines(state, checkpoints, command, interrupted))
 
 
 def show_resumed(state: State, command: Sequence[str] | None) -> None:
@@ -83,7 +81,7 @@ def show_lines(state: State, lines: Sequence[str]) -> None:
 
 
 def last_lines(
-    state: State, checkpoints: Listing | None, command: Sequence[str] | None, interrupted: bool
+    state: State, checkpoints: Checkpoints | None, command: Sequence[str] | None, interrupted: bool
 ) -> list[str]:
     """Return at most three lines. Reads the store of the checkpoints, and never raises because of it.
 
@@ -95,7 +93,7 @@ def last_lines(
     if not state.folder.lasting:
         return ["this was a test, which writes nothing"]
     try:
-        written = "" if checkpoints is None else checkpoints.summary()
+        written = "" if checkpoints is None else checkpoints.listing.summary()
     except (CheckpointError, OSError) as error:
         written = f"the checkpoints cannot be listed: {error}"
     lines = [
@@ -104,7 +102,7 @@ def last_lines(
     ]
     if state.timestamp.batch and (files := state.folder.files()):  # before the first step, the command removes them
         lines.append(f"{listed(files)} in {state.folder.path}")
-    resumable = written and checkpoints is not None and checkpoints.resumable
+    resumable = written and checkpoints is not None and checkpoints.listing.resumable
     return [*lines, _how_to_continue(bool(resumable), command, interrupted)]
 
 

@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from hocket import launching
-from hocket.checkpoints.components.data import EvaluationData, TrainingData
-from hocket.checkpoints.content import Content
+from hocket import content, elsewhere, launching
 from hocket.data.adapters import adapt
 from hocket.data.checks import check_batches
 from hocket.data.loaders import independent
@@ -32,18 +30,18 @@ from hocket.distributed import comparison
 from hocket.distributed.agreement import ranks_of
 from hocket.help import attributes, warn
 from hocket.help.arguments import understood
+from hocket.joined import Joined
 from hocket.losses import Reduction, reduction_of
-from hocket.optim.groups import described
-from hocket.optim.optimizers import make_optimizers
+from hocket.optim.groups import described, hyperparameters
+from hocket.optim.optimizers import has_modes, make_optimizers
 from hocket.parts import resolve, without_writing_loggers
 from hocket.plugins import switches
 from hocket.plugins.bus import Bus
 from hocket.plugins.spec import Attachment
 from hocket.run_folder import Run, RunFolder, TemporaryFolder
-from hocket.runtime import Runtime
 from hocket.settings import Settings
 from hocket.settings import reduction as check_reduction
-from hocket.state import State
+from hocket.state import State, by_own_names
 from hocket.task import events_of, task_of
 from hocket.task_log import connected
 from hocket.time import Interval, Time
@@ -55,8 +53,7 @@ from hocket.training.interruption import Deferred, Interrupted, deferred
 from hocket.training.metrics import MetricSet
 
 if TYPE_CHECKING:
-    from hocket.checkpoints.policy import Checkpoints
-    from hocket.checkpoints.report import Report
+    from hocket.checkpoints import Checkpoints, Report
     from hocket.data.module import DataModule
     from hocket.plugins.plan import Plan
     from hocket.result import Result
@@ -153,7 +150,7 @@ class Trainer:
         plugins: restricts the installed plug-ins: False for core's plug-ins only, or a list of names.
         profile_plugins: measure the time of each plug-in on each hook.
         profile: batches to profile, such as ``"5ba after 10ba"``, or True. A summary in the folder of the run then says
-            where their time goes and what to try. Also the arguments of `hocket.profiling.profiler.Profiler`, or an instance.
+            where their time goes and what to try. Also the arguments of the callback ``profiler``, or an instance.
         limit_train, limit_eval, limit_predict: maximum number of batches of an epoch or set; a float is the fraction of all.
         fast_dev_run: run this many batches of training and of each evaluation set as a test. It starts fresh and writes
             nothing: no checkpoint, no file, no row of a logger.
@@ -238,8 +235,6 @@ class Trainer:
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "model", "__class__")}
         # Imported here, so that importing this module stays cheap.
-        from hocket.checkpoints.components.configuration import Configuration
-        from hocket.checkpoints.own_components import components_of
         from hocket.plugins import claims
         from hocket.plugins.plan import make_plan
 
@@ -281,15 +276,14 @@ class Trainer:
 
             parts.attachments.append(BatchTransform.attachment(batch_transform))
         if settings.microbatch == "auto":
-            from hocket.training.microbatch import AutoMicrobatch
-
+            search = elsewhere.module("hocket_general.auto_microbatch", "microbatch='auto'")
             remembered = settings.folder / "microbatch.json" if settings.lasting else None
             how = settings.compile, settings.deterministic, settings.accumulate
-            parts.attachments.append(AutoMicrobatch.attachment(remembered, how))
+            parts.attachments.append(search.AutoMicrobatch.attachment(remembered, how))
         if summary:
-            from hocket.model_table import ShowSummary
-
-            parts.attachments.append(ShowSummary.attachment())
+            parts.attachments.append(
+                elsewhere.module("hocket_insight.model_table", "summary=True").ShowSummary.attachment()
+            )
         self._limits: Limits | None = None
         if settings.limits:
             from hocket.training.limits import Limits
@@ -304,7 +298,7 @@ class Trainer:
         whole_batch.check_plan(reduction, settings, parts.strategy, devices or 1)
         self._plan = make_plan(bus, task, parts.strategy, settings.facts(task.model, parts.reasons))
 
-        self._runtime = Runtime.of(parts, bus, devices, comparison.of_settings(settings, task))
+        self._joined = Joined(parts, bus, devices, comparison.of_settings(settings, task))
         whole_batch.check_plan(reduction, settings, parts.strategy)
         self._randomness = seeding.RandomStream(settings.seed, parts.strategy.data_rank)
         #: Whether loggers have the hyperparameters.
@@ -315,7 +309,7 @@ class Trainer:
             bus=bus,
             strategy=parts.strategy,
             precision=parts.precision,
-            device=self._runtime.device,
+            device=self._joined.device,
             device_kind=parts.device,
             run=run,
             folder=(RunFolder if settings.lasting else TemporaryFolder)(settings.folder, run),
@@ -339,21 +333,16 @@ class Trainer:
 
             windows = Windows(state, settings.accumulate, settings.microbatch is None)
         self._loop = FitLoop(state, guard, settings.log_every, compiled, windows)
-        self._closing = weakref.finalize(self, _close, state)  # runs before the runtime leaves the process group
+        self._closing = weakref.finalize(self, _close, state)  # runs before this rank leaves the process group
         with self._running(), switches.use(plugins):
             made_with = self._assemble(optimizer, schedule, schedule_every)
             self._loop.metrics = MetricSet("train", train_metrics, state)
-            self._position = TrainingData(state, self._loop, self._module)
-            self._eval_positions = EvaluationData(state)
-            positions = (self._position, self._eval_positions)
-            configuration = Configuration(state, settings.given, made_with)
-            state.content = Content(
-                state, components_of(state, self._loop, guard, self._randomness, configuration, *positions)
-            )
+            held = content.Parts(self._loop, guard, self._randomness, settings.given, made_with, self._module)
+            state.content = content.content_of(state, held)
             if train_data is not None:
                 self._set_train_data(train_data)
             self._set_eval_data(eval_data)
-            comparison.over_ranks(bus, self._runtime.world_size, comparison.of_assembled(state))
+            comparison.over_ranks(bus, self._joined.world_size, comparison.of_assembled(state))
             bus.before_load(state)
             if settings.resume is not None:
                 bus.resume(state, settings.resume)
@@ -371,17 +360,15 @@ class Trainer:
         Returns the hyperparameters that optimizers were made with.
         """
         state, bus = self.state, self.state.bus
-        state.task = self._runtime.convert(state.task)
+        state.task = self._joined.convert(state.task)
         bus.init(state)
-        self._runtime.place(state.task)
+        self._joined.place(state.task)
         named = make_optimizers(optimizer, state.task, state.replacements)
         state.optimizer_names, optimizers = list(named), list(named.values())
         if named:
             self._plan = dataclasses.replace(
                 self._plan, run={**self._plan.run, "optimizer": described(named, state.task)}
             )
-        from hocket.checkpoints.components.configuration import hyperparameters
-        from hocket.optim.averages import OptimizerAverages
         from hocket.optim.learning_rate import make_schedules
 
         made_with = hyperparameters(optimizers)
@@ -391,10 +378,12 @@ class Trainer:
             from hocket.training.graphs import may_overwrite
 
             state.overwrites = may_overwrite(state.task, self.settings.compile, state.device)
-        state.prepared, state.optimizers = self._runtime.prepare(state.task, optimizers)
+        state.prepared, state.optimizers = self._joined.prepare(state.task, optimizers)
         state.schedules = make_schedules(schedule, state.optimizers, schedule_every, state.optimizer_names)
-        if averages := OptimizerAverages.attachment(state):
-            bus.attach(averages)
+        if found := [each for each in state.optimizers if has_modes(each)]:
+            needing = f"Switching {type(found[0]).__name__} between train() and eval()"
+            averages = elsewhere.module("hocket_general.optimizer_averages", needing)
+            bus.attach(averages.OptimizerAverages.attachment(state, found))
         return made_with
 
     # --- public methods
@@ -602,11 +591,12 @@ class Trainer:
 
     def _weights_of(self, checkpoint: str | Path) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights of a checkpoint."""
-        from hocket.checkpoints.visiting import weights_of
-
         if self._loop.stage:
             raise RuntimeError("The weights of a checkpoint cannot be used during a fit. Use them before or after.")
-        return weights_of(self.state, checkpoint, self._checkpoints)
+        visit: AbstractContextManager[None] = elsewhere.module("hocket_checkpoints.visiting").weights_of(
+            self.state, checkpoint, self._checkpoints
+        )
+        return visit
 
     def model_state_dict(self, *, evaluated: bool | None = None) -> dict[str, Any]:
         """Return the full weights under the model's own names, on every rank, for any strategy.
@@ -636,8 +626,6 @@ class Trainer:
                 f"These are the training weights, and evaluation uses those of the algorithm {others[0]!r}. Write "
                 "trainer.model_state_dict(evaluated=True) for the latter, or evaluated=False."
             )
-        from hocket.checkpoints.components.model import by_own_names
-
         return by_own_names(state, state.bus.model_state(state.prepared))
 
     @understood
@@ -661,14 +649,14 @@ class Trainer:
             >>> report.missing
             ('bias',)
         """
-        from hocket.checkpoints.weights import load_into
-
+        load_into = elsewhere.module("hocket_checkpoints.weights").load_into
         if self._loop.stage:
             raise RuntimeError("Weights cannot be loaded during a fit. Load them before fit starts.")
-        return load_into(self.state, self.model_state_dict(evaluated=False), weights, strict, ignore, remap)
+        report: Report = load_into(self.state, self.model_state_dict(evaluated=False), weights, strict, ignore, remap)
+        return report
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that makes a resumed run bitwise identical; see `hocket.checkpoints.content`.
+        """Return the state that makes a resumed run bitwise identical; see `hocket_checkpoints.content`.
 
         Every rank has to call it. Tensors are those of the run, as in ``torch.nn.Module.state_dict``, and change as it trains:
         copy them (``copy.deepcopy``) if the run goes on. To continue the fit, call it in a callback's ``batch_checkpoint`` or
@@ -686,7 +674,7 @@ class Trainer:
 
     @understood
     def load_state_dict(self, tree: Mapping[str, Any], strict: bool = True, ignore: Sequence[str] = ()) -> None:
-        """Load a `state_dict` into a Trainer with the same arguments; see `hocket.checkpoints.content`.
+        """Load a `state_dict` into a Trainer with the same arguments; see `hocket_checkpoints.content`.
 
         Every rank has to call it. Entries that globs in ``ignore`` match, such as ``"optimizers.*"`` or
         ``"model.network.head.*"``, are not loaded.
@@ -753,7 +741,7 @@ class Trainer:
             data = module.make("eval")
             with self._running():
                 self._set_eval_data(data, module.described("eval"))
-                self._eval_positions.sets_are_made()
+                state.content.eval_sets_are_made()
             sets = {"eval_data": comparison.of_sets(state.eval_sets)}
             comparison.over_ranks(state.bus, state.strategy.world_size, sets)
 
@@ -777,7 +765,7 @@ class Trainer:
             return adapt(prepared(data, lambda each, *how: prepare(independent(each), *how), True, size), given=data)
 
         state.another_epoch = partial(self._loop.data.another_epoch, again)
-        self._position.data_is_set()
+        state.content.train_data_is_set()
 
     def _set_eval_data(self, data: Any, argument: str = "eval_data") -> None:
         state = self.state

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket import Checkpoints, Logger, State
-from hocket.checkpoints import CheckpointError
+from hocket.errors import CheckpointError
 from hocket.help import installing
 from hocket_loggers.records import relative, require
 
 if TYPE_CHECKING:
-    from hocket.checkpoints.storage.manifest import File
-    from hocket.checkpoints.storage.remote import Remote
+    from hocket_checkpoints.storage.manifest import File
+    from hocket_checkpoints.storage.remote import Remote
 
 #: Seconds between two looks at the run's checkpoints.
 _INTERVAL = 10.0
@@ -103,7 +103,7 @@ class ArtifactsLogger(Logger):
                     self._copy_checkpoint(state, Path(store.folder) / name)
 
     def _copy_checkpoint(self, state: State, folder: Path) -> None:
-        from hocket.checkpoints.storage import manifest as manifests
+        from hocket_checkpoints.storage import manifest as manifests
 
         place = self._place(state, "checkpoints")
         if self._there is None:
@@ -120,7 +120,7 @@ class ArtifactsLogger(Logger):
                 raise  # else it was removed meanwhile, because there are newer ones
 
     def _place(self, state: State, what: str) -> Remote:
-        from hocket.checkpoints.storage.remote import Remote
+        from hocket_checkpoints.storage.remote import Remote
 
         if what not in self._places:
             self._places[what] = Remote(f"{self._url}/{state.run_name}/{what}", **self._options)
@@ -149,7 +149,7 @@ def _check_protocol(url: str, protocol: str) -> None:
 
 def _stated(file: Path) -> File:
     """Return size and checksum of a file, which the upload has to have."""
-    from hocket.checkpoints.storage.manifest import File
+    from hocket_checkpoints.storage.manifest import File
 
     with file.open("rb") as opened:
         return File(file.stat().st_size, hashlib.file_digest(opened, "sha256").hexdigest())

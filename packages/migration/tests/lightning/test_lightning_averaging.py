@@ -15,9 +15,9 @@ from torch.optim.swa_utils import get_ema_avg_fn
 from torch.utils.data import DataLoader
 
 import hocket
-from hocket.testkit import run_ranks
 from hocket_migration.lightning import Trainer
 from hocket_migration.lightning.callbacks import check_averaging
+from hocket_testkit import run_ranks
 
 
 class Ordered(m.LitAutoEncoder):

@@ -10,8 +10,8 @@ import torch
 from pages import ROOT, blocks
 from torch.utils.data import DataLoader
 
-from hocket.testkit import run_ranks
 from hocket_migration.lightning import Trainer
+from hocket_testkit import run_ranks
 
 
 def test_the_programs_of_the_page_run() -> None:

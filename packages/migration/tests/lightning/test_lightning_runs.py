@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import hocket
 from hocket.checkpoints import CheckpointError
-from hocket.testkit import run_ranks
 from hocket_migration.lightning import LightningTask, Trainer
 from hocket_migration.lightning.algorithms import INSTEAD
+from hocket_testkit import run_ranks
 
 
 class Remembers(m.VAE):

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from hocket.run_folder import writable
-from hocket.runs import files, listing
+from hocket.runs import files
 from hocket.safe_files import BLOCK, opened, printable, replace
+from hocket_cli import listing
 from hocket_report import curves, panels, reading, vega
 from hocket_report.logged import points
 from hocket_report.markup import Markup, code, escape, hint, joined, section, tag

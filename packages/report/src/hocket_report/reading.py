@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hocket import safe_files
-from hocket.cli import document
-from hocket.runs import files, listing
+from hocket.runs import files
+from hocket_cli import document, listing
 from hocket_report.logged import Logged
 from hocket_report.logged import read as read_logged
 

@@ -1,4 +1,4 @@
-"""Distributed strategies and further precisions. Names are imported when they are first used."""
+"""Distributed strategies, what starts processes, and further precisions. Names are imported when they are first used."""
 
 from __future__ import annotations
 

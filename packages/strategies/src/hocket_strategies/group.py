@@ -23,9 +23,10 @@ from hocket import Device, Strategy, hookimpl, launching
 from hocket.data.adapters import adapt
 from hocket.data.batches import Padding
 from hocket.help import warn
-from hocket.launching import Environment, loopback, parent
+from hocket.launching import Environment
 from hocket_strategies import ending
 from hocket_strategies.explained import CollectiveError, Explained
+from hocket_strategies.launching import loopback, parent, processes
 from hocket_strategies.packing import packed, unpack
 from hocket_strategies.slices import OwnData, SlicedLoader, is_distributed, sliced
 
@@ -359,7 +360,7 @@ def _wait_for_all(name: str, store: dist.Store, found: Environment, seconds: flo
     store.set(f"here/{found.rank}", gpu)
     store.add("here", 1)
     while store.add("here", 0) < found.world_size:
-        launching.raise_failure()
+        processes.raise_failure()
         if time.monotonic() > deadline:
             missing = [rank for rank in range(found.world_size) if not store.check([f"here/{rank}"])]
             raise CollectiveError(

@@ -25,7 +25,7 @@ def has_state(owner: Any) -> bool:
 
 #: Methods that belong together, and the modules with their defaults, of which a subclass overrides both or neither.
 _PAIRS = (("state_dict", "load_state_dict"), ("extra_state", "load_extra_state"))
-_DEFAULTS = (__name__, "hocket.task", "hocket.data.module", "hocket.checkpoints.component")
+_DEFAULTS = (__name__, "hocket.task", "hocket.data.module", "hocket.component")
 
 
 def one_sided(owner: Any) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hocket.checkpoints.storage.ranks import Ranks
 from hocket.data.batches import Counts
+from hocket.distributed.ranks import Ranks
 from hocket.help import logged as help_logged
 from hocket.help import warn
 from hocket.state import State

@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 import sys
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
-#: Packages whose frames lie between the user's line and the warning: hocket's, and libraries that call hocket.
-_BETWEEN = re.compile(
-    r"(hocket(_(general|vision|nlp|strategies|loggers|report|migration))?|torch|pluggy|contextlib|functools|threading)(\.|$)"
-)
+from hocket.ours import is_ours
+
+#: Libraries whose frames, like hocket's, lie between the user's line and the warning.
+_LIBRARIES = re.compile(r"(torch|pluggy|contextlib|functools|threading)(\.|$)")
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
@@ -23,10 +25,15 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     Filters know the warning by the module that calls this: ``warnings.filterwarnings("ignore", module="hocket")``.
     """
     user = own = sys._getframe(1)
-    while user.f_back is not None and _BETWEEN.match(str(user.f_globals.get("__name__"))):
+    while user.f_back is not None and _is_between(user.f_globals):
         user = user.f_back
-    if _BETWEEN.match(str(user.f_globals.get("__name__"))):  # in a thread of hocket's
+    if _is_between(user.f_globals):  # in a thread of hocket's
         user = own
     registry = user.f_globals.setdefault("__warningregistry__", {})
     module = own.f_globals["__name__"]
     warnings.warn_explicit(message, category, user.f_code.co_filename, user.f_lineno, module, registry)
+
+
+def _is_between(scope: Mapping[str, Any]) -> bool:
+    name = str(scope.get("__name__"))
+    return is_ours(name) or _LIBRARIES.match(name) is not None

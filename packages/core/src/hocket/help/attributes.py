@@ -11,6 +11,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket.help import names
+from hocket.ours import is_ours
 
 T = TypeVar("T")
 
@@ -106,7 +107,7 @@ def uncalled(cls: type, base: type, events: Collection[str] = ()) -> str:
         cls: a subclass of ``base``; only it and its bases below ``base`` are examined.
         events: names of methods that are called although ``base`` does not define them.
     """
-    own = [each for each in cls.__mro__ if issubclass(each, base) and each.__module__.partition(".")[0] != "hocket"]
+    own = [each for each in cls.__mro__ if issubclass(each, base) and not is_ours(each.__module__)]
     methods = {name: each for kind in reversed(own) for name, each in vars(kind).items() if inspect.isfunction(each)}
     found = {
         name: write

@@ -27,7 +27,7 @@ def command(extra: str, package: str = _CORE) -> str:
         >>> installing.command("optuna")
         "pip install 'optuna>=4.0'"
     """
-    needed = [*dict.fromkeys(_needed(package, extra))]
+    needed = [word for words in dict.fromkeys(_needed(package, extra)) for word in words]
     if any(each.startswith("./") for each in needed):
         return f"pip install {shlex.join(needed)} in a checkout of hocket"
     return f"pip install {shlex.join(needed)}"
@@ -38,29 +38,44 @@ def library(name: str, versions: str = "") -> str:
     package = name.replace("_", "-").lower()
     if not package.startswith(_CORE):
         return f"pip install {shlex.quote(name + versions)}"
-    required = importlib_metadata.distribution(_CORE).requires or []
-    ours = {_CORE, *(match[1] for each in required if (match := _OF_EXTRA.match(each)))}
-    return (
-        command("", package) if package in ours else f"pip install FOLDER, which has the source or a wheel of {package}"
-    )
+    extra = _extra_of(package)
+    if package != _CORE and not any(each[3] == extra for each in _of_extras(_CORE)):
+        return f"pip install FOLDER, which has the source or a wheel of {package}"
+    return command("" if package == _CORE else extra)
 
 
-def _needed(package: str, extra: str) -> Iterator[str]:
-    try:
-        required = importlib_metadata.distribution(package).requires or []
-    except importlib_metadata.PackageNotFoundError:
-        required = []
-    found = [match.groups() for each in required if (match := _OF_EXTRA.match(each)) and match[4] == extra]
+def _extra_of(package: str) -> str:
+    """The name of core's extra for a package: `general` for `hocket-algorithms-general`."""
+    return package.removeprefix(f"{_CORE}-").removeprefix("algorithms-")
+
+
+def _of_extras(package: str) -> list[tuple[str, str | None, str, str]]:
+    """Return the requirements for extras: name, its own extra, versions, and the extra."""
+    installed = _installed(package)
+    matches = filter(None, map(_OF_EXTRA.match, (installed and installed.requires) or []))
+    return [(name, inner, versions, extra) for name, inner, versions, extra in (match.groups() for match in matches)]
+
+
+def _needed(package: str, extra: str) -> Iterator[tuple[str, ...]]:
+    """Yield the words of each requirement. What the package of an extra needs of ours is omitted if it is installed."""
+    found = [each for each in _of_extras(package) if each[3] == extra]
     if not found:  # the package is missing, or older than this message
-        yield from _from_source(package, extra)
+        yield _from_source(package, extra)
     for name, inner, versions, _ in found:
-        if name.startswith(_CORE):
+        if not name.startswith(_CORE):
+            yield (name + (f"[{inner}]" if inner else "") + versions.strip(),)
+        elif inner or _extra_of(name) == extra or _installed(name) is None:
             yield from _needed(name, inner or "")
-        else:
-            yield name + (f"[{inner}]" if inner else "") + versions.strip()
 
 
-def _from_source(package: str, extra: str) -> Iterator[str]:
+def _installed(package: str) -> importlib_metadata.Distribution | None:
+    try:
+        return importlib_metadata.distribution(package)
+    except importlib_metadata.PackageNotFoundError:
+        return None
+
+
+def _from_source(package: str, extra: str) -> tuple[str, ...]:
     folder = package.removeprefix(f"{_CORE}-") if package != _CORE else "core"
     extras = f"[{extra}]" if extra else ""
     origin = json.loads(importlib_metadata.distribution(_CORE).read_text("direct_url.json") or "{}")
@@ -68,12 +83,12 @@ def _from_source(package: str, extra: str) -> Iterator[str]:
     beside = Path(unquote(url.path)).parent if url.scheme == "file" else None
     wheels = sorted(beside.glob(f"{package.replace('-', '_')}-*.whl")) if beside is not None else []
     if beside is not None and (beside / folder / "pyproject.toml").is_file():
-        yield from ["-e"] if origin.get("dir_info", {}).get("editable") else []
-        yield f"{beside / folder}{extras}"
-    elif wheels:
-        yield f"{wheels[-1]}{extras}"
-    elif "vcs_info" in origin:
+        option = ["-e"] if origin.get("dir_info", {}).get("editable") else []
+        return *option, f"{beside / folder}{extras}"
+    if wheels:
+        return (f"{wheels[-1]}{extras}",)
+    if "vcs_info" in origin:
         vcs, within = origin["vcs_info"], Path(origin.get("subdirectory", "packages/core")).parent
-        yield f"{package}{extras} @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}#subdirectory={within / folder}"
-    else:
-        yield f"./packages/{folder}{extras}"
+        where = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}#subdirectory={within / folder}"
+        return (f"{package}{extras} @ {where}",)
+    return (f"./packages/{folder}{extras}",)

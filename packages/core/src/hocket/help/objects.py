@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hocket import elsewhere
 from hocket.help import names, warn
 
 #: Functions of torch.nn.functional that are losses of (outputs, targets), and the names that people use for them.
@@ -185,14 +186,13 @@ def _signature(cls: type) -> str:
 
 def checkpoints(given: Any, arguments: Mapping[str, Any]) -> Any:
     """Convert a folder, True or a dict of arguments to Checkpoints."""
-    from hocket.checkpoints.policy import Checkpoints
-
+    if given is None or given is False:
+        return None
+    Checkpoints = elsewhere.module("hocket_checkpoints.policy", "checkpoints=").Checkpoints
     if given is True:
         folder = str(Path(arguments.get("folder", "runs")) / "checkpoints")
         warn(f"checkpoints=True is read as checkpoints={folder!r}. Write the folder, so that each run has its own.")
         return Checkpoints(folder)
-    if given is None or given is False:
-        return None
     if isinstance(given, str | os.PathLike):
         return Checkpoints(os.fspath(given))
     if isinstance(given, Mapping) and "folder" in given:

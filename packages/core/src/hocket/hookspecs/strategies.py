@@ -16,8 +16,8 @@ from hocket.hookspecs.markers import hookspec
 if TYPE_CHECKING:
     import torch
 
-    from hocket.algorithm import Need
     from hocket.devices import Device
+    from hocket.hookspecs.needs import Need
     from hocket.hookspecs.precision import PrecisionLike
 
 

@@ -1,4 +1,4 @@
-"""The built-in loggers, each declared by an entry point and imported on first use."""
+"""The built-in loggers, each declared by an entry point and imported on first use; some are of another part of hocket."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hocket.lazy import lazy
 
 if TYPE_CHECKING:
     from hocket.loggers.console import ConsoleLogger
-    from hocket.loggers.jsonl import JSONLinesLogger
     from hocket.loggers.memory import MemoryLogger
-    from hocket.loggers.progress import ProgressLogger
+    from hocket_loggers.jsonl import JSONLinesLogger
+    from hocket_loggers.progress import ProgressLogger
 
 __all__ = [
     "ConsoleLogger",
@@ -23,8 +23,8 @@ __getattr__, __dir__ = lazy(
     __name__,
     {
         "ConsoleLogger": "console",
-        "JSONLinesLogger": "jsonl",
+        "JSONLinesLogger": "hocket_loggers.jsonl",
         "MemoryLogger": "memory",
-        "ProgressLogger": "progress",
+        "ProgressLogger": "hocket_loggers.progress",
     },
 )

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hocket.distributed.dtensors import norms
+from hocket.ours import is_ours
 
-_OURS = ("torch.", "hocket")
 #: Optimizers that have taken a step.
 _SEEN: WeakSet[Optimizer] = WeakSet()
 #: Optimizers that change tensors through ``.data`` before they call the closure, which tensors' versions do not show.
@@ -37,7 +37,8 @@ def gets_closure(optimizer: Optimizer) -> bool:
 @cache
 def _takes_closure(step: Callable[..., Any]) -> bool:
     step = inspect.unwrap(step)
-    return not step.__module__.startswith(_OURS) and "closure" in inspect.signature(step).parameters
+    known = step.__module__.startswith("torch.") or is_ours(step.__module__)
+    return not known and "closure" in inspect.signature(step).parameters
 
 
 def closure_for(optimizer: Optimizer, loss: Callable[[], Any], again: Callable[[], Any]) -> Callable[[], Any]:

@@ -10,7 +10,9 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from hocket import elsewhere
 from hocket.plugins.errors import PluginConfigError
+from hocket.settings import plain
 from hocket.task import Task
 
 #: The options of a configuration that `make_groups` takes; the others are arguments of the optimizer.
@@ -36,7 +38,7 @@ def make_groups(
         groups: a list of ``{"match": pattern, option: value, …}``. A pattern is a glob for names (``"*.bias"``), or ``"1d"``
             for parameters with at most one dimension (biases and the weights of norms); ``match`` may be a list of them. The
             first group that matches a parameter gives it its options; the others keep those of the optimizer.
-        layer_decay: multiply the learning rate of layer i of n by ``layer_decay ** (n - i)``; see `hocket.optim.layers.layers`.
+        layer_decay: multiply the learning rate of layer i of n by ``layer_decay ** (n - i)``; see `layers` of hocket_general.
         routes: further options by the names of parameters, which groups override.
 
     Raises:
@@ -189,9 +191,7 @@ def _factors(part: nn.Module, names: Sequence[str], decay: Any) -> dict[str, flo
             f"layer_decay={decay!r} is not a factor per layer: give a number in (0, 1], such as 0.75."
         )
     model = part.model if isinstance(part, Task) else part
-    from hocket.optim.layers import layers
-
-    found = layers(model, names)
+    found = elsewhere.module("hocket_general.layers", "layer_decay=").layers(model, names)
     if not found:
         raise PluginConfigError(
             f"layer_decay={decay} needs blocks that repeat, such as the items of a ModuleList or block_1 and block_2 of one "
@@ -200,3 +200,13 @@ def _factors(part: nn.Module, names: Sequence[str], decay: Any) -> dict[str, flo
         )
     last = max(found.values())
     return {name: float(decay) ** (last - layer) for name, layer in found.items()}
+
+
+def hyperparameters(optimizers: Sequence[Optimizer]) -> dict[str, str]:
+    """Return the hyperparameters of every parameter group as text, by keys such as ``"optimizers.0.lr"``."""
+    found: dict[str, str] = {}
+    for number, optimizer in enumerate(optimizers):
+        for index, group in enumerate(optimizer.param_groups):
+            place = f"optimizers.{number}" + (f".group{index}" if len(optimizer.param_groups) > 1 else "")
+            found |= {f"{place}.{name}": repr(plain(each)) for name, each in group.items() if name != "params"}
+    return found

@@ -99,6 +99,11 @@ def step(optimizer: Optimizer, closure: Callable[[], Any]) -> None:
         fast_paths.step(optimizer)
 
 
+def has_modes(optimizer: Optimizer) -> bool:
+    """Whether an optimizer has the methods ``train()`` and ``eval()``, which put other weights into the model."""
+    return all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
+
+
 def _make(given: Any, part: nn.Module, replacements: Sequence[Replacement]) -> Optimizer:
     if isinstance(given, Optimizer):
         if replacements:

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from hocket.algorithm import Algorithm, Need, Phase
+from hocket.algorithm import Algorithm, Phase
 from hocket.help import names
 from hocket.hookspecs import SPECS, Actions, Event, Events, Loggers, PrecisionHooks, StrategyHooks
+from hocket.hookspecs.needs import Need
+from hocket.ours import is_ours
 from hocket.plugins.delivery import Delivery
 from hocket.plugins.errors import HookError
 from hocket.plugins.folding import all_despite_errors, all_of, finish, first_result, note, noted, origin_of, positional
@@ -491,7 +493,7 @@ def _check_called(attachment: Attachment) -> None:
     if "checkpoint_components" in own:  # which checkpoints call
         return
     own = [name for name in own if name not in ("state_dict", "load_state_dict")]
-    if own and kind.__module__.partition(".")[0] != "hocket":
+    if own and not is_ours(kind.__module__):
         table = "Logger" if attachment.kind == "loggers" else "Callback"
         write = next((text for name in own if (text := names.listed(name, "methods", table))), None)
         usual = "log_metrics(self, state, metrics)" if table == "Logger" else "batch_end(self, state)"
@@ -504,7 +506,7 @@ def _check_called(attachment: Attachment) -> None:
 def _check_misspelt(attachment: Attachment, name: str) -> None:
     """Raise HookError for a public method whose name resembles a hook: it is more likely a typo than a helper."""
     function = inspect.getattr_static(type(attachment.obj), name, None)
-    if not inspect.isfunction(function) or function.__module__.partition(".")[0] in {"hocket", "builtins"}:
+    if not inspect.isfunction(function) or function.__module__ == "builtins" or is_ours(function.__module__):
         return
     theirs = names.hook(name)
     near = [theirs] if theirs in _HOOKS else difflib.get_close_matches(name, _HOOKS, 1, 0.8)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hocket.help import names as others
+from hocket.ours import PARTS
 from hocket.plugins import distributions, switches
 from hocket.plugins.distributions import Problem, normal
 from hocket.plugins.errors import AmbiguousPluginError, BrokenPluginError, PluginError, UnknownPluginError, summarize
@@ -22,8 +23,6 @@ from hocket.plugins.kinds import singular as singular
 
 #: The plug-in API version of this core.
 API = "v1"
-#: The distribution of core, whose plug-ins are always available.
-CORE = "hocket"
 #: Roles for which "auto" may choose a plug-in declared in the entry-point group ``hocket.v1.defaults``, and their kinds.
 ROLES = {"distributed-strategy": "strategies"}
 _DEFAULTS = "defaults"
@@ -106,8 +105,9 @@ def installed() -> Catalog:
 
 
 def _entries_of(declared: distributions.Declared) -> Iterator[Entry]:
-    core = normal(declared.dist) == CORE
-    dist = CORE if core else declared.dist
+    name = normal(declared.dist)
+    core = name in PARTS
+    dist = name if core else declared.dist
     points = dict.fromkeys(declared.points)
     several = Counter((point.group, point.name) for point in points)
     for point in points:
@@ -204,7 +204,7 @@ def get(kind: str, name: str) -> Any:
     Example:
         >>> from hocket import plugins
         >>> plugins.get("callbacks", "early-stopping")
-        <class 'hocket.callbacks.early_stopping.EarlyStopping'>
+        <class 'hocket_insight.callbacks.early_stopping.EarlyStopping'>
     """
     return find(kind, name).load()
 
@@ -213,16 +213,16 @@ def find(kind: str, name: str) -> Entry:
     """Return the entry with this name, or with ``distribution/name``. Entries registered in this process take precedence."""
     _check_kind(kind)
     dist, _, short = name.rpartition("/")
+    meant = PARTS.keys() if normal(dist) == "hocket" else {normal(dist)}
     named = [
         entry
         for entry in entries(kind)
-        if (entry.name == short and (not dist or normal(entry.dist) == normal(dist)))
-        or (entry.problem and entry.name == name)
+        if (entry.name == short and (not dist or normal(entry.dist) in meant)) or (entry.problem and entry.name == name)
     ]
     usable = _usable(named)
     registered = [entry for entry in usable if entry.obj is not None]
-    if not dist and any(entry.dist == CORE for entry in named):  # a short name of core always means core's plug-in
-        usable = [entry for entry in usable if entry.dist == CORE]
+    if not dist and any(entry.dist in PARTS for entry in named):  # a short name of core always means core's plug-in
+        usable = [entry for entry in usable if entry.dist in PARTS]
     candidates = registered or usable
     if not candidates:
         if broken := next((entry for entry in named if entry.problem), None):
@@ -256,7 +256,9 @@ def entry_of(kind: str, cls: type) -> Entry | None:
     own = cls.__module__.partition(".")[0].replace("_", "-")
     found = [entry for entry in entries(kind) if entry.api == API and not entry.problem and declares(entry)]
     return min(
-        found, key=lambda entry: (entry.obj is None, normal(entry.dist) != own, entry.dist != CORE, entry), default=None
+        found,
+        key=lambda entry: (entry.obj is None, normal(entry.dist) != own, entry.dist not in PARTS, entry),
+        default=None,
     )
 
 
@@ -295,8 +297,8 @@ def unregister(kind: str, name: str) -> None:
 def choices(kind: str) -> list[Entry]:
     """Return the usable plug-ins that "auto" may choose from, without those that reuse a name of core."""
     usable = _usable(entries(kind))
-    own = {entry.name for entry in usable if entry.dist == CORE}
-    return [entry for entry in usable if entry.dist == CORE or entry.name not in own]
+    own = {entry.name for entry in usable if entry.dist in PARTS}
+    return [entry for entry in usable if entry.dist in PARTS or entry.name not in own]
 
 
 def defaults(role: str) -> list[Entry]:

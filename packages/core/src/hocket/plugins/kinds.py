@@ -22,11 +22,16 @@ KINDS = (
 #: The base class of a kind, imported together with the first plug-in of that kind. Other kinds only need a callable.
 _BASES = {
     "algorithms": "hocket.algorithm:Algorithm",
-    "commands": "hocket.cli.command:Command",
+    "commands": "hocket.command:Command",
     "devices": "hocket.devices:Device",
     "precisions": "hocket.precision:Precision",
     "strategies": "hocket.strategies:Strategy",
 }
+#: Libraries that the import of a plug-in should not load.
+HEAVY = (
+    "torchvision", "transformers", "deepspeed", "ray", "wandb", "mlflow", "comet_ml", "tensorboard", "matplotlib", "sklearn",
+    "pandas", "tensorflow", "jax",
+)  # fmt: skip
 #: Kinds whose entry point names an instance. All others name a class, or a function that returns an instance.
 _INSTANCES = {"commands"}
 

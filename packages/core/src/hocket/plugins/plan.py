@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hocket.algorithm import Need
 from hocket.display import html
 from hocket.hookspecs import Actions, Event
+from hocket.hookspecs.needs import Need
 from hocket.plugins.bus import Bus
 from hocket.plugins.errors import PlanError
 from hocket.plugins.kinds import singular

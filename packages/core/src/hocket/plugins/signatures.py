@@ -11,6 +11,8 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from hocket.ours import is_ours
+
 _TEXT_AND_NUMBERS = bool | int | float | str | None
 
 
@@ -68,7 +70,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return issubclass(cls, os.PathLike)
     if issubclass(cls, enum.Enum) and isinstance(value, str):
         return value in cls.__members__ or isinstance(value, cls)
-    if cls.__module__.partition(".")[0] == "hocket":
+    if is_ours(cls.__module__):
         return _is(value, cls)  # so that 5 is not a Time
     if isinstance(value, list | tuple) and cls in _SEQUENCES:
         each = item_hints(hint, len(value))

@@ -13,6 +13,7 @@ from typing import Any
 
 from hocket.help import names as others
 from hocket.hookspecs import SPECS, PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
+from hocket.ours import is_ours
 from hocket.plugins import catalog, signatures
 from hocket.plugins.errors import BrokenPluginError, PluginConfigError
 from hocket.plugins.kinds import misfit
@@ -229,7 +230,7 @@ def _base(kind: str) -> str:
 def _check_foreign(kind: str, obj: Any) -> None:
     """Raise PluginConfigError for a plug-in of another library, and for an object without any hook."""
     cls = obj if isinstance(obj, type) else type(obj)
-    if any(base.__module__.partition(".")[0] == "hocket" for base in cls.__mro__):
+    if any(is_ours(base.__module__) for base in cls.__mro__):
         return
     if library := others.library(obj):
         there = catalog.names(kind)

@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hocket.help import warn
+from hocket.ours import PARTS
 from hocket.plugins.distributions import normal
 
 if TYPE_CHECKING:
     from hocket.plugins.catalog import Entry
-
-_CORE = "hocket"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Switches:
             return True
         if entry.name in self.disabled or normal(entry.dist) in self.disabled_dists:
             return False
-        return self.only is None or entry.dist == _CORE or entry.name in self.only
+        return self.only is None or entry.dist in PARTS or entry.name in self.only
 
     def warn_about_unmatched(self, entries: Iterable[Entry]) -> None:
         """Warn about a name that matches no plug-in, since it is probably misspelt."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,17 @@ MARK, METRICS, SUMMARY, MEDIA, CONFIG = "run.json", "metrics.jsonl", "summary.js
 SWEEP = "sweep.json"
 #: The keys of a line of metrics that are a position.
 POSITION = ("epoch", "batch", "sample", "token", "seconds")
+
+
+def strict(value: Any) -> Any:
+    """Replace non-finite floats by strings and convert containers to JSON types. Objects of other types are unchanged."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
+    if isinstance(value, Mapping):
+        return {str(key): strict(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [strict(item) for item in value]
+    return value
 
 
 def parsed(line: bytes | str) -> dict[str, Any]:

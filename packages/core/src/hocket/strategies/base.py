@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from hocket.algorithm import Need
-from hocket.checkpoints.unusual import sized_like
 from hocket.data.global_batches import sized
 from hocket.devices import Device
+from hocket.hookspecs.needs import Need
+from hocket.unusual import sized_like
 
 
 class Strategy:

@@ -10,10 +10,10 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from hocket.checkpoints.plain_data import decode, encode
 from hocket.data.nesting import map_tensors, move
 from hocket.distributed.dtensors import full
 from hocket.help import warn
+from hocket.plain_data import decode, encode
 from hocket.training.metric_adapters import MetricAdapter, adapted, copy_of
 
 Reduce: TypeAlias = Literal["mean", "sum", "min", "max", "last", "metric"]

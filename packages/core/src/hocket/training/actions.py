@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from hocket import elsewhere
 from hocket.data import nesting
 from hocket.data.batches import unpadded
 from hocket.data.nesting import map_tensors
@@ -151,9 +152,7 @@ class DefaultActions:
 
     def resume(self, state: State, where: str | Path) -> bool:
         """Load the checkpoint; the run itself is a new one."""
-        from hocket.checkpoints import resuming
-
-        resuming.resume(state, where)
+        elsewhere.module("hocket_checkpoints.resuming", "resume=").resume(state, where)
         return True
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hocket.algorithm import Need
 from hocket.help import warn
+from hocket.hookspecs.needs import Need
 from hocket.losses import Apart, Loss, as_loss
 from hocket.optim.closures import needs_closure
 from hocket.plugins.errors import PlanError

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import torch
 
-from hocket.checkpoints.unusual import dense_values
 from hocket.distributed.dtensors import local, non_finite, total_norm
 from hocket.help import warn
 from hocket.state import State
+from hocket.unusual import dense_values
 
 Policy = Literal["raise", "skip", "warn"]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hocket.checkpoints.plain_data import decode, encode
 from hocket.data.nesting import move
 from hocket.help import objects
+from hocket.plain_data import decode, encode
 from hocket.state import State
 from hocket.task import SupervisedTask, Task
 from hocket.training import scalars

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from hocket.checkpoints.plain_data import encode
 from hocket.data.module import DataModule, is_foreign
 from hocket.distributed.agreement import ranks_of
 from hocket.help import attributes, names, warn
 from hocket.help.objects import short
+from hocket.plain_data import encode
 from hocket.state import State
 from hocket.training import seeding
 

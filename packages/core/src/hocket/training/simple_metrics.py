@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hocket.help import names, warn
-from hocket.training.weights import classes
+from hocket.losses import classes
 
 #: Losses of torch with several binary labels, which take logits.
 _OF_LOGITS = (F.binary_cross_entropy_with_logits, F.multilabel_soft_margin_loss)

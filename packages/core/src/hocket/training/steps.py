@@ -78,8 +78,8 @@ class Steps:
     scales the loss, clips gradients, guards against non-finite losses and calls plug-ins. Parameters that only other
     optimizers hold get no gradients.
 
-    `hocket.training.task_steps` has the subclass for `hocket.Task.train_batch`, `hocket.training.loop_steps` the one for
-    `hocket.Runtime`.
+    `hocket.training.task_steps` has the subclass for `hocket.Task.train_batch`, `hocket_strategies.custom_loops.loop_steps`
+    the one for `hocket.Runtime`.
 
     Args:
         take: computes the gradients of the current step and steps; see `hocket.training.fit.FitLoop`.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hocket.help import warn
+from hocket.ours import is_ours
 from hocket.training import simple_metrics
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def may_log(state: State) -> bool:
     if state.task.logs_for_others:
         return True
     plugins = [each.obj for each in state.bus.attachments if each.kind in ("algorithms", "callbacks")]
-    return any(not type(each).__module__.startswith("hocket") for each in [state.task, *plugins])
+    return any(not is_ours(type(each).__module__) for each in [state.task, *plugins])
 
 
 def _metrics_like(state: State, name: str) -> list[str]:

@@ -6,7 +6,6 @@ A batch that is not split, on one rank, needs no weights. Several microbatches o
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
@@ -157,18 +156,6 @@ def in_evaluation(state: State, loss: Loss, label: str) -> Weight:
             "loss_reduction='mean'; for another weight, loss= a function that returns (mean, weight)."
         )
     return by_samples if weight is None else weight
-
-
-def classes(loss: Any) -> tuple[Tensor | None, int] | None:
-    """Return class weights and the label to ignore of one of torch's classification losses; None for other losses."""
-    keywords: Mapping[str, Any] = {}
-    if isinstance(loss, functools.partial) and not loss.args:
-        loss, keywords = loss.func, loss.keywords
-    if type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss):
-        return loss.weight, loss.ignore_index
-    if loss in (F.cross_entropy, F.nll_loss):
-        return keywords.get("weight"), keywords.get("ignore_index", -100)
-    return None
 
 
 def tried(state: State, samples: int, divided: bool = False) -> Literal["mean", "sum", "neither", "nothing"] | None:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 import hocket
-from hocket.checkpoints import CheckpointError, pickles
 from hocket.help import warn
+from hocket_checkpoints import CheckpointError, pickles
 from hocket_migration import files
 from hocket_migration.composer import algorithms, names, position
 from hocket_migration.composer.core.event import Event

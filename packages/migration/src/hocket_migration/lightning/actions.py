@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hocket import hookimpl
-from hocket.algorithm import Need
 from hocket.data.windows import Window
+from hocket.hookspecs.needs import Need
 from hocket.plugins.errors import PlanError
 from hocket.plugins.spec import Attachment
 from hocket_migration.lightning.framework import overrides

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket import safe_files
-from hocket.checkpoints import CheckpointError, pickles
 from hocket.help import warn
+from hocket_checkpoints import CheckpointError, pickles
 from hocket_migration import files
 from hocket_migration.lightning import callbacks
 from hocket_migration.lightning.arguments import REFUSED_PATHS

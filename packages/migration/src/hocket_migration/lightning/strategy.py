@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hocket.algorithm import Need
 from hocket.data.nesting import map_tensors
+from hocket.hookspecs.needs import Need
 from hocket_migration import files
 
 if TYPE_CHECKING:

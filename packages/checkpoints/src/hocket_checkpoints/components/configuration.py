@@ -1,0 +1,106 @@
+"""A run's configuration, and warnings of differences when a run resumes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hocket.component import Check, Component, Saved, Tree
+from hocket.plain_data import decode
+from hocket.plugins import catalog
+from hocket.schedules import Schedule
+from hocket.settings import plain
+from hocket.state import State
+
+#: Trainer arguments that affect the weights and are not compared elsewhere when a checkpoint is loaded.
+_ARGUMENTS = (
+    "loss", "batch_transform", "global_batch", "accumulate", "schedule", "schedule_every", "clip_gradients", "nonfinite",
+    "seed", "overfit",
+)  # fmt: skip
+_ATTACHED = ("algorithms", "callbacks", "precisions", "actions")
+
+
+class Configuration(Component):
+    """Arguments and hyperparameters, as plain data. Nothing is loaded; a resumed run warns of differences.
+
+    Args:
+        arguments: those of the Trainer.
+        hyperparameters: the initial ones of the optimizers; see `hocket.optim.groups.hyperparameters`.
+    """
+
+    path = "configuration"
+
+    def __init__(self, state: State, arguments: Mapping[str, Any], hyperparameters: Mapping[str, str]) -> None:
+        self._state, self._arguments, self._hyperparameters = state, arguments, dict(hyperparameters)
+
+    def state_dict(self, gather: bool) -> Tree:
+        """Return both as text."""
+        from hocket.masking import masked
+
+        given = {name: self._arguments[name] for name in _ARGUMENTS}
+        given["schedule_every"] = given["schedule_every"] or "1ba"
+        texts = {
+            name: repr(each) if isinstance(each, Schedule) else repr(masked(plain(each), name))
+            for name, each in given.items()
+        }
+        return {"arguments": texts, "optimizers": self._hyperparameters}
+
+    def check(self, saved: Tree, checkpoint: Saved) -> Check:
+        """Warn of every difference that is known on both sides."""
+        found = list(_plugins(self._state, checkpoint.tree["attached"]))
+        if saved is not None:
+            now = self.state_dict(gather=False)
+            found += _different(saved["arguments"], now["arguments"], "{} was {}, is {}")
+            found += _different(saved["optimizers"], now["optimizers"], "{} was and stays {}, not {}")
+        message = (
+            f"This run is configured differently from the checkpoint's: {'; '.join(found)}. To continue as before, give the "
+            "Trainer the same arguments as then."
+            + (_HOW_TO_CHANGE if any(" and stays " in each for each in found) else "")
+        )
+        return Check(warnings=[message] if found else [])
+
+    def absent(self, checkpoint: Saved) -> Check:
+        """Compare only the attached plug-ins: older checkpoints record nothing else."""
+        return self.check(None, checkpoint)
+
+    def load_state_dict(self, saved: Any) -> None:
+        """Do nothing."""
+
+
+_HOW_TO_CHANGE = (
+    " To change what stays, set it before fit, as in trainer.state.optimizers[0].param_groups[0]['lr'] = 1e-4; with a schedule "
+    "set 'initial_lr'."
+)
+
+
+def _different(before: Mapping[str, str], now: Mapping[str, str], text: str) -> Iterator[str]:
+    for name, value in before.items():
+        if now.get(name, value) != value:
+            yield text.format(name, value, now[name])
+
+
+def _plugins(state: State, attached: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    from hocket.masking import masked
+
+    for kind in _ATTACHED:
+        there = {each["name"]: each for each in attached if each["kind"] == kind}
+        here = {attachment.name: attachment for attachment in state.bus.attachments if attachment.kind == kind}
+        if kind not in ("callbacks", "algorithms") and there.keys() != here.keys():
+            yield f"{catalog.singular(kind)} was {', '.join(there)}, is {', '.join(here)}"
+        if kind == "algorithms" and there.keys() == here.keys() and list(there) != list(here):
+            yield f"the order of algorithms was {', '.join(there)}, is {', '.join(here)}"
+        for name, attachment in here.items():
+            if name not in there or there[name]["config"] is None or attachment.instance:
+                continue
+            then, now = dict(masked(decode(there[name]["config"]), name)), dict(attachment.config)
+            for option in sorted(then.keys() | now.keys()):
+                default = _default(attachment.obj, option)
+                was, is_now = (plain(each.get(option, default)) for each in (then, now))
+                if was != is_now:
+                    yield f"{option} of the {catalog.singular(kind)} '{name}' was {was!r}, is {is_now!r}"
+
+
+def _default(plugin: Any, option: str) -> Any:
+    parameter = inspect.signature(type(plugin)).parameters.get(option)
+    return None if parameter is None or parameter.default is parameter.empty else parameter.default

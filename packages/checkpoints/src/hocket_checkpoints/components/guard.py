@@ -1,0 +1,19 @@
+"""The guard against non-finite losses and gradients."""
+
+from __future__ import annotations
+
+from hocket.state import State
+from hocket.training.guard import NonFiniteGuard
+from hocket_checkpoints.components.values import Stateful
+
+
+class Guard(Stateful):
+    """The guard's counters; it also keeps non-finite weights out of checkpoints."""
+
+    def __init__(self, state: State, guard: NonFiniteGuard) -> None:
+        super().__init__("guard", guard, "the guard")
+        self._state, self._guard = state, guard
+
+    def worth_saving(self) -> bool:
+        """Whether the weights are finite; see `NonFiniteGuard.before_checkpoint`."""
+        return self._guard.before_checkpoint(self._state)

@@ -1,0 +1,36 @@
+"""Checkpoints by path or URL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hocket_checkpoints.storage.manifest import LATEST
+
+
+@contextmanager
+def local_folder(place: Path | str, only: Sequence[str] | None = None) -> Iterator[Path]:
+    """Yield the folder of a checkpoint; for a URL, a temporary folder with the files that `format.read` reads.
+
+    ``place`` may be the file ``latest`` of a folder of checkpoints, as in `newest`.
+    """
+    place = newest(place)
+    if "://" not in str(place):
+        yield Path(place)
+        return
+    from hocket_checkpoints.storage.store import Store
+
+    folder, _, name = str(place).rstrip("/").rpartition("/")
+    store = Store(folder)  # its downloads are removed with it
+    yield store.fetch(name, only)
+
+
+def newest(place: Path | str) -> Path | str:
+    """Return the newest checkpoint for the file ``latest`` of a folder of checkpoints, and any other path or URL unchanged."""
+    folder, _, name = str(place).rstrip("/").rpartition("/")
+    if name != LATEST or Path(place).is_dir():
+        return place
+    from hocket_checkpoints.storage.store import Store
+
+    return f"{folder or '.'}/{Store(folder or '.').named(name)}"

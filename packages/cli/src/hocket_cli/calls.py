@@ -1,0 +1,82 @@
+"""Whether the arguments that a configuration gives fit a signature, and what to write where they do not."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hocket_cli.document import ConfigError, Node, suggestion
+
+#: The kinds of arguments that a configuration gives by name.
+BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def lacking(target: Any, positional: Sequence[Any], named: Mapping[str, Any]) -> list[str]:
+    """Return the names of arguments without a default that are not given."""
+    try:
+        parameters = list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, *BY_NAME)
+    needed = [each.name for each in parameters[len(positional) :] if each.kind in kinds and each.default is each.empty]
+    return [each for each in needed if each not in named]
+
+
+def lacks(target: Any, name: str, missing: Sequence[str], where: str, leading: int = 0) -> ConfigError:
+    """Return the error that arguments are missing."""
+    what = f"Write `{{{name}: {{{missing[0]}: …}}}}`. {takes(target, leading)}."
+    return ConfigError(where, f"{name} needs {', '.join(missing)}. {what}")
+
+
+def takes(target: Any, leading: int) -> str:
+    """Return the signature as configurations write it: names with defaults."""
+    try:
+        parameters = list(inspect.signature(target).parameters.values())[leading:]
+    except (TypeError, ValueError):
+        return "its signature is unknown"
+    shown = [
+        each.name if each.default is each.empty else f"{each.name}={each.default!r}"
+        for each in parameters
+        if each.kind in BY_NAME
+    ]
+    return f"Its arguments are {', '.join(shown)}" if shown else "It takes no arguments"
+
+
+def unexpected(target: Any, node: Node, error: Exception) -> str:
+    """Return what to write for a key that ``**kwargs`` took to a base class that has no such argument; else empty."""
+    found = re.search(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(target, type) else None
+    if found is None or not isinstance(node.value, dict) or found[1] not in node.value:
+        return ""
+    return f" {suggestion(found[1], _declared(target) - {found[1]}, '')}".rstrip()
+
+
+def _declared(target: type) -> set[str]:
+    """Return the names of the arguments that a class and its bases declare."""
+    parameters = [each for init in _inits(target) for each in init]
+    return {each.name for each in parameters if each.kind in BY_NAME} - {"self"}
+
+
+def _inits(target: type) -> list[list[inspect.Parameter]]:
+    """Return the parameters of the constructors of a class and its bases, in method resolution order."""
+    inits = [vars(cls)["__init__"] for cls in target.__mro__ if "__init__" in vars(cls) and cls is not object]
+    return [list(inspect.signature(init).parameters.values()) for init in inits]
+
+
+def almost(target: Any, key: object, given: Mapping[Any, Any]) -> str:
+    """Return the declared argument that a name for ``**kwargs`` almost is, such as a letter less; or empty.
+
+    If that is given too, the name is refused only where ``**kwargs`` go to a base class that does not accept any name.
+    """
+    try:
+        declared = _declared(target) if isinstance(target, type) else set(inspect.signature(target).parameters)
+        inits = _inits(target) if isinstance(target, type) else []
+    except (TypeError, ValueError):
+        return ""
+    if not isinstance(key, str) or len(key) < 3 or key in declared:
+        return ""
+    closed = any(all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in init) for init in inits)
+    near = difflib.get_close_matches(key, declared - (set() if closed else set(given)), 1, 0.8)
+    return near[0] if near else ""

@@ -1,0 +1,61 @@
+"""The parsers of commands, which say what to write instead of an option that does not exist."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from typing import NoReturn
+
+from hocket.command import Command
+from hocket.plugins import PluginError
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise PluginError that says what to write instead of an option that does not exist, or is missing."""
+        if found := re.fullmatch(r"unrecognized arguments: (.*)", message):
+            raise PluginError(self._unrecognized(found[1].split()))
+        what = message[:1].upper() + message[1:]
+        if found := re.fullmatch(r"the following arguments are required: (.*)", message):
+            needed = [each for each in self._actions if "/".join(each.option_strings) in found[1].split(", ")]
+            about = [f"{each.option_strings[0]} takes {each.help}" for each in needed if each.option_strings]
+            what = ". ".join([f"{self.prog.partition(' ')[2]} needs {found[1]}", *about])
+        raise PluginError(f"{what}. Usage: {' '.join(self.format_usage().split()).removeprefix('usage: ')}.")
+
+    def _unrecognized(self, words: list[str]) -> str:
+        """Explain overrides and other words that are written as options."""
+        from hocket.help import names
+        from hocket_cli.advice import key_of  # only needed for error messages
+        from hocket_cli.keys import keys
+
+        option = next((each for each in words if each.startswith("-")), words[0])
+        name, equals, value = option.lstrip("-").partition("=")
+        after = words[words.index(option) + 1 :]
+        if not equals and after and not after[0].startswith("-"):
+            value = after[0]
+        said = f"{self.prog.partition(' ')[2]} has no option '{option}'."
+        own = [each for action in self._actions for each in action.option_strings if each.startswith("--")]
+        if near := difflib.get_close_matches(option, own, 1, 0.8):
+            return f"{said} Did you mean {near[0]}?"
+        known = keys() if any(each.dest == "changes" for each in self._actions) else {}
+        key = name.replace("-", "_")
+        write = ""
+        if (key in known and value) or (known and "." in name):
+            write = f"A value of the configuration is changed without dashes: {key}={value or '…'}"
+        elif text := names.listed(key, "options") if known else None:
+            command = self.prog.rpartition(" ")[2]
+            write = f"Write {text.format(command=command, file=value if value.endswith(('.yaml', '.yml')) else 'FILE')}"
+        elif key in known:
+            flag = isinstance(known[key].default, bool)
+            write = f"A value of the configuration is changed without dashes: {key}={'true' if flag else '…'}"
+        elif known and (text := key_of(key, value or "…", override=True)):
+            write = f"Write {text}"
+        return f"{said} {write or 'Its options are ' + ', '.join(own)}."
+
+
+def parser_of(name: str, command: Command) -> argparse.ArgumentParser:
+    """Return the parser of a command's arguments."""
+    parser = _Parser(prog=f"hocket {name}", description=command.summary, allow_abbrev=False)
+    command.add_arguments(parser)
+    return parser

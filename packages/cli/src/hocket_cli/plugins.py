@@ -1,0 +1,157 @@
+"""``hocket plugins list | info | doctor | hooks``: show the installed plug-ins and all hooks."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import sys
+
+from hocket.command import Command
+from hocket.plugins import KINDS, Entry, PluginError, UnknownPluginError, catalog, switches
+from hocket_cli.completion import completes, plugin_names
+from hocket_cli.source import summary
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add a sub-parser for each of the four actions."""
+    actions = parser.add_subparsers(dest="action", required=True)
+    listing = actions.add_parser(
+        "list", help="list all plug-ins: kind, name, summary, distribution, version; imports nothing"
+    )
+    listing.add_argument("--kind", choices=KINDS)
+    listing.add_argument("--json", action="store_true")
+    info = actions.add_parser(
+        "info", help="show one plug-in: signature, docstring, events, phase, needs; imports only that one"
+    )
+    completes(info.add_argument("name"), plugin_names)
+    info.add_argument("--kind", choices=KINDS)
+    doctor = actions.add_parser(
+        "doctor", help="import each plug-in separately and report problems; exit code 1 if there are any"
+    )
+    doctor.add_argument("--kind", choices=KINDS)
+    doctor.add_argument("--json", action="store_true")
+    actions.add_parser("hooks", help="list all hooks in call order, with arguments and return types")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the action."""
+    if args.action == "list":
+        return _list(args)
+    if args.action == "info":
+        return _info(args)
+    if args.action == "hooks":
+        return _hooks()
+    from hocket_cli.doctor import run as doctor
+
+    return doctor(args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    allowed = switches.current()
+    rows = [
+        {
+            "kind": entry.kind,
+            "name": entry.name,
+            "summary": summary(entry),
+            "distribution": entry.dist,
+            "version": entry.version,
+            "status": status(entry, allowed),
+        }
+        for entry in catalog.entries(args.kind)
+    ]
+    if args.json:
+        print(json.dumps(rows, indent=1))
+        return 0
+    widths = {
+        key: max((len(row[key]) for row in rows), default=0) for key in ("kind", "name", "distribution", "version")
+    }
+    for row in rows:
+        where = f"{row['distribution']:<{widths['distribution']}}  {row['version']:<{widths['version']}}"
+        note = f"[{row['status']}] " if row["status"] != "usable" else ""
+        print(
+            f"{row['kind']:<{widths['kind']}}  {row['name']:<{widths['name']}}  {where}  {note}{row['summary']}".rstrip()
+        )
+    return 0
+
+
+def status(entry: Entry, allowed: switches.Switches) -> str:
+    """Return ``usable``, or why the entry cannot be used."""
+    if entry.api != catalog.API:
+        return f"plug-in API {entry.api}"
+    if entry.problem:
+        return f"cannot be used: {entry.problem}"
+    return "usable" if allowed.permit(entry) else "disabled"
+
+
+def _info(args: argparse.Namespace) -> int:
+    kinds = (
+        [args.kind] if args.kind else [kind for kind in KINDS if args.name.rpartition("/")[2] in catalog.names(kind)]
+    )
+    if not kinds:
+        everything = sorted({name for kind in KINDS for name in catalog.names(kind)})
+        for kind in KINDS:  # prefer the message of a kind in which the name is known or almost right
+            try:
+                catalog.find(kind, args.name)
+            except UnknownPluginError as error:
+                if "Did you mean" in str(error) or "pip install" in str(error) or "plug-in API" in str(error):
+                    raise
+        raise PluginError(f"There is no plug-in '{args.name}'. Installed: {', '.join(everything)}.")
+    for kind in kinds:
+        entry = catalog.find(kind, args.name)
+        obj = entry.load()
+        print(f"{catalog.singular(kind)} {entry.name}")
+        print(f"from {entry.dist} {entry.version}, {entry.target}".replace("  ", " "))
+        print(f"{entry.name}{_signature(obj)}")
+        for label, names in _declared(obj).items():
+            print(f"{label:<10} {names}")
+        print(f"\n{inspect.getdoc(obj) or 'It has no docstring.'}\n")
+    return 0
+
+
+def _signature(obj: object) -> str:
+    try:
+        return str(inspect.signature(obj)) if callable(obj) else ""
+    except (TypeError, ValueError):
+        return "(…)"
+
+
+def _declared(obj: object) -> dict[str, str]:
+    """Return the declarations of a class: events, phase, needs, constraints and hooks."""
+    from hocket.hookspecs import SPECS
+
+    found: dict[str, str] = {}
+    if events := getattr(obj, "events", None):
+        found["events"] = ", ".join(sorted(event.value for event in events))
+    if phase := getattr(obj, "phase", None):
+        found["phase"] = phase.name.lower()
+    if needs := getattr(obj, "needs", None):
+        found["needs"] = ", ".join(need.name.lower() for need in needs)
+    for name in ("before", "after", "conflicts"):
+        if names := getattr(obj, name, None):
+            found[name] = ", ".join(sorted(names))
+    known = {hook for spec in SPECS for hook in vars(spec) if not hook.startswith("_")}
+    if hooks := [name for name in vars(obj) if name in known] if isinstance(obj, type) else []:
+        found["hooks"] = ", ".join(hooks)
+    return found
+
+
+def _hooks() -> int:
+    from hocket.hookspecs import SPECS
+
+    for spec in SPECS:
+        print(
+            f"\n{spec.__module__.rpartition('.')[2]}: {(sys.modules[spec.__module__].__doc__ or '').strip().splitlines()[0]}"
+        )
+        for name, hook in vars(spec).items():
+            if name.startswith("_"):
+                continue
+            signature = inspect.signature(hook)
+            arguments = ", ".join(parameter for parameter in signature.parameters if parameter != "self")
+            returned = str(signature.return_annotation).replace("torch.", "")
+            who = f"first result counts -> {returned}" if hook.hocket_spec["firstresult"] else "all listeners run"
+            print(f"  {name}({arguments})  [{who}]\n      {' '.join((hook.__doc__ or '').split())}")
+    return 0
+
+
+command = Command("Show installed plug-ins: list, info, doctor, hooks", add_arguments, run)

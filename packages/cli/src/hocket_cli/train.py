@@ -1,0 +1,108 @@
+"""``hocket train config.yaml``, and ``hocket train --from runs/a``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from hocket.command import Command
+from hocket.runs.files import METRICS, SUMMARY, lines
+from hocket_cli import recorded
+from hocket_cli.arguments import add_arguments as add_configuration
+from hocket_cli.completion import completes, paths
+from hocket_cli.template import print_config
+
+if TYPE_CHECKING:
+    from hocket.trainer import Trainer
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the configuration, or the run to repeat."""
+    add_configuration(parser)
+    source = parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="RUN",
+        help="repeat a run: its folder, such as runs/a, or one of its checkpoints. The new run has another name and folder",
+    )
+    completes(source, paths)
+    parser.add_argument("--trial", metavar="FILE", help=argparse.SUPPRESS)  # how a sweep starts its trials
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan, fit, and write the weights into the run's folder."""
+    if args.print_config:
+        return print_config(args)
+    if args.trial is None:
+        return _train(args)
+    from hocket_cli.sweeps.trial import end_with_sweep, note_error
+
+    end_with_sweep(args.trial)
+    try:
+        return _train(args)
+    except Exception as error:
+        note_error(args.trial, error)
+        raise
+
+
+def _train(args: argparse.Namespace) -> int:
+    from hocket.plugins.spec import Attachment
+    from hocket_checkpoints.weights import write_tensors
+    from hocket_cli.config import trainer_from
+    from hocket_cli.sweeps.trial import Trial, note_plan
+
+    with trainer_from(args, needs=("train_data", "duration")) as trainer:
+        if trainer.state.strategy.rank == 0:
+            plan = trainer.plan()
+            print(plan, flush=True)
+            if args.trial is not None:
+                note_plan(args.trial, str(plan))
+        folder = trainer.state.folder
+        folder.check()  # fail before training if the weights cannot be written there
+        _record(trainer, args)
+        trial = None if args.trial is None else Trial(args.trial)
+        if trial is not None:
+            trainer.state.bus.attach(Attachment("callbacks", "sweep-trial", trial))
+        try:
+            result = trainer.fit()
+        except BaseException:
+            _forget(trainer)
+            raise
+        weights = trainer.model_state_dict(evaluated=True)
+        if trainer.state.strategy.rank == 0:
+            for name, value in result.metrics.items():
+                print(f"{name} {value:.6g}")
+            if folder.lasting:
+                # Copies: tied weights share memory, which safetensors does not support.
+                file = folder.claim() / "weights.safetensors"
+                write_tensors({name: tensor.detach().clone().contiguous() for name, tensor in weights.items()}, file)
+                print(f"weights in {file}")
+        if trial is not None:
+            trial.finish(result, trainer.state)
+    return 0
+
+
+def _record(trainer: Trainer, args: argparse.Namespace) -> None:
+    """Write ``config.yaml`` into the run's folder, and set the command that resumes the run."""
+    from hocket_cli.overrides import without_secrets
+
+    state = trainer.state
+    folder = state.folder
+    if folder.lasting and state.strategy.rank == 0 and state.config is not None:
+        state.config = recorded.continued(folder.claim() / recorded.NAME, state.config)
+        recorded.write(folder.path, state.config)
+    changes = [without_secrets(each, "…") for each in args.changes if not each.startswith("resume=")]
+    config = str(folder.path / recorded.NAME) if args.source is not None else args.config
+    trust = ["--trust"] if args.trust else []
+    trainer.command = ("hocket", "train", config, *([] if args.source is not None else changes), "resume=auto", *trust)
+
+
+def _forget(trainer: Trainer) -> None:
+    """Remove the folder of a run that ended before its first step, if it recorded no value: its name stays free."""
+    state = trainer.state
+    if state.folder.lasting and state.strategy.rank == 0 and not state.timestamp.batch:
+        valueless = all("hyperparameters" in line for line in lines(state.folder.path / METRICS))
+        state.folder.abandon(recorded.NAME, *((METRICS, SUMMARY) if valueless else ()))
+
+
+command = Command("Train a model as a configuration describes", add_arguments, run)

@@ -1,0 +1,58 @@
+"""What ``--weights`` names: a checkpoint of the configuration's run, another checkpoint, or a file of weights."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hocket.trainer import Trainer
+
+
+@contextmanager
+def trainer_with_weights(args: argparse.Namespace) -> Iterator[tuple[Trainer, str | None]]:
+    """Enter a Trainer that writes no files. Yield it, and the checkpoint to evaluate if its weights are not loaded.
+
+    From a checkpoint algorithms get their state too, such as the averages of EMA, so the values are those of the run.
+    """
+    from hocket_cli.config import trainer_from
+
+    of_run = args.weights in ("best", "latest") and not os.path.lexists(args.weights)
+    # A resumed run knows its own checkpoints.
+    instead: dict[str, Any] = {"resume": "auto"} if of_run else {"resume": None, "checkpoints": None}
+    with trainer_from(args, ("checkpoints",) if of_run else (), **instead, loggers=()) as trainer:
+        where = args.weights if of_run else _in_folder(args.weights)
+        if of_run or _is_checkpoint(where):
+            yield trainer, where
+        else:
+            trainer.load_weights(where)
+            yield trainer, None
+
+
+def _in_folder(where: str) -> str:
+    """Return the weights in the folder of a run or of checkpoints, and say so in one line; any other path unchanged."""
+    from hocket_checkpoints.storage.store import Store
+    from hocket_checkpoints.storage.urls import newest
+
+    where = str(newest(where))
+    if not os.path.isdir(where) or _is_checkpoint(where):
+        return where
+    names = Store(where).names()
+    found = names[-1] if names else "weights.safetensors"
+    path = f"{where.rstrip('/')}/{found}"
+    if not os.path.exists(path):
+        return where
+    what = f"a folder of checkpoints, of which {found} is the newest" if names else f"the folder of a run with {found}"
+    print(f"hocket: {where} is {what}. It is read; write --weights {shlex.quote(path)} to name it.", file=sys.stderr)
+    return path
+
+
+def _is_checkpoint(where: str) -> bool:
+    from hocket_checkpoints.storage import manifest
+
+    return "://" in where or os.path.exists(os.path.join(where, manifest.NAME))

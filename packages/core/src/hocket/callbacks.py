@@ -1,0 +1,5 @@
+"""The built-in callbacks, which another part of hocket defines: their public names."""
+
+from hocket.elsewhere import names
+
+__getattr__, __dir__ = names("hocket_insight.callbacks")

@@ -1,0 +1,1 @@
+from hocket_insight.callbacks import *  # noqa: F403

@@ -1,0 +1,1 @@
+from hocket_checkpoints import *  # noqa: F403

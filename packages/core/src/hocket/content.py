@@ -1,0 +1,64 @@
+"""What the Trainer asks of the content of checkpoints, which hocket-checkpoints defines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hocket import elsewhere
+
+if TYPE_CHECKING:
+    from hocket.component import Content
+    from hocket.state import State
+    from hocket.training.fit import FitLoop
+    from hocket.training.guard import NonFiniteGuard
+    from hocket.training.module_data import ModuleData
+    from hocket.training.seeding import RandomStream
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a run consists of besides its `State`, as far as its checkpoints hold it."""
+
+    loop: FitLoop
+    guard: NonFiniteGuard
+    stream: RandomStream
+    #: The Trainer's arguments, and the hyperparameters that its optimizers had before schedules changed them.
+    arguments: Mapping[str, Any]
+    hyperparameters: Mapping[str, str]
+    module: ModuleData | None
+
+
+class NoContent:
+    """That of a run without hocket-checkpoints. What saves or loads raises the error that says what to install."""
+
+    def __init__(self, absent: elsewhere.NotInstalled) -> None:
+        self._absent = absent
+
+    def state_dict(self, gather: bool = True) -> dict[str, Any]:
+        """Raise NotInstalled."""
+        raise self._absent
+
+    def load_state_dict(self, tree: Mapping[str, Any], strict: bool, ignore: Sequence[str] = ()) -> None:
+        """Raise NotInstalled."""
+        raise self._absent
+
+    def check_loaded(self) -> None:
+        """Do nothing."""
+
+    def train_data_is_set(self) -> None:
+        """Do nothing."""
+
+    def eval_sets_are_made(self) -> None:
+        """Do nothing."""
+
+
+def content_of(state: State, parts: Parts) -> Content:
+    """Return the content of a run's checkpoints; without hocket-checkpoints there is none."""
+    try:
+        part = elsewhere.module("hocket_checkpoints.own_components")
+    except elsewhere.NotInstalled as absent:
+        return NoContent(absent)
+    content: Content = part.content_of(state, parts)
+    return content

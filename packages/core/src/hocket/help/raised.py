@@ -1,0 +1,68 @@
+"""Exceptions of the user's code, and which exceptions need no traceback because their message says what to type."""
+
+from __future__ import annotations
+
+import linecache
+import textwrap
+import traceback
+import types
+from pathlib import Path
+
+from hocket.help import installing
+from hocket.ours import is_ours
+from hocket.plugins.errors import PluginError
+
+
+def explains(error: BaseException) -> bool:
+    """Whether a `raise` of hocket or its plug-ins raised this exception, so that its message suffices."""
+    if isinstance(error, PluginError):
+        return True
+    if not isinstance(error, ValueError | TypeError | OSError | ImportError | RuntimeError | ArithmeticError):
+        return False
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return False
+    code, scope = trace.tb_frame.f_code, trace.tb_frame.f_globals
+    package = str(scope.get("__name__")).partition(".")[0].partition("_")[0]
+    line = linecache.getline(code.co_filename, trace.tb_lineno, scope)
+    return package == "hocket" and line.strip().startswith("raise ")
+
+
+def raised(doing: str, error: BaseException, advice: str = "") -> str:
+    """Describe an exception of somebody's code, with the line of the innermost frame in a file of theirs, and what to do."""
+    text = _message(error)
+    if isinstance(error, SyntaxError):
+        place = f"{_relative(error.filename)}:{error.lineno}"
+        line = " ".join((error.text or "").split())
+        return f"{doing} raised {type(error).__name__}: {error.msg} ({place}): `{line}`. Correct that line."
+    frames = traceback.StackSummary.extract(filter(_is_users, traceback.walk_tb(error.__traceback__)))
+    said = f"{doing} raised {type(error).__name__}: {text}"
+    if not frames:
+        return f"{said}. {advice or 'Change the value.'}"
+    said = f"{said} ({_relative(frames[-1].filename)}:{frames[-1].lineno}): `{frames[-1].line}`."
+    if advice:
+        return f"{said} {advice}"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"{said} Correct that line, or type: {installing.library(error.name.partition('.')[0])}"
+    return f"{said} Change the value here or that line; --traceback shows all calls."
+
+
+def _message(error: BaseException) -> str:
+    """Return the message of an exception on one line, without the C++ calls that torch adds to it."""
+    text = str(error).partition("Exception raised from ")[0].rstrip()
+    quote = '"' if text.count('"') % 2 else ""
+    return textwrap.shorten(text + quote, 600, placeholder=" …").rstrip(".")
+
+
+def _is_users(step: tuple[types.FrameType, int]) -> bool:
+    file, module = step[0].f_code.co_filename, step[0].f_globals.get("__name__")
+    return not file.startswith("<") and "site-packages" not in file and not is_ours(module)
+
+
+def _relative(file: str | None) -> str:
+    try:
+        return Path(file or "?").resolve().relative_to(Path.cwd()).as_posix()
+    except ValueError:
+        return str(file)

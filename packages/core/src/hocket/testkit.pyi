@@ -1,0 +1,1 @@
+from hocket_testkit import *  # noqa: F403

@@ -1,0 +1,1 @@
+"""Commands of ``hocket`` that look at a run before it trains."""

@@ -1,0 +1,1 @@
+"""Custom training loops on every strategy, precision and device: `hocket.Runtime`."""
