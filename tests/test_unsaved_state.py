@@ -41,7 +41,7 @@ def said(*args: Any, **arguments: Any) -> str:
 
 
 def warned(model: nn.Module, data: Any = DATA, every: str = "3ba", **arguments: Any) -> str:
-    """Return the warning; empty if there is none."""
+    """Return the warning, or an empty text."""
     folder = f"checkpoints-{next(_numbers_of_folders)}"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

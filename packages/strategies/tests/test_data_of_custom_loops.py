@@ -1,4 +1,4 @@
-"""What `hocket.Runtime.setup_data` accepts, and what a device hears of a custom loop."""
+"""The loaders that `hocket.Runtime.setup_data` accepts, and its calls of the device."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class NoContent:
 
 
 def content_of(state: State, parts: Parts) -> Content:
-    """Return the content of a run's checkpoints; without hocket-checkpoints there is none."""
+    """Return the content of a run's checkpoints, or `NoContent` if hocket-checkpoints is absent."""
     try:
         part = elsewhere.module("hocket_checkpoints.own_components")
     except elsewhere.NotInstalled as absent:
