@@ -11,17 +11,17 @@ import pytest
 PACKAGES = Path(__file__).parent.parent / "packages"
 #: Lines of code of each package's sources.
 BUDGETS = {
-    "algorithms-general": 3650,
-    "algorithms-nlp": 3430,
-    "algorithms-vision": 2440,
-    "checkpoints": 5130,
+    "algorithms-general": 3620,
+    "algorithms-nlp": 3410,
+    "algorithms-vision": 2420,
+    "checkpoints": 5110,
     "cli": 4830,
-    "core": 17430,
-    "insight": 3670,
-    "loggers": 1460,
+    "core": 17360,
+    "insight": 3650,
+    "loggers": 1450,
     "migration": 10080,
     "report": 1070,
-    "strategies": 4450,
+    "strategies": 4440,
     "testkit": 1950,
 }
 _NO_CODE = {

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import momentum as sgd
-from support import weights
+from support import momentum as sgd, weights
 from torch import Tensor, nn
 from torch.nn import functional as F
 

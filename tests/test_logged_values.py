@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support import make_data, make_trainer, sgd
 from torch import Tensor, nn
 from torch.nn import functional as F

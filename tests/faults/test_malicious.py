@@ -21,8 +21,7 @@ import torch
 from forgery import MALICIOUS, ONE, SHARD, Executes, forge, pieces, reference
 
 from hocket.checkpoints import CheckpointError
-from hocket_checkpoints.storage import format as formats
-from hocket_checkpoints.storage import manifest as manifests
+from hocket_checkpoints.storage import format as formats, manifest as manifests
 
 
 def test_checkpoints_made_by_hand(tmp_path):

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
 
 from hocket_general.functional import (

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support import make_trainer
-from support import momentum as sgd
+from support import make_trainer, momentum as sgd
 from torch import Tensor, nn
 
 import hocket

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hocket.plugins import catalog
 from hocket_nlp import python_corpus, python_tokenizer, text_python

@@ -23,14 +23,19 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from hocket.checkpoints import CheckpointError
 from hocket.distributed.ranks import Ranks
-from hocket_checkpoints.storage import format as formats
-from hocket_checkpoints.storage import header, pages, partials, references, shards
-from hocket_checkpoints.storage import manifest as manifests
+from hocket_checkpoints.storage import (
+    format as formats,
+    header,
+    manifest as manifests,
+    pages,
+    partials,
+    references,
+    shards,
+)
 from hocket_checkpoints.storage.snapshot import Snapshot, Staging
 
 pytest.importorskip("numpy")  # the safetensors library, which files are compared with, needs it

@@ -8,8 +8,7 @@ from typing import Any
 
 import pluggy
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hocket import Algorithm, Callback, Event, Phase, hookimpl
 from hocket.hookspecs import SPECS

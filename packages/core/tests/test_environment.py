@@ -6,8 +6,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import hocket
 from hocket.launching import Environment, environment, expand_hosts, hint

@@ -5,8 +5,7 @@ from itertools import islice
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.utils.data import (
     BatchSampler,
     RandomSampler,

@@ -5,8 +5,7 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.optim import lr_scheduler
 
 from hocket.schedules import (

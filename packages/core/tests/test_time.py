@@ -7,8 +7,7 @@ import sys
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, example, given
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, strategies as st
 
 from hocket.time import Interval, Time, TimeError, Unit, whole
 from hocket.timestamp import Timestamp

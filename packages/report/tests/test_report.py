@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import torch
 from browser import PROGRAM, Browser
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import hocket
 from hocket.runs import files
@@ -24,8 +23,7 @@ from hocket_cli import main
 from hocket_cli.document import parse
 from hocket_loggers.png import png
 from hocket_report import Report, vega, write
-from hocket_report.logged import Logged, downsampled
-from hocket_report.logged import read as read_curves
+from hocket_report.logged import Logged, downsampled, read as read_curves
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 #: A text that would leave every element, attribute and script that it may stand in.

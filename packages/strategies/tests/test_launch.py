@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import hocket
 from hocket.launching import WorkerError, environment

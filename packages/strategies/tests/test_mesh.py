@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hocket_strategies.mesh import data_group, data_mesh, degrees, make_mesh
 from hocket_testkit.ranks import run_ranks

@@ -15,8 +15,7 @@ from torch.distributed.tensor import DTensor
 
 import hocket
 from hocket_checkpoints import CheckpointError, DamagedCheckpointWarning, content
-from hocket_checkpoints.storage import assembly, shards
-from hocket_checkpoints.storage import format as formats
+from hocket_checkpoints.storage import assembly, format as formats, shards
 from hocket_checkpoints.storage.store import Store
 from hocket_cli import main
 from hocket_testkit import RankError, run_ranks

@@ -16,8 +16,7 @@ import pytest
 import torch
 import torch._dynamo  # the first step of an optimizer would; pytester would forget it, and it cannot be imported again
 import torch.distributed as dist
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 

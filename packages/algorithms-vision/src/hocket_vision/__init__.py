@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 from hocket.lazy import lazy
 
 if TYPE_CHECKING:
-    from hocket_vision import functional
-    from hocket_vision.alternating_flip import AlternatingFlip
-    from hocket_vision.augmix import AugMix
-    from hocket_vision.blurpool import BlurConv2d, BlurMaxPool2d, BlurPool
-    from hocket_vision.channels_last import ChannelsLast
-    from hocket_vision.colout import ColOut
-    from hocket_vision.cutmix import CutMix
-    from hocket_vision.cutout import CutOut
-    from hocket_vision.datasets import digits
-    from hocket_vision.mixup import MixUp
-    from hocket_vision.models import small_resnet
-    from hocket_vision.progressive_resizing import ProgressiveResizing
-    from hocket_vision.randaugment import RandAugment
-    from hocket_vision.squeeze_excite import SqueezeExcite, SqueezeExcite2d
-    from hocket_vision.stochastic_depth import StochasticDepth
-    from hocket_vision.tasks import ClassificationTask, SegmentationTask
+    from hocket_vision import functional as functional
+    from hocket_vision.alternating_flip import AlternatingFlip as AlternatingFlip
+    from hocket_vision.augmix import AugMix as AugMix
+    from hocket_vision.blurpool import BlurConv2d as BlurConv2d, BlurMaxPool2d as BlurMaxPool2d, BlurPool as BlurPool
+    from hocket_vision.channels_last import ChannelsLast as ChannelsLast
+    from hocket_vision.colout import ColOut as ColOut
+    from hocket_vision.cutmix import CutMix as CutMix
+    from hocket_vision.cutout import CutOut as CutOut
+    from hocket_vision.datasets import digits as digits
+    from hocket_vision.mixup import MixUp as MixUp
+    from hocket_vision.models import small_resnet as small_resnet
+    from hocket_vision.progressive_resizing import ProgressiveResizing as ProgressiveResizing
+    from hocket_vision.randaugment import RandAugment as RandAugment
+    from hocket_vision.squeeze_excite import SqueezeExcite as SqueezeExcite, SqueezeExcite2d as SqueezeExcite2d
+    from hocket_vision.stochastic_depth import StochasticDepth as StochasticDepth
+    from hocket_vision.tasks import ClassificationTask as ClassificationTask, SegmentationTask as SegmentationTask
 
 #: Public name -> the module that defines it; a module stands for itself.
 _PUBLIC = {
@@ -47,28 +47,5 @@ _PUBLIC = {
     "functional": "",
     "small_resnet": "models",
 }
-
-__all__ = [
-    "AlternatingFlip",
-    "AugMix",
-    "BlurConv2d",
-    "BlurMaxPool2d",
-    "BlurPool",
-    "ChannelsLast",
-    "ClassificationTask",
-    "ColOut",
-    "CutMix",
-    "CutOut",
-    "MixUp",
-    "ProgressiveResizing",
-    "RandAugment",
-    "SegmentationTask",
-    "SqueezeExcite",
-    "SqueezeExcite2d",
-    "StochasticDepth",
-    "digits",
-    "functional",
-    "small_resnet",
-]
 
 __getattr__, __dir__ = lazy(__name__, _PUBLIC)

@@ -13,16 +13,22 @@ from typing import TYPE_CHECKING
 from hocket.lazy import lazy
 
 if TYPE_CHECKING:
-    from hocket.component import Check, Component, ContentError, PerRank, Saved
-    from hocket.distributed.ranks import Ranks
-    from hocket.errors import CheckpointError, DamagedCheckpointWarning
-    from hocket.training.interruption import Interrupted
-    from hocket_checkpoints.policy import Checkpoints
-    from hocket_checkpoints.recorded import recorded_algorithms
-    from hocket_checkpoints.report import Report
-    from hocket_checkpoints.storage import format
-    from hocket_checkpoints.storage.store import Store
-    from hocket_checkpoints.weights import export, load_weights, read_weights
+    from hocket.component import (
+        Check as Check,
+        Component as Component,
+        ContentError as ContentError,
+        PerRank as PerRank,
+        Saved as Saved,
+    )
+    from hocket.distributed.ranks import Ranks as Ranks
+    from hocket.errors import CheckpointError as CheckpointError, DamagedCheckpointWarning as DamagedCheckpointWarning
+    from hocket.training.interruption import Interrupted as Interrupted
+    from hocket_checkpoints.policy import Checkpoints as Checkpoints
+    from hocket_checkpoints.recorded import recorded_algorithms as recorded_algorithms
+    from hocket_checkpoints.report import Report as Report
+    from hocket_checkpoints.storage import format as format
+    from hocket_checkpoints.storage.store import Store as Store
+    from hocket_checkpoints.weights import export as export, load_weights as load_weights, read_weights as read_weights
 
 #: Public name -> the module that defines it, or the package around a module. Modules are imported on first use,
 #: because most of reading needs no torch.
@@ -45,25 +51,5 @@ _PUBLIC = {
     "read_weights": "weights",
     "recorded_algorithms": "recorded",
 }
-
-__all__ = [
-    "Check",
-    "CheckpointError",
-    "Checkpoints",
-    "Component",
-    "ContentError",
-    "DamagedCheckpointWarning",
-    "Interrupted",
-    "PerRank",
-    "Ranks",
-    "Report",
-    "Saved",
-    "Store",
-    "export",
-    "format",
-    "load_weights",
-    "read_weights",
-    "recorded_algorithms",
-]
 
 __getattr__, __dir__ = lazy(__name__, _PUBLIC)

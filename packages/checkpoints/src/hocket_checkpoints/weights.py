@@ -18,9 +18,7 @@ from hocket.errors import CheckpointError
 from hocket.plain_data import decode
 from hocket_checkpoints import pickles
 from hocket_checkpoints.report import Report, some
-from hocket_checkpoints.storage import format as formats
-from hocket_checkpoints.storage import manifest as manifests
-from hocket_checkpoints.storage import shards
+from hocket_checkpoints.storage import format as formats, manifest as manifests, shards
 from hocket_checkpoints.storage.store import Store
 from hocket_checkpoints.storage.urls import local_folder
 

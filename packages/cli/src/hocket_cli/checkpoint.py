@@ -63,8 +63,7 @@ def _within(place: str) -> list[str]:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    from hocket_checkpoints.storage import format as formats
-    from hocket_checkpoints.storage import references, tree_json
+    from hocket_checkpoints.storage import format as formats, references, tree_json
     from hocket_checkpoints.storage.urls import local_folder
 
     *_, newest = _within(args.path)

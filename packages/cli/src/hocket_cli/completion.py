@@ -7,8 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from hocket.plugins import KINDS as ALL_KINDS
-from hocket.plugins import PluginError, catalog
+from hocket.plugins import KINDS as ALL_KINDS, PluginError, catalog
 from hocket_cli.keys import KINDS, LISTS, keys
 from hocket_cli.parsers import parser_of
 

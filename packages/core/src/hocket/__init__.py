@@ -9,30 +9,36 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hocket import callbacks, checkpoints, data, plugins, testkit
-    from hocket.algorithm import Algorithm, Phase
-    from hocket.callback import Callback
-    from hocket.devices import Device
-    from hocket.hookspecs import Event, hookimpl
-    from hocket.hookspecs.needs import Need
-    from hocket.logger import Logger
-    from hocket.losses import Apart, Loss
-    from hocket.precision import Precision
-    from hocket.result import Result
-    from hocket.span import Span
-    from hocket.state import State
-    from hocket.strategies import Strategy
-    from hocket.surgery import NoEffectWarning
-    from hocket.task import Task
-    from hocket.time import Interval, Time, Unit
-    from hocket.timestamp import Timestamp
-    from hocket.trainer import Trainer
-    from hocket.training.evaluate import EvalSet
-    from hocket.training.requests import Decision
-    from hocket_checkpoints.policy import Checkpoints
-    from hocket_insight.model_table import model_summary
-    from hocket_strategies.custom_loops.runtime import Runtime
-    from hocket_strategies.launching.forks import launch
+    from hocket import (
+        callbacks as callbacks,
+        checkpoints as checkpoints,
+        data as data,
+        plugins as plugins,
+        testkit as testkit,
+    )
+    from hocket.algorithm import Algorithm as Algorithm, Phase as Phase
+    from hocket.callback import Callback as Callback
+    from hocket.devices import Device as Device
+    from hocket.hookspecs import Event as Event, hookimpl as hookimpl
+    from hocket.hookspecs.needs import Need as Need
+    from hocket.logger import Logger as Logger
+    from hocket.losses import Apart as Apart, Loss as Loss
+    from hocket.precision import Precision as Precision
+    from hocket.result import Result as Result
+    from hocket.span import Span as Span
+    from hocket.state import State as State
+    from hocket.strategies import Strategy as Strategy
+    from hocket.surgery import NoEffectWarning as NoEffectWarning
+    from hocket.task import Task as Task
+    from hocket.time import Interval as Interval, Time as Time, Unit as Unit
+    from hocket.timestamp import Timestamp as Timestamp
+    from hocket.trainer import Trainer as Trainer
+    from hocket.training.evaluate import EvalSet as EvalSet
+    from hocket.training.requests import Decision as Decision
+    from hocket_checkpoints.policy import Checkpoints as Checkpoints
+    from hocket_insight.model_table import model_summary as model_summary
+    from hocket_strategies.custom_loops.runtime import Runtime as Runtime
+    from hocket_strategies.launching.forks import launch as launch
 
 #: Public name -> the module that defines it; empty for a module.
 _PUBLIC = {
@@ -71,52 +77,18 @@ _PUBLIC = {
     "testkit": "",
 }
 
-__all__ = [
-    "Algorithm",
-    "Apart",
-    "Callback",
-    "Checkpoints",
-    "Decision",
-    "Device",
-    "EvalSet",
-    "Event",
-    "Interval",
-    "Logger",
-    "Loss",
-    "Need",
-    "NoEffectWarning",
-    "Phase",
-    "Precision",
-    "Result",
-    "Runtime",
-    "Span",
-    "State",
-    "Strategy",
-    "Task",
-    "Time",
-    "Timestamp",
-    "Trainer",
-    "Unit",
-    "callbacks",
-    "checkpoints",
-    "data",
-    "hookimpl",
-    "launch",
-    "model_summary",
-    "plugins",
-    "testkit",
-]
-
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
         return version("hocket")
+    if name == "__all__":
+        return list(_PUBLIC)
     if name not in _PUBLIC:
         from hocket.lazy import missing
 
-        raise missing("hocket", name, __all__)
+        raise missing("hocket", name, sorted(_PUBLIC))
     from hocket import elsewhere
 
     module = _PUBLIC[name]
@@ -133,4 +105,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*_PUBLIC, "__version__"]

@@ -13,9 +13,10 @@ from hocket.ours import is_ours
 
 
 def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` for a package (PEP 562).
+    """Return ``__getattr__`` and ``__dir__`` for a package (PEP 562); ``__all__`` is among its attributes.
 
-    The package also imports the names under ``TYPE_CHECKING``, for type checkers.
+    The package also imports the names under ``TYPE_CHECKING``, each ``as`` itself, by which type checkers know that it is
+    public.
 
     Args:
         package: its ``__name__``.
@@ -30,6 +31,8 @@ def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any]
     """
 
     def getattribute(name: str) -> Any:
+        if name == "__all__":
+            return sorted(modules)
         if name not in modules:
             raise missing(package, name, sorted(modules))
         module = imported(modules[name] if is_ours(modules[name]) else f"{package}.{modules[name]}".rstrip("."))

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hocket.help import attributes
-from hocket.help import logged as help_logged
+from hocket.help import attributes, logged as help_logged
 from hocket.history import Recorder
 from hocket.plugins.errors import PlanError, PluginError
 from hocket.plugins.kinds import singular

@@ -39,8 +39,7 @@ from hocket.plugins import switches
 from hocket.plugins.bus import Bus
 from hocket.plugins.spec import Attachment
 from hocket.run_folder import Run, RunFolder, TemporaryFolder
-from hocket.settings import Settings
-from hocket.settings import reduction as check_reduction
+from hocket.settings import Settings, reduction as check_reduction
 from hocket.state import State, by_own_names
 from hocket.task import events_of, task_of
 from hocket.task_log import connected

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from hocket.lazy import lazy
 
 if TYPE_CHECKING:
-    from hocket_loggers.artifacts import ArtifactsLogger
-    from hocket_loggers.comet import CometLogger
-    from hocket_loggers.csv import CSVLogger
-    from hocket_loggers.mlflow import MLflowLogger
-    from hocket_loggers.tensorboard import TensorBoardLogger
-    from hocket_loggers.trackio import TrackioLogger
-    from hocket_loggers.wandb import WandbLogger
-    from hocket_loggers.webhook import WebhookLogger
+    from hocket_loggers.artifacts import ArtifactsLogger as ArtifactsLogger
+    from hocket_loggers.comet import CometLogger as CometLogger
+    from hocket_loggers.csv import CSVLogger as CSVLogger
+    from hocket_loggers.mlflow import MLflowLogger as MLflowLogger
+    from hocket_loggers.tensorboard import TensorBoardLogger as TensorBoardLogger
+    from hocket_loggers.trackio import TrackioLogger as TrackioLogger
+    from hocket_loggers.wandb import WandbLogger as WandbLogger
+    from hocket_loggers.webhook import WebhookLogger as WebhookLogger
 
 #: Public name -> the module that defines it.
 _PUBLIC = {
@@ -27,16 +27,5 @@ _PUBLIC = {
     "WandbLogger": "wandb",
     "WebhookLogger": "webhook",
 }
-
-__all__ = [
-    "ArtifactsLogger",
-    "CSVLogger",
-    "CometLogger",
-    "MLflowLogger",
-    "TensorBoardLogger",
-    "TrackioLogger",
-    "WandbLogger",
-    "WebhookLogger",
-]
 
 __getattr__, __dir__ = lazy(__name__, _PUBLIC)

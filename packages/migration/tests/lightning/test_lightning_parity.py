@@ -9,8 +9,7 @@ import lightning.pytorch as pl
 import modules as m
 import pytest
 import torch
-from lightning.pytorch.demos import boring_classes as boring
-from lightning.pytorch.demos import lstm, transformer
+from lightning.pytorch.demos import boring_classes as boring, lstm, transformer
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader, IterableDataset

@@ -12,8 +12,7 @@ from typing import Any
 from hocket import safe_files
 from hocket.runs import files
 from hocket_cli import document, listing
-from hocket_report.logged import Logged
-from hocket_report.logged import read as read_logged
+from hocket_report.logged import Logged, read as read_logged
 
 #: Larger configurations are not shown.
 _MOST_BYTES = 200_000

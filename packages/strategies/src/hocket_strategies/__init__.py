@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 from hocket.lazy import lazy
 
 if TYPE_CHECKING:
-    from hocket_strategies.ddp import DDP
-    from hocket_strategies.deepspeed import DeepSpeed
-    from hocket_strategies.fsdp import FSDP
-    from hocket_strategies.local_sgd import LocalSGD
-    from hocket_strategies.precisions.fp8 import FP8
-    from hocket_strategies.precisions.fp16 import FP16
-    from hocket_strategies.precisions.fp64 import FP64
-    from hocket_strategies.precisions.int8 import INT8
-    from hocket_strategies.precisions.tf32 import TF32
-    from hocket_strategies.precisions.true_half import BF16True, FP16True
-    from hocket_strategies.ray import Ray
-    from hocket_strategies.tensor_parallel import TensorParallel
+    from hocket_strategies.ddp import DDP as DDP
+    from hocket_strategies.deepspeed import DeepSpeed as DeepSpeed
+    from hocket_strategies.fsdp import FSDP as FSDP
+    from hocket_strategies.local_sgd import LocalSGD as LocalSGD
+    from hocket_strategies.precisions.fp8 import FP8 as FP8
+    from hocket_strategies.precisions.fp16 import FP16 as FP16
+    from hocket_strategies.precisions.fp64 import FP64 as FP64
+    from hocket_strategies.precisions.int8 import INT8 as INT8
+    from hocket_strategies.precisions.tf32 import TF32 as TF32
+    from hocket_strategies.precisions.true_half import BF16True as BF16True, FP16True as FP16True
+    from hocket_strategies.ray import Ray as Ray
+    from hocket_strategies.tensor_parallel import TensorParallel as TensorParallel
 
 #: Public name -> the module that defines it.
 _PUBLIC = {
@@ -36,21 +36,5 @@ _PUBLIC = {
     "TF32": "precisions.tf32",
     "TensorParallel": "tensor_parallel",
 }
-
-__all__ = [
-    "DDP",
-    "FP8",
-    "FP16",
-    "FP64",
-    "FSDP",
-    "INT8",
-    "TF32",
-    "BF16True",
-    "DeepSpeed",
-    "FP16True",
-    "LocalSGD",
-    "Ray",
-    "TensorParallel",
-]
 
 __getattr__, __dir__ = lazy(__name__, _PUBLIC)

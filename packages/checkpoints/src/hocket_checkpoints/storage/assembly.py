@@ -12,8 +12,7 @@ from torch import Tensor
 
 from hocket.distributed.dtensors import from_shard, local, place
 from hocket.plain_data import DTYPES
-from hocket_checkpoints.storage import references as refs
-from hocket_checkpoints.storage import shards
+from hocket_checkpoints.storage import references as refs, shards
 from hocket_checkpoints.storage.header import Entry
 
 _Slices = tuple[slice, ...]

@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hocket import safe_files
 from hocket.distributed.ranks import ALONE, Ranks
 from hocket.errors import CheckpointError
-from hocket_checkpoints.storage import disk, header, partials, tree_json
-from hocket_checkpoints.storage import manifest as manifests
-from hocket_checkpoints.storage import references as refs
+from hocket_checkpoints.storage import disk, header, manifest as manifests, partials, references as refs, tree_json
 from hocket_checkpoints.storage.manifest import FILES, File, Manifest
 
 if TYPE_CHECKING:

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket.distributed.ranks import ALONE, Ranks
 from hocket.errors import CheckpointError
-from hocket_checkpoints.storage import disk, scratch
-from hocket_checkpoints.storage import format as formats
-from hocket_checkpoints.storage import manifest as manifests
+from hocket_checkpoints.storage import disk, format as formats, manifest as manifests, scratch
 from hocket_checkpoints.storage.locks import LEASE, Lease, Lock
 from hocket_checkpoints.storage.manifest import LATEST, File, Manifest
 

@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hocket.distributed.ranks import ALONE, Ranks
 from hocket.errors import CheckpointError, DamagedCheckpointWarning
 from hocket.help import warn
-from hocket_checkpoints.storage import disk, locks, partials
-from hocket_checkpoints.storage import format as formats
-from hocket_checkpoints.storage import manifest as manifests
+from hocket_checkpoints.storage import disk, format as formats, locks, manifest as manifests, partials
 from hocket_checkpoints.storage.locks import InUse, Lock
 from hocket_checkpoints.storage.manifest import LATEST, Manifest, Unfinished
 

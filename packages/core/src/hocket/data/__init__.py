@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 from hocket.lazy import lazy
 
 if TYPE_CHECKING:
-    from hocket.data.adapters import adapt, adapter
-    from hocket.data.batch_part import BatchPart
-    from hocket.data.batches import Counts, Padding, count, join, split
-    from hocket.data.containers import register_batch
-    from hocket.data.errors import DataError
-    from hocket.data.global_batches import sized
-    from hocket.data.items import get_item, set_item
-    from hocket.data.mixture import Mixture
-    from hocket.data.module import DataModule
-    from hocket.data.nesting import map_tensors, move
-    from hocket.data.per_sample import SeededDataset, seeded
-    from hocket.data.several import Several
-    from hocket.data.slices import Slices
-    from hocket.data.source import Position, Source
-    from hocket.data.sources.base import DataSource
-    from hocket.data.windows import Window
+    from hocket.data.adapters import adapt as adapt, adapter as adapter
+    from hocket.data.batch_part import BatchPart as BatchPart
+    from hocket.data.batches import Counts as Counts, Padding as Padding, count as count, join as join, split as split
+    from hocket.data.containers import register_batch as register_batch
+    from hocket.data.errors import DataError as DataError
+    from hocket.data.global_batches import sized as sized
+    from hocket.data.items import get_item as get_item, set_item as set_item
+    from hocket.data.mixture import Mixture as Mixture
+    from hocket.data.module import DataModule as DataModule
+    from hocket.data.nesting import map_tensors as map_tensors, move as move
+    from hocket.data.per_sample import SeededDataset as SeededDataset, seeded as seeded
+    from hocket.data.several import Several as Several
+    from hocket.data.slices import Slices as Slices
+    from hocket.data.source import Position as Position, Source as Source
+    from hocket.data.sources.base import DataSource as DataSource
+    from hocket.data.windows import Window as Window
 
 #: Public name -> the module that defines it. Modules are imported on first use, because most of hocket needs only small ones.
 _MODULES = {
@@ -52,33 +52,5 @@ _MODULES = {
     "sized": "global_batches",
     "split": "batches",
 }
-
-__all__ = [
-    "BatchPart",
-    "Counts",
-    "DataError",
-    "DataModule",
-    "DataSource",
-    "Mixture",
-    "Padding",
-    "Position",
-    "SeededDataset",
-    "Several",
-    "Slices",
-    "Source",
-    "Window",
-    "adapt",
-    "adapter",
-    "count",
-    "get_item",
-    "join",
-    "map_tensors",
-    "move",
-    "register_batch",
-    "seeded",
-    "set_item",
-    "sized",
-    "split",
-]
 
 __getattr__, __dir__ = lazy(__name__, _MODULES)

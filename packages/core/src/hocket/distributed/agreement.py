@@ -6,8 +6,7 @@ import torch
 
 from hocket.data.batches import Counts
 from hocket.distributed.ranks import Ranks
-from hocket.help import logged as help_logged
-from hocket.help import warn
+from hocket.help import logged as help_logged, warn
 from hocket.state import State
 from hocket.training.requests import Decision
 

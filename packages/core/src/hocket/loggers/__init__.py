@@ -7,17 +7,10 @@ from typing import TYPE_CHECKING
 from hocket.lazy import lazy
 
 if TYPE_CHECKING:
-    from hocket.loggers.console import ConsoleLogger
-    from hocket.loggers.memory import MemoryLogger
-    from hocket_loggers.jsonl import JSONLinesLogger
-    from hocket_loggers.progress import ProgressLogger
-
-__all__ = [
-    "ConsoleLogger",
-    "JSONLinesLogger",
-    "MemoryLogger",
-    "ProgressLogger",
-]
+    from hocket.loggers.console import ConsoleLogger as ConsoleLogger
+    from hocket.loggers.memory import MemoryLogger as MemoryLogger
+    from hocket_loggers.jsonl import JSONLinesLogger as JSONLinesLogger
+    from hocket_loggers.progress import ProgressLogger as ProgressLogger
 
 __getattr__, __dir__ = lazy(
     __name__,

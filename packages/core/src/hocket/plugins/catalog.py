@@ -18,8 +18,7 @@ from hocket.ours import PARTS
 from hocket.plugins import distributions, switches
 from hocket.plugins.distributions import Problem, normal
 from hocket.plugins.errors import AmbiguousPluginError, BrokenPluginError, PluginError, UnknownPluginError, summarize
-from hocket.plugins.kinds import KINDS, misfit
-from hocket.plugins.kinds import singular as singular
+from hocket.plugins.kinds import KINDS, misfit, singular as singular
 
 #: The plug-in API version of this core.
 API = "v1"

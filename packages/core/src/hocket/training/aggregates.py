@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from hocket.help import logged as help_logged
-from hocket.help import warn
+from hocket.help import logged as help_logged, warn
 from hocket.training import scalars
 from hocket.training.accumulators import ACCUMULATORS, REDUCTIONS, Accumulator, Held, OfMetric, Reduce
 from hocket.training.metric_adapters import adapted, is_metric

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hocket.help import logged as help_logged
-from hocket.help import warn
+from hocket.help import logged as help_logged, warn
 
 if TYPE_CHECKING:
     from hocket.state import State

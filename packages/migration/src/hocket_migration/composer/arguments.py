@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader
 
 import hocket
 import hocket.plugins
-from hocket_migration.composer.core import algorithm as algorithms
-from hocket_migration.composer.core import callback as callbacks
+from hocket_migration.composer.core import algorithm as algorithms, callback as callbacks
 from hocket_migration.composer.core.data_spec import DataSpec
 from hocket_migration.composer.core.evaluator import Evaluator, ensure_evaluator
 from hocket_migration.composer.core.precision import Precision

@@ -14,8 +14,7 @@ from hocket_migration.inspecting.namespaces import offered
 from hocket_migration.inspecting.tables import Kind, sources
 from hocket_migration.lightning.callbacks import REFUSED as CALLBACKS
 from hocket_migration.transformers.fields import FIELDS, steps_in_backward
-from hocket_migration.transformers.overrides import IGNORED_DECISION
-from hocket_migration.transformers.overrides import REFUSED as OVERRIDES
+from hocket_migration.transformers.overrides import IGNORED_DECISION, REFUSED as OVERRIDES
 
 
 def refuses(found: Symbol) -> bool:
