@@ -24,7 +24,8 @@ from hocket.loggers.memory import MemoryLogger
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "third_party" / "hocket-gradient-noise"
-CORE, GENERAL = ROOT / "packages" / "core", ROOT / "packages" / "algorithms-general"
+#: Packages of hocket that a stranger's author has: those of the kit and of the command line.
+OURS = ("core", "checkpoints", "cli", "strategies", "testkit", "algorithms-general")
 
 
 def uv(*arguments: str | Path) -> None:
@@ -95,7 +96,7 @@ def build(project: Path, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheels")
-    return [build(project, folder) for project in (CORE, GENERAL)]
+    return [build(ROOT / "packages" / name, folder) for name in OURS]
 
 
 # --- a good neighbour
