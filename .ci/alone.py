@@ -99,7 +99,7 @@ def main() -> None:
     for asked, (act, package) in MISSING.items():
         try:
             act()
-        except (ImportError, hocket.plugins.PluginError) as error:
+        except (ImportError, AttributeError, hocket.plugins.PluginError) as error:
             message = str(error)
             print(f"{asked}: {message}")
             assert len(message.splitlines()) == 1 and "pip install" in message and package in message, (asked, message)

@@ -16,7 +16,7 @@ BUDGETS = {
     "algorithms-vision": 2420,
     "checkpoints": 5110,
     "cli": 4830,
-    "core": 17360,
+    "core": 17380,
     "insight": 3650,
     "loggers": 1450,
     "migration": 10080,

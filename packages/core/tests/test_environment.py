@@ -247,8 +247,17 @@ def without_strategies(monkeypatch):
     ],
 )
 def test_what_starts_processes_says_in_one_line_what_to_install(start, said, without_strategies):
-    with pytest.raises(ImportError, match=rf"^{said} not installed\. Type: pip install .*strategies$"):
+    with pytest.raises(
+        (ImportError, AttributeError), match=rf"^{said} not installed\. Type: pip install .*strategies$"
+    ):
         start()
+
+
+def test_an_absent_name_is_no_attribute_and_its_import_says_what_to_install(without_strategies) -> None:
+    """As ``help``, ``hasattr`` and completion expect."""
+    assert not hasattr(hocket, "launch") and "launch" in dir(hocket)
+    with pytest.raises(ImportError, match=r"^hocket-strategies is not installed\. Type: pip install "):
+        from hocket import launch  # noqa: F401
 
 
 def test_a_strategy_of_others_trains_with_the_ranks_of_a_launcher(without_strategies, monkeypatch):

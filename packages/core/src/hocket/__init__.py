@@ -84,7 +84,9 @@ def __getattr__(name: str) -> Any:
 
         return version("hocket")
     if name == "__all__":
-        return list(_PUBLIC)
+        from importlib.util import find_spec
+
+        return [each for each, module in _PUBLIC.items() if find_spec(module.partition(".")[0] or "hocket")]
     if name not in _PUBLIC:
         from hocket.lazy import missing
 
@@ -94,6 +96,8 @@ def __getattr__(name: str) -> Any:
     module = _PUBLIC[name]
     try:
         value = getattr(elsewhere.module(module), name) if module else importlib.import_module(f"hocket.{name}")
+    except elsewhere.NotInstalled as absent:
+        raise elsewhere.unless_imported(absent, name) from None
     except UnicodeDecodeError as error:  # in torch, which reads the entry points of every distribution
         from hocket.plugins import catalog, distributions
 

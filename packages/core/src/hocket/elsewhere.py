@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dis
 import importlib
+import sys
 from collections.abc import Callable
-from types import ModuleType
+from importlib.util import find_spec
+from types import FrameType, ModuleType
 from typing import Any
 
 from hocket.ours import PACKAGES
@@ -48,6 +51,22 @@ def names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     def getattribute(name: str) -> Any:
         if name.startswith("__") and name != "__all__":
             raise AttributeError(name)
-        return getattr(module(package), name)
+        try:
+            return getattr(module(package), name)
+        except NotInstalled as absent:
+            raise unless_imported(absent, name) from None
 
-    return getattribute, lambda: dir(module(package))
+    return getattribute, lambda: dir(module(package)) if find_spec(package.partition(".")[0]) else []
+
+
+def unless_imported(absent: NotInstalled, name: str) -> Exception:
+    """Return the error for an attribute of a module: `absent` in an import statement, and an AttributeError elsewhere.
+
+    ``hasattr``, ``help`` and completion expect the latter. To be called by a module's ``__getattr__``.
+    """
+    return absent if is_import(sys._getframe(2)) else AttributeError(absent.msg, name=name)
+
+
+def is_import(frame: FrameType) -> bool:
+    """Whether a frame asks for the attribute of a module in ``from module import name``."""
+    return frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] == dis.opmap["IMPORT_FROM"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dis
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hocket.elsewhere import module as imported
+from hocket.elsewhere import NotInstalled, is_import, module as imported, unless_imported
 from hocket.ours import is_ours
 
 
@@ -35,7 +34,10 @@ def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any]
             return sorted(modules)
         if name not in modules:
             raise missing(package, name, sorted(modules))
-        module = imported(modules[name] if is_ours(modules[name]) else f"{package}.{modules[name]}".rstrip("."))
+        try:
+            module = imported(modules[name] if is_ours(modules[name]) else f"{package}.{modules[name]}".rstrip("."))
+        except NotInstalled as absent:
+            raise unless_imported(absent, name) from None
         value = vars(module)[name] if name in vars(module) else importlib.import_module(f"{module.__name__}.{name}")
         setattr(importlib.import_module(package), name, value)
         return value
@@ -62,5 +64,4 @@ def missing(package: str, name: str, there: Sequence[str], depth: int = 2) -> Ex
 
     write = attributes.instead(package, name, there) or attributes.instead("hocket", name, ())
     text = f"{text}. {write}".rstrip()
-    imports = asking.f_lasti >= 0 and asking.f_code.co_code[asking.f_lasti] == dis.opmap["IMPORT_FROM"]
-    return ImportError(text, name=name) if imports else AttributeError(text)
+    return ImportError(text, name=name) if is_import(asking) else AttributeError(text)

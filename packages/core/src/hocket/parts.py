@@ -137,7 +137,8 @@ def _distributed_strategy(world: int) -> catalog.Entry:
 
         raise PluginError(
             f"There are {world} processes, but no installed strategy supports several. Type: "
-            f"{installing.command(str(catalog.extra_of('defaults', _ROLE)))}, or pass strategy='single' for independent runs."
+            f"{installing.command(str(catalog.extra_of('defaults', _ROLE)))}, or train in one process: omit devices=, "
+            "and under a launcher pass strategy='single', for independent runs."
         )
     if len(candidates) == 1:
         return candidates[0]

@@ -146,7 +146,7 @@ class Trainer:
         run_name: the name of this run, and of its folder in ``folder``; None generates one. The folder belongs to this run
             only: a new run of the same name is refused, a resumed run continues its files.
         folder: the folder that holds the folders of runs.
-        plugins: restricts the installed plug-ins: False for core's plug-ins only, or a list of names.
+        plugins: restricts the installed plug-ins: False for those of hocket's standard packages only, or a list of names.
         profile_plugins: measure the time of each plug-in on each hook.
         profile: batches to profile, such as ``"5ba after 10ba"``, or True. A summary in the folder of the run then says
             where their time goes and what to try. Also the arguments of the callback ``profiler``, or an instance.

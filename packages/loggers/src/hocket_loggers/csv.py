@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import IO, Any
 
 from hocket import Logger, State
 from hocket.logger import check_filename
+from hocket_loggers.lines import keep
 from hocket_loggers.records import position
 
 
@@ -105,8 +105,8 @@ class CSVLogger(Logger):
 
     def _open(self, state: State) -> None:
         path = self._path(state)
-        if not self._own:
-            _keep(path)
+        if not self._own and path.exists():
+            keep(path)
         rows = list(_read(path)) if path.exists() else []
         self._columns = list(dict.fromkeys(name for row in rows for name in row))
         _write(path, self._columns, rows)  # without a line that a killed process left incomplete
@@ -147,14 +147,3 @@ def _checksum(rows: list[dict[str, str]], start: int = 0) -> int:
     for row in rows:
         start = zlib.crc32(repr(sorted(row.items())).encode(), start)
     return start
-
-
-def _keep(path: Path) -> None:
-    """Rename a file of an earlier run, in a folder that now belongs to this run."""
-    if not path.exists():
-        return
-    number = 1
-    while (kept := path.with_name(f"{path.stem}.earlier-{number}{path.suffix}")).exists():
-        number += 1
-    path.rename(kept)
-    print(f"hocket: {path} belonged to an earlier run; its lines are kept in {kept.name}.", file=sys.stderr, flush=True)

@@ -61,7 +61,8 @@ class LinesFile:
         path.parent.mkdir(exist_ok=True)
         if os.path.lexists(path):  # a pipe would be waited for, and what a link leads to is not this run's
             safe_files.check(path.lstat(), path)
-        _keep(path, run)
+        if _owner(path) not in (run, None):
+            keep(path)
         self.size, self._sum = _mend(path)
         self._file = path.open("ab", buffering=0)
         if not self.size and self._header:
@@ -110,10 +111,8 @@ def _owner(path: Path) -> str | None:
         return None
 
 
-def _keep(path: Path, run: str) -> None:
-    """Rename the file if another run wrote it, in a folder that now belongs to this run."""
-    if _owner(path) in (run, None):
-        return
+def keep(path: Path) -> None:
+    """Rename a file of an earlier run, in a folder that now belongs to this run."""
     number = 1
     while (kept := path.with_name(f"{path.stem}.earlier-{number}{path.suffix}")).exists():
         number += 1

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hocket.elsewhere import NotInstalled
 from hocket.help import names as others
 from hocket.ours import PARTS
 from hocket.plugins import distributions, switches
@@ -65,6 +66,8 @@ class Entry:
         except KeyboardInterrupt:
             raise  # pressed by the user
         except BaseException as error:  # includes SystemExit: a module that calls sys.exit must not end this process
+            if isinstance(error, NotInstalled):
+                raise BrokenPluginError(f"{what} needs more: {error.msg}") from error
             extra = extra_of(self.kind, self.name) if self.dist.startswith("hocket-") else None
             install = "" if extra is None else f" (type: {_install(extra)})"
             raise BrokenPluginError(
@@ -352,7 +355,7 @@ def _unknown(kind: str, name: str, short: str) -> str:
             return f"{what}: {entry.dist} {entry.version} provides it, but {switches.current().source} disables it."
     known = _known().get(kind, {})
     if short in known:
-        return f"{what} installed. Type: {_install(known[short])}."
+        return f"{what} installed. Type: {_install(known[short])}"
     there = names(kind)
     module, dot, attribute = name.rpartition(".")
     if dot and ":" not in name and name.replace(".", "").isidentifier():
@@ -366,7 +369,7 @@ def _unknown(kind: str, name: str, short: str) -> str:
         return f"{what}. It is one of the {other} here: write {write}."
     near = others.alias(kind, short, [*there, *known]) or _near(short, [*there, *known])
     if near in known and near not in there:
-        return f"{what}. Did you mean '{near}'? It is not installed; type: {_install(known[near])}."
+        return f"{what}. Did you mean '{near}'? It is not installed; type: {_install(known[near])}"
     hint = f"Did you mean '{near}'? Installed:" if near else "Write one of the installed:"
     return f"{what}. {hint} {', '.join(there) or 'none'} (`hocket plugins list --kind {kind}`)."
 

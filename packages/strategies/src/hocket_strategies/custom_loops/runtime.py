@@ -49,7 +49,7 @@ class Runtime(Joined):
     Args:
         strategy, precision, device, devices: as in `hocket.Trainer`.
         seed: seed of the global random number generators, plus the rank; None leaves them unchanged.
-        plugins: restricts the installed plug-ins: False for core's plug-ins only, or a list of names.
+        plugins: restricts the installed plug-ins: False for those of hocket's standard packages only, or a list of names.
 
     Raises:
         hocket.plugins.PluginError: a plug-in is missing or broken.
