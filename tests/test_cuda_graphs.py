@@ -16,7 +16,7 @@ from hocket.training.graphs import may_overwrite
 
 @pytest.mark.parametrize(
     "names",
-    [("microbatch", "metrics", "two-steps-microbatch", "by-hand"), pytest.param((), marks=pytest.mark.long)],
+    [("metrics", "by-hand"), pytest.param((), marks=pytest.mark.long)],
     ids=["some", "all"],
 )
 def test_nothing_that_is_kept_is_overwritten(names: tuple[str, ...], tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ def test_a_precision_that_converts_the_model_is_refused_with_what_it_means(proce
         process.submit(estimated, "small", precision="fp64").result()
 
 
+@pytest.mark.long
 def test_what_lstms_take_is_said_not_to_count(tmp_path: Path) -> None:
     (tmp_path / "described.py").write_text(
         "import torch\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"

@@ -397,6 +397,7 @@ def test_settings_of_a_row_replace_the_baselines(evidence: Any) -> None:
     assert rows.trainer_arguments(task, fixed, tuned) == {**plain, **fixed.arguments}
 
 
+@pytest.mark.long
 def test_every_row_and_recipe_can_be_planned(evidence: Any, tmp_path: Path) -> None:
     """Where its plug-ins are installed, on a task whose data is."""
     rows, tasks = evidence.rows, evidence.tasks.TASKS

@@ -79,7 +79,7 @@ def test_tests_that_fail_or_do_not_run_are_not_done(gpu: Any, monkeypatch, said:
     "then, status",
     [
         ("raise ValueError('no')", "failed: ValueError: no"),
-        ("import time; time.sleep(60)", "stopped after 3 s"),
+        pytest.param("import time; time.sleep(60)", "stopped after 3 s", marks=pytest.mark.long),
         ("import os; os._exit(0)", "died without an exit code"),
         ("import os; os.kill(os.getpid(), 11)", "died with exit code -11"),
         ("import atexit, os; atexit.register(os._exit, 7)", "died with exit code 7"),

@@ -31,7 +31,7 @@ PAGES = (
     "docs/report.md",
     pytest.param("docs/estimating.md", marks=pytest.mark.long),
     "docs/from-composer.md",
-    "docs/runtime.md",
+    pytest.param("docs/runtime.md", marks=pytest.mark.long),
 )
 
 

@@ -477,7 +477,8 @@ def test_what_data_sets_count_in_workers_is_not_kept_and_a_warning_says_so() -> 
     assert len(told) == 1
 
 
-@pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("persistent", [False, True])
 def test_augmentation_in_workers_with_numbers_of_each_sample(persistent: bool) -> None:
     def data() -> DataLoader[Any]:
         return DataLoader(
@@ -541,6 +542,7 @@ def test_torchdatas_loader_over_streams_that_begin_anew(workers: int) -> None:
     check(maker(lambda: stateful(StatefulStream(), BATCH, num_workers=workers)), [2, length, At(epoch=1), length + 1])
 
 
+@pytest.mark.long
 def test_torchdatas_loader_of_which_a_worker_has_ended() -> None:
     """What torchdata restores would have it yield its samples again."""
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
@@ -548,6 +550,7 @@ def test_torchdatas_loader_of_which_a_worker_has_ended() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*current epoch again:UserWarning")
+@pytest.mark.long
 def test_streams_in_persistent_workers() -> None:
     """Workers that a resumed run starts draw a seed, which those that went on would not have drawn."""
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader

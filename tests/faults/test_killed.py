@@ -60,7 +60,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize(
     ("ranks", "asynchronous", "kills"),
     [
-        (1, False, 5),
+        (1, False, 3),
         *(
             pytest.param(*each, marks=pytest.mark.long)
             for each in ((1, False, 20), (2, False, 20), (1, True, 6), (2, True, 4))

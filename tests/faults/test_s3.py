@@ -142,8 +142,7 @@ def test_s3_failures_that_pass(bucket, fault):
     ("fault", "at"),
     [
         *itertools.product([500], ["tree", "tensors", "manifest"]),
-        *(pytest.param("drop", at, marks=pytest.mark.long) for at in ("tree", "manifest")),
-        ("drop", "tensors"),
+        *(pytest.param("drop", at, marks=pytest.mark.long) for at in ("tree", "tensors", "manifest")),
         (403, "tensors"),
         (404, "manifest"),
     ],

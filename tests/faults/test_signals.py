@@ -97,7 +97,7 @@ def test_two_ranks_of_a_job_that_is_told_to_end(
 @pytest.mark.parametrize(
     ("ranks", "event", "batch", "expected"),
     [
-        (1, "batch_start", 7, "ep1-ba8"),
+        pytest.param(1, "batch_start", 7, "ep1-ba8", marks=pytest.mark.long),
         (2, "batch_start", 7, "ep1-ba8"),
         pytest.param(2, "batch_end", 7, "ep1-ba7", marks=pytest.mark.long),
         pytest.param(2, "epoch_end", 10, "ep2-ba10", marks=pytest.mark.long),

@@ -308,6 +308,7 @@ def test_assumption_5_the_estimate_is_what_a_forward_pass_makes(build, tokens, m
     assert sum(mask.nbytes for mask in made) == alibi_sites.bias_bytes(site, 10)
 
 
+@pytest.mark.long
 def test_assumption_5_flex_attention_stores_no_biases(build, capsys) -> None:
     alibi(build("llama", "flex_attention"), 10**6)
     assert capsys.readouterr().err == ""
@@ -508,6 +509,7 @@ def test_assumption_9_models_with_any_number_of_heads(build, heads) -> None:
 # --- 10: transformers
 
 
+@pytest.mark.long
 def test_assumption_10_without_transformers_only_this_package_is_affected() -> None:
     code = """
         import sys

@@ -257,6 +257,7 @@ def test_a_causal_encoder_class_is_biased_causally(build, implementation) -> Non
         torch.testing.assert_close(model(tokens)[0][:, :6], model(tokens[:, :6])[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 def test_importing_and_looking_for_a_policy_load_no_transformers() -> None:
     code = (
         "import sys, torch, hocket_nlp; from hocket_nlp import alibi_policies; hocket_nlp.functional.alibi, hocket_nlp.ALiBi;"

@@ -53,7 +53,7 @@ def test_two_ranks_train_as_one_does(family: str, strategy: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("algorithm", [
-    "qk-norm", {"gated-linear-units": {"init": "normal", "bias": False}},
+    pytest.param("qk-norm", marks=pytest.mark.long), {"gated-linear-units": {"init": "normal", "bias": False}},
     pytest.param({"rope-scaling": {"factor": 4}}, marks=pytest.mark.long),
 ])  # fmt: skip
 def test_new_weights_of_a_rank_without_storage_are_those_of_rank_0(algorithm: Any, tmp_path: Path) -> None:

@@ -281,6 +281,7 @@ def test_errors_of_a_file(line: str, words: str, run: Run) -> None:
 # --- trials
 
 
+@pytest.mark.long
 def test_trials_without_a_logger_are_listed_as_the_sweep_recorded_them(run: Run) -> None:
     assert run("sweep", "c.yaml", "seed=int(1,9)", *ONE, "duration=1ep", "loggers=[]", *METRIC)[0] == 0
     assert run("train", "c.yaml", "duration=1ep", "loggers=[]", "run_name=alone")[0] == 0
@@ -297,6 +298,7 @@ def test_trials_without_a_logger_are_listed_as_the_sweep_recorded_them(run: Run)
     assert f"{values['test/loss']:.6g}" in printed and printed.count("\nunknown: ") == 1
 
 
+@pytest.mark.long
 def test_a_sweep_that_leaves_no_runs_does_not_say_to_repeat_one(run: Run) -> None:
     code, printed, _ = run("sweep", "c.yaml", "seed=int(1,9)", *ONE, "fast_dev_run=1", *METRIC)
     assert code == 0 and "best: trial-00" in printed and "it tried seed=" in printed and "--from" not in printed
@@ -325,9 +327,9 @@ def test_a_failed_trial_does_not_end_the_sweep_and_finished_ones_are_not_repeate
     ("mode", "error"),
     [
         ("raise", "ValueError: the end of this model"),
-        ("kill", "signal SIGKILL"),
-        ("leave", "exit code 3: left with words"),
-        ("silent", "exit code 7"),
+        pytest.param("kill", "signal SIGKILL", marks=pytest.mark.long),
+        pytest.param("leave", "exit code 3: left with words", marks=pytest.mark.long),
+        pytest.param("silent", "exit code 7", marks=pytest.mark.long),
     ],
 )
 def test_the_error_of_a_failed_trial_is_its_exception_and_not_the_last_line_of_its_output(
@@ -545,6 +547,7 @@ def test_a_study_of_optuna_is_read_by_optuna(run: Run) -> None:
     assert first == reference.suggest_float("optimizer.sgd.lr", 1e-3, 1, log=True)
 
 
+@pytest.mark.long
 def test_a_prefix_runs_each_trial(run: Run, tmp_path: Path) -> None:
     """The shell gets the trial's command as its arguments."""
     assert (

@@ -134,6 +134,7 @@ class TestByIndexInWorkers(TestByIndex):
         return DataLoader(samples(), BATCH, shuffle=True, num_workers=2)
 
 
+@pytest.mark.long
 class TestByIndexInPersistentWorkers(TestByIndex):
     epochs = 3
 

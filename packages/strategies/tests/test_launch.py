@@ -256,7 +256,9 @@ hocket.launch(rank, 2)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("way", ["hocket.launch", "hocket launch", pytest.param("torchrun", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "way", ["hocket.launch", *(pytest.param(each, marks=pytest.mark.long) for each in ("hocket launch", "torchrun"))]
+)
 def test_ranks_of_one_machine_listen_there_only_and_end_with_their_launcher(way, script, tmp_path):
     launchers = {
         "hocket launch": ["hocket", "launch", "-n", "2"],

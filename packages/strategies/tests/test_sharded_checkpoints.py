@@ -111,7 +111,8 @@ def test_the_shards_are_the_whole_state(tmp_path, kind, asynchronous):
     assert json.loads(tree.read_text())["model"]["network.blocks.0.up.weight"]["$tensor"]["pieces"]
 
 
-@pytest.mark.parametrize("kind", ["fsdp, uneven", pytest.param("fsdp x tensor", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["fsdp, uneven", "fsdp x tensor"])
 def test_any_number_of_ranks_goes_on_from_them(tmp_path, kind):
     """Sharded, in one process, and sharded again."""
     size, strategy = SHARDED[kind]
