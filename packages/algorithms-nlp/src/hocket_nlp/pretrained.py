@@ -34,8 +34,8 @@ def save_pretrained(
     folder = checked(folder)
     if weights is not None and (other := set(weights) ^ set(model.state_dict())):
         raise ValueError(
-            f"The weights are not those of {type(model).__name__}, which has or lacks {listed(sorted(other), 3)}. Give the "
-            "whole trainer.model_state_dict(), or none for those that the model holds."
+            f"The weights are not those of {type(model).__name__}, which has or lacks {listed(sorted(other), 3)}. Pass "
+            "all of trainer.model_state_dict(), or omit weights= to save those of the model."
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.urandom(8).hex()}")
