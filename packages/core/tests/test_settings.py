@@ -86,7 +86,7 @@ def test_settings_are_in_the_form_that_a_run_uses() -> None:
     found = settings(
         duration="2ep", clip_gradients=1, compile=True, eval_every=None, folder="here", seed=3, limit_eval=4,
     )  # fmt: skip
-    assert found.duration == Time.parse("2ep") and found.clipping == ("norm", 1.0) and found.compile == {}
+    assert found.duration == Time.parse("2ep") and found.clip_gradients == ("norm", 1.0) and found.compile == {}
     assert not found.eval_every and found.log_every and found.folder.name == "here"
     assert (found.seed, found.limit_train, found.limit_eval, found.fast, found.lasting) == (3, None, 4, False, True)
     assert settings().compile is None

@@ -32,7 +32,7 @@ class _ImageTask(SupervisedTask):
         targets: Any = None,
         outputs: Any = None,
     ) -> None:
-        function = nn.CrossEntropyLoss(ignore_index=ignore_index) if loss is None else objects.loss(loss, {})
+        function = nn.CrossEntropyLoss(ignore_index=ignore_index) if loss is None else objects.loss(loss)
         super().__init__(model, function, inputs, targets, outputs)
         self.num_classes = _classes_of(model) if num_classes is None else num_classes
         plain = function is nn.functional.cross_entropy

@@ -16,7 +16,7 @@ from torch import nn
 from hocket.callback import Callback
 from hocket.distributed.agreement import ranks_of
 from hocket.distributed.dtensors import local
-from hocket.help import warn
+from hocket.help import objects, warn
 from hocket.help.arguments import understood
 from hocket.hookspecs import hookimpl
 from hocket.plain_data import encode
@@ -110,7 +110,7 @@ class Checkpoints(Callback):
         self._retention = Retention(keep, best)
         if on_error not in ("stop", "warn"):
             raise ValueError(f"on_error={on_error!r} is neither 'stop' nor 'warn'.")
-        self.store = Store(folder)
+        self.store = Store(objects.path(folder))
         self._owned = Ownership(self.store, overwrite)
         #: What this run has written so far.
         self.listing = Listing(self.store, self._owned, self._retention, resumable=not weights_only)

@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from inspect import signature
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -143,7 +142,7 @@ class Configuration:
             self._hints[key] |= bool  # true is not a folder of that name
         self._hints["accumulate"] = str | None  # a number of batches, and no other unit
         for key in ("metrics", "train_metrics"):
-            self._hints[key] = Mapping[str, Metric | Literal[tuple(simple_metrics.METRICS)]] | self._hints[key]  # type: ignore[misc, valid-type]
+            self._hints[key] = Mapping[str, Metric | Literal[tuple(simple_metrics.METRICS)]] | self._hints.get(key, Any)  # type: ignore[misc, valid-type]
         #: The plug-ins by kind and name, and their arguments.
         self._plugins: list[tuple[str, str, Node]] = []
         #: The names of their classes, and their arguments.
@@ -182,18 +181,16 @@ class Configuration:
         return settings
 
     def _check_setting(self, key: str, value: Any) -> None:
-        """Check one setting as the Trainer does, with all others at their defaults. Raises ConfigError."""
-        others = {name: each.default for name, each in signature(Trainer).parameters.items() if name != "model"}
+        """Check one setting as the Trainer does. Raises ConfigError."""
         with self._about(key):
             with warnings.catch_warnings(action="ignore"):  # the Trainer warns
-                value = objects.CONVERSIONS.get(key, lambda given, _: given)(value, {"model": None})
+                value = Settings.arguments()[key].convert(value)
             for each in value if key == "profile" and imports.reads() else ():
                 spec.build("callbacks", each)
-            Settings.of({**others, key: value})
 
     def _check_resume(self, settings: Mapping[str, Any]) -> None:
         """Raise ConfigError where there is no checkpoint to resume from, before a model is made."""
-        where = objects.resume(settings.get("resume"), {})
+        where = objects.resume(settings.get("resume"))
         if where is None or settings.get("fast_dev_run") or settings.get("overfit"):
             return
         with self._about("resume"):
@@ -225,7 +222,7 @@ class Configuration:
                 name = each.value
                 if isinstance(name, str) and reference(each, dotted=True) is None and find(name) is None:
                     try:
-                        convert(name, {})
+                        convert(name)
                     except ValueError as error:
                         raise ConfigError(each.where, in_yaml(str(error), each.where.startswith("'"))) from None
 

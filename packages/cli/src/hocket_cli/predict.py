@@ -69,10 +69,10 @@ def _data(trainer: Trainer, label: str | None) -> Any:
     """Return the data of an evaluation set; None for ``predict()`` of a data module. Raises PluginError without such a set."""
     from hocket.data import DataModule
 
-    module = trainer.settings.given["data"]
+    module = trainer.settings.data
     if label is None and module is not None and type(module).predict is not DataModule.predict:
         return None
-    trainer._make_data("eval")
+    trainer._data.make("eval", running=trainer._running)
     sets = trainer.state.eval_sets
     label = next(iter(sets)) if label is None and len(sets) == 1 else label
     if label not in sets:

@@ -67,12 +67,6 @@ def resolve(
             )
         one["devices"].obj.torch_device(processes - 1)  # raises if there are fewer
     several = {"algorithms": algorithms, "callbacks": callbacks, "loggers": loggers}
-    for kind, given in several.items():
-        if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
-            example = repr(given) if isinstance(given, str | Mapping) else repr(next(iter(catalog.names(kind)), "name"))
-            raise TypeError(
-                f"{kind}={given!r} should be a list of names, {{'name': {{…}}}} and instances, such as {kind}=[{example}]."
-            )
     attachments = [one["actions"], one["strategies"], one["precisions"]]
     for kind, given in several.items():
         built = [build(kind, item) for item in given]
@@ -86,8 +80,13 @@ def resolve(
 
 def without_writing_loggers(parts: Parts) -> Parts:
     """Return the parts without loggers that write files, for ``fast_dev_run`` and ``overfit``."""
-    shown = [v for v in parts.attachments if v.kind != "loggers" or getattr(v.obj, "shows_only", False)]
-    return replace(parts, attachments=shown)
+    kept = [attachment for attachment in parts.attachments if attachment.kind != "loggers" or shows_only(attachment)]
+    return replace(parts, attachments=kept)
+
+
+def shows_only(logger: Attachment) -> bool:
+    """Whether a logger declares that it writes no files."""
+    return getattr(logger.obj, "shows_only", False)
 
 
 def _check_twice(attachments: Sequence[Attachment]) -> None:

@@ -1,137 +1,259 @@
-"""The Trainer's settings: its checked arguments, in the form that a run uses."""
+"""The Trainer's settings: how each argument is checked and converted, and which have to be equal on all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, get_args, overload
 
 from torch import nn
 
+from hocket.data.stateful import one_sided
+from hocket.help import objects
 from hocket.hookspecs import StrategyLike
 from hocket.hookspecs.needs import Need
 from hocket.losses import Reduction
 from hocket.plugins.spec import Attachment
-from hocket.run_folder import check_name, local
-from hocket.time import Interval, Time, TimeError, Unit, batches, interval_of, share
+from hocket.run_folder import check_name
+from hocket.time import Interval, Time, TimeError, Unit, batches, interval_of, share, time_of
 from hocket.training.guard import Policy
 from hocket.training.seeding import check_seed
-from hocket.training.until import durations, minimum
+from hocket.training.until import check_minimum, durations
 
 if TYPE_CHECKING:
     from hocket.checkpoints import Checkpoints
+    from hocket.data.module import DataModule
+    from hocket.training.evaluate import EvalSet
+    from hocket.types import BatchTransformLike, Metric, OptimizerLike, PluginLike, ScheduleLike
 
-#: Arguments that are not hyperparameters: data, and plug-ins, which are listed with their configurations instead.
-_PARTS = {
-    "train_data",
-    "eval_data",
-    "data",
-    "algorithms",
-    "callbacks",
-    "loggers",
-    "profile",
-    "strategy",
-    "precision",
-    "actions",
-}
-#: Arguments that may differ between ranks, or are compared as plug-ins, as data or after construction …
-_OF_EACH_RANK = _PARTS | {
-    "device", "devices", "optimizer", "microbatch", "folder", "plugins", "profile_plugins", "detect_anomaly", "resume",
-    "checkpoints", "metrics", "train_metrics", "loss", "batch_transform",
-}  # fmt: skip
-#: … and the subset that either all ranks or no rank must be given.
-_PRESENCE = (
-    "train_data", "eval_data", "data", "resume", "checkpoints", "loss", "metrics", "train_metrics", "optimizer",
-    "batch_transform",
-)  # fmt: skip
+T = TypeVar("T")
+#: Metrics by name, or a function that makes them.
+Metrics = Mapping[str, "Metric"] | Callable[[], Any] | None
+Clipping = tuple[Literal["norm", "value", "adaptive"], float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """The settings of a run, except model, data and plug-ins; each field corresponds to an argument of `hocket.Trainer`.
+def _unchanged(given: Any) -> Any:
+    return given
 
-    `of` creates the settings and checks each argument, so that invalid ones fail before anything is built.
+
+class Argument(Generic[T]):
+    """A field of `Settings` for an argument of the Trainer: it is assigned the argument as given, and holds it converted.
+
+    Args:
+        convert: returns the value that a run uses. Raises TypeError and ValueError that say what to write.
+        ranks: what is compared over ranks: the argument as recorded; whether it was given; or nothing, because it may differ,
+            or because plug-ins are compared after construction.
+        recorded: whether hyperparameters and checkpoints record the argument as given, or converted.
+        part: whether it is data or plug-ins and no hyperparameter; plug-ins are listed with their configurations instead.
     """
 
-    #: All arguments except the model, as given.
-    given: Mapping[str, Any]
-    seed: int | None
-    global_batch: int | None
-    #: Whether ``fast_dev_run`` was given; limits and duration are then that many batches.
-    fast: bool
-    #: The planned length of training, to which schedules refer; and other lengths at which it ends if they are over earlier.
-    duration: Time | None
-    limits: Sequence[Time]
+    def __init__(
+        self,
+        convert: Callable[[Any], T] = _unchanged,
+        *,
+        ranks: Literal["equal", "given", "any"] = "equal",
+        recorded: Literal["given", "converted"] = "given",
+        part: bool = False,
+    ) -> None:
+        self.convert, self.ranks, self.part = convert, ranks, part
+        self._record_converted = recorded == "converted"
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __set__(self, settings: object, given: object) -> None:
+        values = vars(settings)
+        values[self._name] = value = self.convert(given)
+        values.setdefault("_recorded", {})[self._name] = value if self._record_converted else given
+
+    @overload
+    def __get__(self, settings: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, settings: object, owner: type) -> T: ...
+
+    def __get__(self, settings: object | None, owner: type) -> T | Self:
+        if settings is None:
+            raise AttributeError(self._name)  # so that the field has no default
+        value: T = vars(settings)[self._name]
+        return value
+
+
+def _or_none(convert: Callable[[Any], T]) -> Callable[[Any], T | None]:
+    return lambda given: None if given is None else convert(given)
+
+
+def _first_duration(given: str | Time | Sequence[str | Time] | None) -> Time | None:
+    return None if given is None else durations(given)[0]
+
+
+def _fast_dev_run(given: int | None) -> int | None:
+    return None if given is None or given is False else batches(given, "fast_dev_run")
+
+
+def microbatch(given: Any) -> int | Literal["auto"] | None:
+    """Return a valid number of samples, "auto" or None. Raises ValueError."""
+    if given is None or given == "auto":
+        return given  # type: ignore[no-any-return]
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ValueError(f"microbatch={given!r} is not a number of samples; give a positive int, 'auto' or None.")
+    return given
+
+
+def _sanity_eval(given: Any) -> int:
+    try:
+        return batches(given, "sanity_eval") if given else 0
+    except ValueError as error:
+        raise ValueError(f"{error} To evaluate nothing before training, give 0.") from None
+
+
+def _accumulate(given: object) -> int | None:
+    if given is None:
+        return None
+    try:
+        time = Time.parse(given) if isinstance(given, str | Time) else None
+    except TimeError:
+        time = None
+    if time is None or time.unit is not Unit.BATCH or not time.value:
+        raise ValueError(
+            f"accumulate={given!r} is not a number of batches of the data. Write accumulate='4ba' to train on four of them in "
+            "each step, or None."
+        )
+    return int(time.value) if time.value > 1 else None
+
+
+def clipping(argument: str, given: Any) -> Clipping | None:
+    """Return the kind and threshold of gradient clipping, or None. Raises ValueError, naming the argument."""
+    if given is None:
+        return None
+    kind: Any
+    kind, threshold = given if isinstance(given, tuple | list) and len(given) == 2 else ("norm", given)
+    number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+    if kind not in ("norm", "value", "adaptive") or not number or not threshold > 0:
+        raise ValueError(
+            f"{argument}={given!r} is neither a positive norm, such as 1.0, nor a kind and a threshold: ('norm', 1.0), "
+            f"('value', 0.5) or ('adaptive', 0.01). For no clipping write {argument}=None."
+        )
+    return kind, float(threshold)
+
+
+def reduction(given: Any) -> Reduction | None:
+    """Return a valid reduction of a loss, or None. Raises ValueError."""
+    if given is not None and given not in get_args(Reduction):
+        raise ValueError(
+            f"loss_reduction={given!r} is neither 'mean' nor 'sum', 'batch' (over the whole batch, as a contrastive loss) or "
+            "'gathered' (the same, gathered over ranks by the loss). Give one of them, or None to use the reduction of the "
+            "loss function."
+        )
+    return given  # type: ignore[no-any-return]  # just checked
+
+
+def policy(given: Any) -> Policy:
+    """Return a valid policy for non-finite values. Raises ValueError."""
+    if given not in get_args(Policy):
+        raise ValueError(f"nonfinite={given!r} is not a policy; use 'raise', 'skip' or 'warn'.")
+    return given  # type: ignore[no-any-return]  # just checked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The arguments of a `hocket.Trainer` except the model, each checked when it is assigned, before anything is built."""
+
+    train_data: Argument[Iterable[Any] | None] = Argument(ranks="given", part=True)
+    loss: Argument[Callable[..., Any] | None] = Argument(objects.loss, ranks="given", recorded="converted")
+    loss_reduction: Argument[Reduction | None] = Argument(reduction)
+    inputs: Argument[Any] = Argument()
+    targets: Argument[Any] = Argument()
+    outputs: Argument[Any] = Argument()
+    batch_transform: Argument[BatchTransformLike | None] = Argument(ranks="given")
+    global_batch: Argument[int | None] = Argument()
+    eval_data: Argument[Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None] = Argument(
+        ranks="given", part=True
+    )
+    data: Argument[DataModule | None] = Argument(ranks="given", part=True)
+    metrics: Argument[Metrics] = Argument(objects.metrics, ranks="given", recorded="converted")
+    train_metrics: Argument[Metrics] = Argument(objects.metrics, ranks="given", recorded="converted")
+    optimizer: Argument[OptimizerLike | None] = Argument(ranks="given")
+    schedule: Argument[ScheduleLike | None] = Argument()
+    schedule_every: Argument[str | Time | None] = Argument()
+    #: The planned length of training, to which schedules refer; `limits` has the other lengths.
+    duration: Argument[Time | None] = Argument(_first_duration)
     #: Requests to stop take effect after this long.
-    min_duration: Time | None
-    #: Batches, or the fraction of them.
-    limit_train: int | float | None
-    limit_eval: int | float | None
-    limit_predict: int | float | None
-    overfit: int | None
-    sanity_eval: int
-    eval_every: Interval
-    log_every: Interval
-    microbatch: int | Literal["auto"] | None
+    min_duration: Argument[Time | None] = Argument(_or_none(partial(time_of, argument="min_duration")))
+    algorithms: Argument[Sequence[PluginLike]] = Argument(objects.plugins("algorithms"), ranks="any", part=True)
+    callbacks: Argument[Sequence[PluginLike]] = Argument(objects.plugins("callbacks"), ranks="any", part=True)
+    loggers: Argument[Sequence[PluginLike]] = Argument(objects.plugins("loggers"), ranks="any", part=True)
+    strategy: Argument[PluginLike] = Argument(ranks="any", part=True)
+    precision: Argument[PluginLike] = Argument(objects.precision, ranks="any", part=True)
+    device: Argument[PluginLike] = Argument(objects.device, ranks="any", recorded="converted")
+    devices: Argument[int | None] = Argument(ranks="any")
+    actions: Argument[PluginLike] = Argument(ranks="any", part=True)
+    microbatch: Argument[int | Literal["auto"] | None] = Argument(microbatch, ranks="any")
     #: Number of the data's batches that make one batch of training; None for one.
-    accumulate: int | None
-    #: Kind and threshold.
-    clipping: tuple[Literal["norm", "value", "adaptive"], float] | None
-    loss_reduction: Reduction | None
-    nonfinite: Policy
-    deterministic: bool
-    detect_anomaly: bool
+    accumulate: Argument[int | None] = Argument(_accumulate)
+    eval_every: Argument[Interval] = Argument(partial(interval_of, argument="eval_every"))
+    log_every: Argument[Interval] = Argument(partial(interval_of, argument="log_every", optional=False))
+    clip_gradients: Argument[Clipping | None] = Argument(partial(clipping, "clip_gradients"))
+    nonfinite: Argument[Policy] = Argument(policy)
+    seed: Argument[int | None] = Argument(check_seed)
+    deterministic: Argument[bool] = Argument(objects.switch("deterministic"), recorded="converted")
     #: The arguments of `torch.compile`; None to compile nothing.
-    compile: Mapping[str, Any] | None
-    #: None, like ``resume``, for runs that write no files.
-    checkpoints: Checkpoints | None
-    resume: str | Path | None
-    run_name: str | None
-    folder: Path
+    compile: Argument[Mapping[str, Any] | None] = Argument(objects.compiled)
+    checkpoints: Argument[Checkpoints | None] = Argument(objects.checkpoints, ranks="given", recorded="converted")
+    resume: Argument[str | Path | None] = Argument(objects.resume, ranks="given", recorded="converted")
+    run_name: Argument[str | None] = Argument(check_name)
+    folder: Argument[Path] = Argument(objects.folder, ranks="any")
+    plugins: Argument[bool | Sequence[str] | None] = Argument(ranks="any")
+    profile_plugins: Argument[bool] = Argument(objects.switch("profile_plugins"), ranks="any", recorded="converted")
+    profile: Argument[Sequence[PluginLike]] = Argument(objects.profile, ranks="any", part=True)
+    limit_train: Argument[float | None] = Argument(_or_none(partial(share, argument="limit_train")))
+    limit_eval: Argument[float | None] = Argument(_or_none(partial(share, argument="limit_eval")))
+    limit_predict: Argument[float | None] = Argument(_or_none(partial(share, argument="limit_predict")))
+    fast_dev_run: Argument[int | None] = Argument(_fast_dev_run)
+    overfit: Argument[int | None] = Argument(_or_none(partial(batches, argument="overfit")))
+    detect_anomaly: Argument[bool] = Argument(objects.switch("detect_anomaly"), ranks="any", recorded="converted")
+    sanity_eval: Argument[int] = Argument(_sanity_eval)
+    summary: Argument[bool] = Argument(objects.switch("summary"), recorded="converted")
+    _recorded: dict[str, Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_minimum(self.min_duration, self.duration)
+        if self.data is not None:
+            from hocket.training import module_data
+
+            module_data.check(self.data, self.train_data, self.eval_data)
+        values = vars(self)
+        if (number := self.fast_dev_run) is not None:  # so many batches of everything
+            values.update(limit_train=number, limit_eval=number, limit_predict=number)
+            values.update(duration=Time.parse("1ep"), min_duration=None)
+        if not self.lasting:
+            values.update(checkpoints=None, resume=None)
+        if self.checkpoints is not None and (problem := one_sided(self.data)):
+            raise TypeError(problem)
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Settings:
-        """Check the Trainer's arguments, by name. Raises TypeError and ValueError that say what to write."""
-        limits = {name: given[name] for name in ("limit_train", "limit_eval", "limit_predict")}
-        fast, overfit = given["fast_dev_run"], given["overfit"]
-        fast = None if fast is False else fast
-        until, *others = (None,) if given["duration"] is None else durations(given["duration"])
-        least = minimum(given["min_duration"], until)
-        if fast is not None:
-            limits, until, others, least = dict.fromkeys(limits, fast), Time.parse("1ep"), [], None
-        counts = {"fast_dev_run": fast, **limits, "overfit": overfit}
-        for name, number in counts.items():
-            if number is not None:
-                (share if name in limits else batches)(number, name)
-        lasting = fast is None and overfit is None
-        return cls(
-            given=MappingProxyType(dict(given)),
-            seed=check_seed(given["seed"]),
-            global_batch=given["global_batch"],
-            fast=fast is not None,
-            duration=until,
-            limits=others,
-            min_duration=least,
-            **limits,
-            overfit=overfit,
-            sanity_eval=_sanity_eval(given["sanity_eval"]),
-            eval_every=interval_of(given["eval_every"], "eval_every"),
-            log_every=interval_of(given["log_every"], "log_every", optional=False),
-            microbatch=microbatch(given["microbatch"]),
-            accumulate=_accumulate(given["accumulate"]),
-            clipping=clipping("clip_gradients", given["clip_gradients"]),
-            loss_reduction=reduction(given["loss_reduction"]),
-            nonfinite=policy(given["nonfinite"]),
-            deterministic=given["deterministic"],
-            detect_anomaly=given["detect_anomaly"],
-            compile=({} if given["compile"] is True else given["compile"]) if given["compile"] else None,
-            checkpoints=given["checkpoints"] if lasting else None,
-            resume=given["resume"] if lasting else None,
-            run_name=check_name(given["run_name"]),
-            folder=local(given["folder"]),
-        )
+    def arguments(cls) -> Mapping[str, Argument[Any]]:
+        """Return the fields by name."""
+        return {name: each for name, each in vars(cls).items() if isinstance(each, Argument)}
+
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """All arguments except the model, as they are recorded."""
+        return MappingProxyType(self._recorded)
+
+    @property
+    def fast(self) -> bool:
+        """Whether ``fast_dev_run`` was given; limits and duration are then that many batches."""
+        return self.fast_dev_run is not None
+
+    @property
+    def limits(self) -> Sequence[Time]:
+        """The lengths of training after the first of ``duration``, at which it ends if they are over earlier."""
+        given = self.given["duration"]
+        return [] if self.fast or given is None else durations(given)[1:]
 
     @property
     def lasting(self) -> bool:
@@ -173,81 +295,19 @@ class Settings:
         attached: dict[str, Any] = {}
         for attachment in attachments:
             attached.setdefault(attachment.kind, {})[attachment.name] = plain(attachment.config)
-        return {name: masked(plain(value), name) for name, value in self.given.items() if name not in _PARTS} | attached
+        shown = {name: self.given[name] for name, each in self.arguments().items() if not each.part}
+        return {name: masked(plain(value), name) for name, value in shown.items()} | attached
 
     def of_all_ranks(self) -> dict[str, Any]:
         """Return the arguments that have to be equal on all ranks."""
-        return {name: value for name, value in self.given.items() if name not in _OF_EACH_RANK}
+        return {name: self.given[name] for name, each in self.arguments().items() if each.ranks == "equal"}
 
     def given_on_all_ranks(self) -> dict[str, bool]:
         """Return whether each argument was given that either all ranks or no rank must be given, with any value."""
-        return {name: self.given[name] is not None for name in _PRESENCE}
+        return {name: self.given[name] is not None for name, each in self.arguments().items() if each.ranks == "given"}
 
 
-def microbatch(given: Any) -> Any:
-    """Return a valid number of samples, "auto" or None. Raises ValueError."""
-    if given is None or given == "auto":
-        return given
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ValueError(f"microbatch={given!r} is not a number of samples; give a positive int, 'auto' or None.")
-    return given
-
-
-def _sanity_eval(given: Any) -> int:
-    try:
-        return batches(given, "sanity_eval") if given else 0
-    except ValueError as error:
-        raise ValueError(f"{error} To evaluate nothing before training, give 0.") from None
-
-
-def _accumulate(given: Any) -> int | None:
-    if given is None:
-        return None
-    try:
-        time = Time.parse(given) if isinstance(given, str | Time) else None
-    except TimeError:
-        time = None
-    if time is None or time.unit is not Unit.BATCH or not time.value:
-        raise ValueError(
-            f"accumulate={given!r} is not a number of batches of the data. Write accumulate='4ba' to train on four of them in "
-            "each step, or None."
-        )
-    return int(time.value) if time.value > 1 else None
-
-
-def clipping(argument: str, given: Any) -> tuple[Any, float] | None:
-    """Return the kind and threshold of gradient clipping, or None. Raises ValueError, naming the argument."""
-    if given is None:
-        return None
-    kind, threshold = given if isinstance(given, tuple | list) and len(given) == 2 else ("norm", given)
-    number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
-    if kind not in ("norm", "value", "adaptive") or not number or not threshold > 0:
-        raise ValueError(
-            f"{argument}={given!r} is neither a positive norm, such as 1.0, nor a kind and a threshold: ('norm', 1.0), "
-            f"('value', 0.5) or ('adaptive', 0.01). For no clipping write {argument}=None."
-        )
-    return kind, float(threshold)
-
-
-def reduction(given: Any) -> Any:
-    """Return a valid reduction of a loss, or None. Raises ValueError."""
-    if given is not None and given not in get_args(Reduction):
-        raise ValueError(
-            f"loss_reduction={given!r} is neither 'mean' nor 'sum', 'batch' (over the whole batch, as a contrastive loss) or "
-            "'gathered' (the same, gathered over ranks by the loss). Give one of them, or None to use the reduction of the "
-            "loss function."
-        )
-    return given
-
-
-def policy(given: Any) -> Policy:
-    """Return a valid policy for non-finite values. Raises ValueError."""
-    if given not in get_args(Policy):
-        raise ValueError(f"nonfinite={given!r} is not a policy; use 'raise', 'skip' or 'warn'.")
-    return given  # type: ignore[no-any-return]  # just checked
-
-
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Return JSON-like values unchanged, and other objects as their class names."""
     if value is None or isinstance(value, bool | int | float | str):
         return value

@@ -6,47 +6,33 @@ import copy
 import dataclasses
 import functools
 import inspect
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
-from hocket import content, elsewhere, launching
-from hocket.data.adapters import adapt
+from hocket import assembly, elsewhere, launching
 from hocket.data.checks import check_batches
-from hocket.data.loaders import independent
-from hocket.data.several import prepared
-from hocket.data.source import Source, limited
-from hocket.data.stateful import one_sided
-from hocket.data.training_iterator import TrainingIterator
-from hocket.devices import placement
 from hocket.distributed import comparison
 from hocket.distributed.agreement import ranks_of
-from hocket.help import attributes, warn
+from hocket.help import attributes, objects, warn
 from hocket.help.arguments import understood
 from hocket.joined import Joined
-from hocket.losses import Reduction, reduction_of
-from hocket.optim.groups import described, hyperparameters
-from hocket.optim.optimizers import has_modes, make_optimizers
-from hocket.parts import resolve, without_writing_loggers
+from hocket.losses import Reduction
+from hocket.parts import Parts, shows_only
 from hocket.plugins import switches
 from hocket.plugins.bus import Bus
-from hocket.plugins.spec import Attachment
-from hocket.run_folder import Run, RunFolder, TemporaryFolder
-from hocket.settings import Settings, reduction as check_reduction
+from hocket.settings import Settings
 from hocket.state import State, by_own_names
-from hocket.task import events_of, task_of
+from hocket.task import Task
 from hocket.task_log import connected
 from hocket.time import Interval, Time
-from hocket.training import seeding, until, whole_batch
+from hocket.training import seeding, until
 from hocket.training.evaluate import EvalSet, evaluate, evaluate_unseen, prepare_sets, sanity_check
-from hocket.training.fit import FitLoop
 from hocket.training.guard import NonFiniteGuard, Policy
 from hocket.training.interruption import Deferred, Interrupted, deferred
 from hocket.training.metrics import MetricSet
@@ -56,8 +42,6 @@ if TYPE_CHECKING:
     from hocket.data.module import DataModule
     from hocket.plugins.plan import Plan
     from hocket.result import Result
-    from hocket.training.limits import Limits
-    from hocket.training.module_data import ModuleData
     from hocket.types import BatchTransformLike, MetricsLike, OptimizerLike, PluginLike, ScheduleLike
 
 
@@ -232,158 +216,72 @@ class Trainer:
         sanity_eval: int = 0,
         summary: bool = False,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "model", "__class__")}
-        # Imported here, so that importing this module stays cheap.
-        from hocket.plugins import claims
-        from hocket.plugins.plan import make_plan
+        from hocket.plugins import claims  # here, so that importing this module stays cheap
 
-        #: The arguments, checked.
-        self.settings = settings = Settings.of(given)
-        module = None
-        if data is not None:
-            from hocket.training.module_data import checked
-
-            module = checked(data, given)
-        self._metrics = metrics
-        self._checkpoints = checkpoints = settings.checkpoints
-        if checkpoints is not None and (problem := one_sided(module)):
-            raise TypeError(problem)
+        #: The arguments, checked and converted.
+        self.settings = settings = Settings(
+            train_data=train_data, loss=loss, loss_reduction=loss_reduction, inputs=inputs, targets=targets, outputs=outputs,
+            batch_transform=batch_transform, global_batch=global_batch, eval_data=eval_data, data=data, metrics=metrics,
+            train_metrics=train_metrics, optimizer=optimizer, schedule=schedule, schedule_every=schedule_every,
+            duration=duration, min_duration=min_duration, algorithms=algorithms, callbacks=callbacks, loggers=loggers,
+            strategy=strategy, precision=precision, device=device, devices=devices, actions=actions, microbatch=microbatch,
+            accumulate=accumulate, eval_every=eval_every, log_every=log_every, clip_gradients=clip_gradients,
+            nonfinite=nonfinite, seed=seed, deterministic=deterministic, compile=compile,
+            checkpoints=objects.checkpoints(checkpoints, folder), resume=resume, run_name=run_name, folder=folder,
+            plugins=plugins, profile_plugins=profile_plugins, profile=profile, limit_train=limit_train,
+            limit_eval=limit_eval, limit_predict=limit_predict, fast_dev_run=fast_dev_run, overfit=overfit,
+            detect_anomaly=detect_anomaly, sanity_eval=sanity_eval, summary=summary,
+        )  # fmt: skip
         #: The words of the command line that resumes this run, if one has started it; shown after a fit.
         self.command: Sequence[str] | None = None
-
-        further: list[Any] = [*(given["profile"] or ()), *([] if checkpoints is None else [checkpoints])]
-        with switches.use(plugins):
-            parts = resolve(
-                algorithms=algorithms,
-                callbacks=[*callbacks, *further] if further else callbacks,
-                loggers=loggers,
-                strategy=strategy,
-                precision=precision,
-                device=device,
-                actions=actions,
-                devices=devices,
-            )
-        parts = parts if settings.lasting else without_writing_loggers(parts)
-        claims.check(parts.attachments)
-        if settings.deterministic:
-            from hocket.training import determinism
-
-            determinism.prepare(parts.device)
-        placement.check_model(model, device, parts.strategy.materializes)
-        if batch_transform is not None:
-            from hocket.training.batch_transform import BatchTransform
-
-            parts.attachments.append(BatchTransform.attachment(batch_transform))
-        if settings.microbatch == "auto":
-            search = elsewhere.module("hocket_general.auto_microbatch", "microbatch='auto'")
-            remembered = settings.folder / "microbatch.json" if settings.lasting else None
-            how = settings.compile, settings.deterministic, settings.accumulate
-            parts.attachments.append(search.AutoMicrobatch.attachment(remembered, how))
-        if summary:
-            parts.attachments.append(
-                elsewhere.module("hocket_insight.model_table", "summary=True").ShowSummary.attachment()
-            )
-        self._limits: Limits | None = None
-        if settings.limits:
-            from hocket.training.limits import Limits
-
-            self._limits = Limits(settings.limits)
-            parts.attachments.append(self._limits.attachment())
-        bus = Bus(parts.attachments, profile=profile_plugins)
-        task = task_of(model, loss, inputs, targets, outputs)
-        if events := events_of(task):
-            bus.attach(Attachment("task", type(task).__name__, events))
-        reduction = settings.loss_reduction or check_reduction(task.loss_reduction) or reduction_of(loss)
-        whole_batch.check_plan(reduction, settings, parts.strategy, devices or 1)
-        self._plan = make_plan(bus, task, parts.strategy, settings.facts(task.model, parts.reasons))
-
-        self._joined = Joined(parts, bus, devices, comparison.of_settings(settings, task))
-        whole_batch.check_plan(reduction, settings, parts.strategy)
-        self._randomness = seeding.RandomStream(settings.seed, parts.strategy.data_rank)
         #: Whether loggers have the hyperparameters.
         self._described = False
-        run = bus.broadcast_object(Run.new(settings.run_name))
-        self.state = state = State(
-            task=task,
-            bus=bus,
-            strategy=parts.strategy,
-            precision=parts.precision,
-            device=self._joined.device,
-            device_kind=parts.device,
-            run=run,
-            folder=(RunFolder if settings.lasting else TemporaryFolder)(settings.folder, run),
-            seed=settings.seed,
-            microbatch=settings.samples_per_microbatch(parts.strategy),
-            resumes=settings.resume,
-        )
-        state.progress.min_duration = settings.min_duration
-        state.clipping = settings.clipping
-        self._module: ModuleData | None = None
-        if module is not None:
-            from hocket.training.module_data import ModuleData
+        with switches.use(settings.plugins):
+            parts = assembly.parts_of(settings, model)
+        bus = Bus(parts.attachments, profile=settings.profile_plugins)
+        task = assembly.task_of_run(settings, model, bus)
+        # The plan comes before the ranks are joined: what cannot work is refused before processes start.
+        self._plan = assembly.plan_of(settings, parts, task, bus)
+        self._join(parts, task, bus)
+        self._assemble()
+        claims.claim(parts.attachments, self.state.run_name)
 
-            self._module = ModuleData(module, state, settings.seed)
-        state.loss_reduction = reduction
-        guard = NonFiniteGuard(settings.nonfinite, parts.device.asynchronous)
-        compiled = None if settings.compile is None else partial(torch.compile, **settings.compile)
-        windows = None
-        if settings.accumulate is not None:
-            from hocket.training.windows import Windows
+    def _join(self, parts: Parts, task: Task, bus: Bus) -> None:
+        """Join the other ranks, and make the state and the loop of the run, which need rank and device."""
+        from hocket.training.run_data import RunData  # here, so that importing this module stays cheap
 
-            windows = Windows(state, settings.accumulate, settings.microbatch is None)
-        self._loop = FitLoop(state, guard, settings.log_every, compiled, windows)
-        self._closing = weakref.finalize(self, _close, state)  # runs before this rank leaves the process group
-        with self._running(), switches.use(plugins):
-            made_with = self._assemble(optimizer, schedule, schedule_every)
-            self._loop.metrics = MetricSet("train", train_metrics, state)
-            held = content.Parts(self._loop, guard, self._randomness, settings.given, made_with, self._module)
+        settings = self.settings
+        self._joined = Joined(parts, bus, settings.devices, comparison.of_settings(settings, task))
+        self._randomness = seeding.RandomStream(settings.seed, parts.strategy.data_rank)
+        self.state = state = assembly.state_of(settings, parts, task, self._joined)
+        self._guard = NonFiniteGuard(settings.nonfinite, parts.device.asynchronous)
+        self._loop = assembly.loop_of(settings, state, self._guard)
+        self._data = RunData(state, self._loop, settings)
+        # After `Joined`, whose finalizer leaves the process group: finalizers run in reverse order.
+        self._closing = weakref.finalize(self, _close, state)
+
+    def _assemble(self) -> None:
+        """Set up model, optimizers and data, and load the checkpoint to resume from."""
+        from hocket import content  # here, so that importing this module stays cheap
+
+        settings, state, bus = self.settings, self.state, self.state.bus
+        with self._running(), switches.use(settings.plugins):
+            initial, line = assembly.set_up(settings, state, self._joined)
+            if line is not None:
+                self._plan = dataclasses.replace(self._plan, run={**self._plan.run, "optimizer": line})
+            self._loop.metrics = MetricSet("train", settings.train_metrics, state)
+            held = content.Parts(self._loop, self._guard, self._randomness, settings.given, initial, self._data.module)
             state.content = content.content_of(state, held)
-            if train_data is not None:
-                self._set_train_data(train_data)
-            self._set_eval_data(eval_data)
-            comparison.over_ranks(bus, self._joined.world_size, comparison.of_assembled(state))
+            if settings.train_data is not None:
+                self._data.train_on(settings.train_data)  # after the content, which holds the position in the data
+            self._data.evaluate_on(settings.eval_data)
+            comparison.over_ranks(bus, state.strategy.world_size, comparison.of_assembled(state))
             bus.before_load(state)
             if settings.resume is not None:
                 bus.resume(state, settings.resume)
             bus.after_load(state)
-            if any(
-                attachment.kind == "loggers" and not getattr(attachment.obj, "shows_only", False)
-                for attachment in bus.attachments
-            ):
-                ranks_of(state).agree(state.folder.check)
-        claims.claim(parts.attachments, state.run_name)
-
-    def _assemble(self, optimizer: Any, schedule: Any, schedule_every: str | Time | None) -> dict[str, str]:
-        """Set up model, surgery, optimizers and schedules, in the order of their dependencies.
-
-        Returns the hyperparameters that optimizers were made with.
-        """
-        state, bus = self.state, self.state.bus
-        state.task = self._joined.convert(state.task)
-        bus.init(state)
-        self._joined.place(state.task)
-        named = make_optimizers(optimizer, state.task, state.replacements)
-        state.optimizer_names, optimizers = list(named), list(named.values())
-        if named:
-            self._plan = dataclasses.replace(
-                self._plan, run={**self._plan.run, "optimizer": described(named, state.task)}
-            )
-        from hocket.optim.learning_rate import make_schedules
-
-        made_with = hyperparameters(optimizers)
-        if self.settings.compile is not None and not state.task.owns_steps:
-            state.task.compile(**self.settings.compile)
-        if self.settings.compile is not None or "torch._dynamo" in sys.modules:  # without it nothing is compiled
-            from hocket.training.graphs import may_overwrite
-
-            state.overwrites = may_overwrite(state.task, self.settings.compile, state.device)
-        state.prepared, state.optimizers = self._joined.prepare(state.task, optimizers)
-        state.schedules = make_schedules(schedule, state.optimizers, schedule_every, state.optimizer_names)
-        if found := [each for each in state.optimizers if has_modes(each)]:
-            needing = f"Switching {type(found[0]).__name__} between train() and eval()"
-            averages = elsewhere.module("hocket_general.optimizer_averages", needing)
-            bus.attach(averages.OptimizerAverages.attachment(state, found))
-        return made_with
+            if any(attachment.kind == "loggers" and not shows_only(attachment) for attachment in bus.attachments):
+                ranks_of(state).agree(state.folder.check)  # after a resumed run has its identity
 
     # --- public methods
 
@@ -447,16 +345,16 @@ class Trainer:
         if self.settings.fast:
             duration = "1ep"  # an epoch is limited to the given number of batches
         if train_data is not None:
-            self._set_train_data(train_data)  # type: ignore[arg-type]  # any other text is refused there
+            self._data.train_on(train_data)  # type: ignore[arg-type]  # any other text is refused there
         if eval_data is not None:
-            self._set_eval_data(eval_data)
-        self._make_data("train", "eval")
+            self._data.evaluate_on(eval_data)
+        self._data.make("train", "eval", running=self._running)
         self._loop.check()
         from hocket import summary
         from hocket.help import before_fit, first_loss
 
-        before_fit.check(state, self.settings, bool(self._metrics))
-        if not until.plan_fit(state, self._loop, self.settings.duration, self._limits, duration):
+        before_fit.check(state, self.settings, bool(self.settings.metrics))
+        if not until.plan_fit(state, self._loop, self.settings.duration, self.settings.limits, duration):
             return self.result()
         unopened = before_fit.warn_of_spans(state)
         try:
@@ -474,14 +372,14 @@ class Trainer:
                 state.bus.after_fit(state)
                 state.bus.flush(state)
         except (KeyboardInterrupt, Interrupted) as error:
-            summary.show(state, self._checkpoints, self.command, interrupted=True)
+            summary.show(state, self.settings.checkpoints, self.command, interrupted=True)
             if isinstance(error, Deferred):  # without the frames of the loop, where nothing went wrong
                 raise KeyboardInterrupt(*error.args) from None
             # Where it ended has been said. The command line says of an error without a message that it was interrupted.
             error.args = error.args or (f"Control-C ended a fit after batch {state.timestamp.batch}",)
             raise
         result = self.result()
-        summary.show(state, self._checkpoints, self.command, interrupted=False)
+        summary.show(state, self.settings.checkpoints, self.command, interrupted=False)
         return result
 
     def result(self) -> Result:
@@ -498,7 +396,7 @@ class Trainer:
         """
         from hocket import summary
 
-        return summary.result(self.state, self._checkpoints)
+        return summary.result(self.state, self.settings.checkpoints)
 
     @understood
     def evaluate(
@@ -526,14 +424,14 @@ class Trainer:
             >>> trainer.evaluate({"test": data})
             {'test/loss': 1.0}
         """
-        state = self.state
+        state, own = self.state, objects.metrics(metrics)
         if isinstance(data, str | Path) and checkpoint is None:
             data, checkpoint = None, data
         if data is None:
-            self._make_data("eval")
+            self._data.make("eval", running=self._running)
         sets = state.eval_sets
         if data is not None:
-            sets = prepare_sets(state, data, metrics or self._metrics, self.settings)
+            sets = prepare_sets(state, data, own or self.settings.metrics, self.settings)
         if not sets:
             raise ValueError(
                 "There is nothing to evaluate on. Pass data to evaluate(), or eval_data= to the Trainer, or return it from "
@@ -575,8 +473,8 @@ class Trainer:
             torch.Size([12, 4])
         """
         argument = "predict(data)"
-        if data is None and self._module is not None:
-            data, argument = self._module.make("predict"), self._module.described("predict")
+        if data is None and (module := self._data.module) is not None:
+            data, argument = module.make("predict"), module.described("predict")
         if data is None:
             raise ValueError(
                 "There is nothing to predict on. Write trainer.predict(loader), or return batches from predict() of the data "
@@ -593,7 +491,7 @@ class Trainer:
         if self._loop.stage:
             raise RuntimeError("The weights of a checkpoint cannot be used during a fit. Use them before or after.")
         visit: AbstractContextManager[None] = elsewhere.module("hocket_checkpoints.visiting").weights_of(
-            self.state, checkpoint, self._checkpoints
+            self.state, checkpoint, self.settings.checkpoints
         )
         return visit
 
@@ -648,10 +546,10 @@ class Trainer:
             >>> report.missing
             ('bias',)
         """
-        load_into = elsewhere.module("hocket_checkpoints.weights").load_into
+        load_into, given = elsewhere.module("hocket_checkpoints.weights").load_into, objects.weights(weights)
         if self._loop.stage:
             raise RuntimeError("Weights cannot be loaded during a fit. Load them before fit starts.")
-        report: Report = load_into(self.state, self.model_state_dict(evaluated=False), weights, strict, ignore, remap)
+        report: Report = load_into(self.state, self.model_state_dict(evaluated=False), given, strict, ignore, remap)
         return report
 
     def state_dict(self) -> dict[str, Any]:
@@ -668,7 +566,7 @@ class Trainer:
             >>> saved = trainer.state_dict()
             >>> trainer.load_state_dict(saved)
         """
-        self._make_data("train", "eval")
+        self._data.make("train", "eval", running=self._running)
         return self.state.content.state_dict()
 
     @understood
@@ -678,9 +576,10 @@ class Trainer:
         Every rank has to call it. Entries that globs in ``ignore`` match, such as ``"optimizers.*"`` or
         ``"model.network.head.*"``, are not loaded.
         """
+        saved = objects.tree(tree)
         if self._loop.stage:
             raise RuntimeError("State cannot be loaded during a fit. Load it before fit starts.")
-        self.state.content.load_state_dict(tree, strict, ignore)
+        self.state.content.load_state_dict(saved, strict, ignore)
 
     def close(self) -> None:
         """Release the resources of all plug-ins. Called automatically after an exception and at exit.
@@ -695,12 +594,12 @@ class Trainer:
     def __repr__(self) -> str:
         from hocket import display, summary
 
-        return display.text(*summary.of_trainer(self.state, self._plan, self._checkpoints))
+        return display.text(*summary.of_trainer(self.state, self._plan, self.settings.checkpoints))
 
     def _repr_html_(self) -> str:
         from hocket import display, summary
 
-        return display.html(*summary.of_trainer(self.state, self._plan, self._checkpoints))
+        return display.html(*summary.of_trainer(self.state, self._plan, self.settings.checkpoints))
 
     def __enter__(self) -> Trainer:
         return self
@@ -725,50 +624,6 @@ class Trainer:
             super().__setattr__(name, value)
 
     # --- internals
-
-    def _make_data(self, *names: str) -> None:
-        """Set the data that the data module makes, unless it is set already. All ranks call it together."""
-        module, state = self._module, self.state
-        if module is None:
-            return
-        if "train" in names and not self._loop.has_data:
-            data = module.make("train")
-            if data is not None:
-                with self._running():
-                    self._set_train_data(data, module.described("train"))
-        if "eval" in names and not state.eval_sets and "eval" not in module.made:
-            data = module.make("eval")
-            with self._running():
-                self._set_eval_data(data, module.described("eval"))
-                state.content.eval_sets_are_made()
-            sets = {"eval_data": comparison.of_sets(state.eval_sets)}
-            comparison.over_ranks(state.bus, state.strategy.world_size, sets)
-
-    def _set_train_data(self, data: Iterable[Any], argument: str = "train_data") -> None:
-        state = self.state
-        check_batches(data, argument)
-        settings = self.settings
-        state.train_data = data
-        state.train_loader = prepared(data, state.bus.prepare_data, True, settings.global_batch)
-        source = adapt(state.train_loader, given=data)
-        limit = limited(source, settings.limit_train, "limit_train")
-        from hocket.help import before_fit
-
-        before_fit.warn_of_window(settings.accumulate, source.length())
-        self._loop.data = TrainingIterator(source, limit, settings.overfit, settings.accumulate or 1)
-        state.progress.epoch_length = self._loop.data.length
-        state.sample_indices, state.is_last_batch = self._loop.data.indices, self._loop.data.is_last
-
-        def again() -> Source:
-            size, prepare = settings.global_batch, state.bus.prepare_data
-            return adapt(prepared(data, lambda each, *how: prepare(independent(each), *how), True, size), given=data)
-
-        state.another_epoch = partial(self._loop.data.another_epoch, again)
-        state.content.train_data_is_set()
-
-    def _set_eval_data(self, data: Any, argument: str = "eval_data") -> None:
-        state = self.state
-        state.eval_sets = {} if data is None else prepare_sets(state, data, self._metrics, self.settings, argument)
 
     def _only_thread(self) -> AbstractContextManager[None]:
         return seeding.only_thread(f"The Trainer of {type(self.state.model).__name__} (run {self.state.run_name!r})")

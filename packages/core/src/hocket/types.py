@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,10 +17,30 @@ Batch: TypeAlias = Any
 Transforms: TypeAlias = "Callable[[Batch], Batch] | Sequence[Callable[[Batch], Batch]]"
 #: The same for all batches, or for those of ``"train"`` and ``"eval"``.
 BatchTransformLike: TypeAlias = "Transforms | Mapping[str, Transforms]"
-#: A plug-in: its name, ``{"name": {"argument": value}}`` or an instance.
-PluginLike: TypeAlias = Any
-#: Metrics by name, a list of metrics, one metric, or a function that makes them; a metric may be a name or a class.
-MetricsLike: TypeAlias = Any
+#: A plug-in: its name, ``{"name": {"argument": value}}``, its class, or an instance, which may be any object with hooks.
+PluginLike: TypeAlias = "str | Mapping[str, Any] | type | object"
+
+
+class Metric(Protocol):
+    """A metric of an evaluation set or of training, such as one of torchmetrics."""
+
+    @property
+    def update(self) -> Callable[..., object]:
+        """Add a batch: ``update(outputs, targets)``."""
+
+    @property
+    def compute(self) -> Callable[[], Any]:
+        """Return the value, or several by name."""
+
+    @property
+    def reset(self) -> Callable[[], object]:
+        """Forget everything."""
+
+
+#: One metric: its name, its class, itself, or a function that makes it.
+OneMetric: TypeAlias = "str | Metric | Callable[[], Metric]"
+#: Metrics by name, a list of metrics, one metric, or a function that makes them.
+MetricsLike: TypeAlias = "OneMetric | Sequence[OneMetric] | Mapping[str, OneMetric] | Callable[[], MetricsLike]"
 #: An optimizer, a function of the list of parameters that returns one, or a name or configuration.
 OneOptimizer: TypeAlias = "Optimizer | Callable[[list[nn.Parameter]], Optimizer] | str | Mapping[str, Any]"
 #: One optimizer, several, or several by name.

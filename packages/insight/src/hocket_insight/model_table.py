@@ -23,7 +23,7 @@ from hocket import display
 from hocket.callback import Callback
 from hocket.data.nesting import map_tensors
 from hocket.data.windows import Window
-from hocket.help import warn
+from hocket.help import objects, warn
 from hocket.help.arguments import understood
 from hocket.help.raised import explains, raised
 from hocket.plugins.spec import Attachment
@@ -140,7 +140,7 @@ def model_summary(
         module  type        output  calls  parameters  trainable  buffers  size   forward      backward
         ...
     """
-    task = task_of(model, loss, inputs, targets, None)
+    task = task_of(model, objects.loss(loss), inputs, targets, None)
     if (batch is None and not _takes_steps(task)) or (isinstance(batch, tuple | list | Mapping) and not batch):
         raise ValueError(
             f"batch={batch!r} has no tensors. Give a batch as training has it: next(iter(loader)), or tensors of its shapes, "

@@ -311,7 +311,7 @@ def test_weights_of_a_folder_alone() -> None:
 def test_hockets_arguments_on_top() -> None:
     made = trainer(hocket={"clip_gradients": 0.1, "algorithms": ["ema"], "log_every": "2ba"})
     made.fit()
-    assert made.hocket.settings.clipping == ("norm", 0.1)
+    assert made.hocket.settings.clip_gradients == ("norm", 0.1)
     assert "ema" in str(made.hocket.plan())
 
 

@@ -81,7 +81,7 @@ def of_values(given: Mapping[str, Any]) -> Given:
 def of_settings(settings: Settings, model: nn.Module) -> Given:
     """Describe the settings of a Trainer that have to be identical on all ranks, and the shapes of the model."""
     presence = {name: ["given"] if there else [] for name, there in settings.given_on_all_ranks().items()}
-    presence["train_data"] = of_data(settings.given["train_data"])
+    presence["train_data"] = of_data(settings.train_data)
     return {**of_values(settings.of_all_ranks()), **presence, "model": shapes(model)}
 
 

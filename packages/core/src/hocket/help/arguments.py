@@ -1,4 +1,4 @@
-"""Arguments of other libraries: what to write here instead. Arguments whose meaning is plain are converted."""
+"""Arguments of other libraries: what to write here instead."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SIGNATURES: dict[str, inspect.Signature] = {}
 def understood(
     function: Callable[P, R], rearranged: Callable[[Any, dict[str, Any]], Any] = lambda args, kwargs: args
 ) -> Callable[P, R]:
-    """Decorate a function of the public interface: explain arguments of other libraries, and convert plain ones.
+    """Decorate a function of the public interface: explain arguments of other libraries, and convert numbers of NumPy.
 
     Args:
         rearranged: returns the positional arguments to use, and may change those by name.
@@ -35,7 +35,6 @@ def understood(
     Raises TypeError for an argument that does not exist, is missing or is one too many; the message says what to write.
     """
     signature = _SIGNATURES[function.__qualname__] = inspect.signature(function)
-    conversions = {name: convert for name, convert in objects.CONVERSIONS.items() if name in signature.parameters}
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -46,9 +45,7 @@ def understood(
             raise TypeError(_explain(function, signature, args, kwargs) or str(error)) from None
         for name, value in bound.arguments.items():
             if type(value).__module__ == "numpy" and isinstance(value, Number):
-                value = bound.arguments[name] = value.item()  # type: ignore[attr-defined]
-            if name in conversions:
-                bound.arguments[name] = conversions[name](value, bound.arguments)
+                bound.arguments[name] = value.item()  # type: ignore[attr-defined]
         return function(*bound.args, **bound.kwargs)
 
     return call

@@ -8,13 +8,17 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from hocket import elsewhere
 from hocket.help import names, warn
+
+if TYPE_CHECKING:
+    from hocket.checkpoints import Checkpoints
+    from hocket.types import Metric, PluginLike
 
 #: Functions of torch.nn.functional that are losses of (outputs, targets), and the names that people use for them.
 _LOSSES = {
@@ -48,37 +52,37 @@ def short(value: Any) -> str:
     return text if len(text) <= 60 and "\n" not in text else f"{type(value).__name__}(…)"
 
 
-def precision(given: Any, arguments: Mapping[str, Any]) -> Any:
+def precision(given: PluginLike) -> PluginLike:
     """Convert a torch.dtype to the precision that computes in it, and keeps weights in float32 if it is 16-bit."""
     if not isinstance(given, torch.dtype):
         return given
-    found = _PRECISIONS.get(given)
-    if found is None:
+    name = _PRECISIONS.get(given)
+    if name is None:
         raise TypeError(
             f"precision={given} is not a precision. Write one of 'fp32', 'bf16', 'fp16', 'fp64', or another of "
             "`hocket plugins list --kind precisions`."
         )
-    if found in ("fp16", "bf16"):
+    if name in ("fp16", "bf16"):
         warn(
-            f"precision={given} is read as precision='{found}': autocast, with weights in float32. Write that, or "
-            f"'{found}-true' for weights in {given} too."
+            f"precision={given} is read as precision='{name}': autocast, with weights in float32. Write that, or "
+            f"'{name}-true' for weights in {given} too."
         )
-    return found
+    return name
 
 
-def device(given: Any, arguments: Mapping[str, Any]) -> Any:
+def device(given: PluginLike) -> PluginLike:
     """Convert a torch.device, or text with an index such as ``"cuda:0"``, to the name of its kind."""
-    found = given if isinstance(given, torch.device) else None
+    one = given if isinstance(given, torch.device) else None
     if isinstance(given, str) and re.fullmatch(r"(cpu|cuda|mps|xla):\d+", given):
-        found = torch.device(given)
-    if found is None:
+        one = torch.device(given)
+    if one is None:
         return given
-    if found.index:
+    if one.index:
         raise ValueError(
-            f"device='{found}' chooses one of several devices. hocket takes the first that is visible, or one for each process "
-            f"with devices=. Write device='{found.type}', and choose with the environment: CUDA_VISIBLE_DEVICES={found.index}."
+            f"device='{one}' chooses one of several devices. hocket takes the first that is visible, or one for each process "
+            f"with devices=. Write device='{one.type}', and choose with the environment: CUDA_VISIBLE_DEVICES={one.index}."
         )
-    return found.type
+    return one.type
 
 
 def named_loss(text: str) -> str | None:
@@ -89,14 +93,15 @@ def named_loss(text: str) -> str | None:
     )
 
 
-def loss(given: Any, arguments: Mapping[str, Any]) -> Any:
+def loss(given: object) -> Callable[..., Any] | None:
     """Convert the name of a loss in torch, or its class, to a function of (outputs, targets)."""
     if isinstance(given, str):
         if name := named_loss(given):
             wanted = names.plain(given.rpartition(".")[2])
             if wanted.removesuffix("loss") != names.plain(name).removesuffix("loss"):
                 warn(f"loss={given!r} is read as loss=torch.nn.functional.{name}.")
-            return getattr(nn.functional, name)
+            function: Callable[..., Any] = getattr(nn.functional, name)
+            return function
         near = difflib.get_close_matches(given, _LOSSES, 1)
         raise ValueError(
             f"loss={given!r} is not the name of a loss.{f' Did you mean {near[0]!r}?' if near else ''} Give a function of "
@@ -113,8 +118,8 @@ def loss(given: Any, arguments: Mapping[str, Any]) -> Any:
     return given
 
 
-def metrics(given: Any, arguments: Mapping[str, Any]) -> Any:
-    """Convert one metric, a class, a name or a list of them to metrics by name."""
+def metrics(given: object) -> Mapping[str, Metric] | Callable[[], Any] | None:
+    """Convert one metric, a class, a name or a list of them to metrics by name; a function that makes them stays."""
     from hocket.training import simple_metrics
 
     def one(each: Any) -> tuple[str, Any]:
@@ -144,13 +149,13 @@ def metrics(given: Any, arguments: Mapping[str, Any]) -> Any:
                 "MyMetric()}."
             )
         return given
-    found = [one(each) for each in ([given] if is_one else given)]
-    if len(dict(found)) < len(found):
-        listed = ", ".join(name for name, _ in found)
+    listed = [one(metric) for metric in (given if isinstance(given, Sequence | set) and not is_one else [given])]
+    if len(dict(listed)) < len(listed):
+        given_names = ", ".join(name for name, _ in listed)
         raise ValueError(
-            f"metrics= lists {listed}: some have one name. Name each: metrics={{'first': …, 'second': …}}."
+            f"metrics= lists {given_names}: some have one name. Name each: metrics={{'first': …, 'second': …}}."
         )
-    return dict(found)
+    return dict(listed)
 
 
 def _required(function: Any) -> list[str] | None:
@@ -184,20 +189,20 @@ def _signature(cls: type) -> str:
         return "…"
 
 
-def checkpoints(given: Any, arguments: Mapping[str, Any]) -> Any:
-    """Convert a folder, True or a dict of arguments to Checkpoints."""
+def checkpoints(given: object, runs: object = "runs") -> Checkpoints | None:
+    """Convert a folder, a dict of arguments, or True, for a folder in ``runs``, to Checkpoints."""
     if given is None or given is False:
         return None
-    Checkpoints = elsewhere.module("hocket_checkpoints.policy", "checkpoints=").Checkpoints
+    kind: type[Checkpoints] = elsewhere.module("hocket_checkpoints.policy", "checkpoints=").Checkpoints
     if given is True:
-        folder = str(Path(arguments.get("folder", "runs")) / "checkpoints")
-        warn(f"checkpoints=True is read as checkpoints={folder!r}. Write the folder, so that each run has its own.")
-        return Checkpoints(folder)
+        inside = str(Path(path(runs)) / "checkpoints")
+        warn(f"checkpoints=True is read as checkpoints={inside!r}. Write the folder, so that each run has its own.")
+        return kind(inside)
     if isinstance(given, str | os.PathLike):
-        return Checkpoints(os.fspath(given))
+        return kind(os.fspath(given))
     if isinstance(given, Mapping) and "folder" in given:
-        return Checkpoints(**given)
-    if not isinstance(given, Checkpoints):
+        return kind(**given)
+    if not isinstance(given, kind):
         raise TypeError(
             f"checkpoints={short(given)} is neither a folder nor hocket.Checkpoints. Write checkpoints='runs/a', or "
             "checkpoints=hocket.Checkpoints('runs/a', every='1ep', keep=3)."
@@ -205,7 +210,7 @@ def checkpoints(given: Any, arguments: Mapping[str, Any]) -> Any:
     return given
 
 
-def resume(given: Any, arguments: Mapping[str, Any]) -> Any:
+def resume(given: str | Path | bool | None) -> str | Path | None:
     """Convert True to ``"auto"`` and False to None, and refuse files, which hold weights at most."""
     if isinstance(given, bool):
         return "auto" if given else None
@@ -219,8 +224,8 @@ def resume(given: Any, arguments: Mapping[str, Any]) -> Any:
     return given
 
 
-def compiled(given: Any, arguments: Mapping[str, Any]) -> Any:
-    """Convert the name of a mode of torch.compile to its arguments."""
+def compiled(given: object) -> Mapping[str, Any] | None:
+    """Convert True and the name of a mode to arguments of torch.compile; None to compile nothing."""
     if not isinstance(given, str):
         if not isinstance(given, bool | Mapping) and given is not None:
             raise TypeError(
@@ -232,7 +237,7 @@ def compiled(given: Any, arguments: Mapping[str, Any]) -> Any:
                 f"compile={short(given)} has {unknown[0]!r}, which torch.compile does not take; it takes "
                 f"{', '.join(keys)}. Write compile=True, or compile={{'mode': 'reduce-overhead'}}."
             )
-        return given
+        return given if isinstance(given, Mapping) and given else {} if given is True else None
     if given not in _COMPILE_MODES:
         raise ValueError(
             f"compile={given!r} is not a mode of torch.compile, which has {', '.join(map(repr, _COMPILE_MODES))}. Write "
@@ -241,28 +246,32 @@ def compiled(given: Any, arguments: Mapping[str, Any]) -> Any:
     return {"mode": given}
 
 
-def seed(given: Any, arguments: Mapping[str, Any]) -> Any:
-    """Refuse text, with the number in it."""
-    if isinstance(given, str):
-        write = f"seed={int(given)}" if given.strip().isdecimal() else "seed=17, or None for the global random numbers"
-        raise TypeError(f"seed={given!r} is text; a seed is an int. Write {write}.")
-    return given
+def plugins(argument: str) -> Callable[[Any], Sequence[PluginLike]]:
+    """Return the conversion of an argument that takes several plug-ins to a list.
 
-
-def plugins(given: Any, arguments: Mapping[str, Any]) -> Any:
-    """Convert one plug-in, as a name, an instance or a class, to a list of one, and None or False to none.
-
-    A mapping of names to arguments becomes a list of such mappings with one name each.
+    One plug-in, as a name, an instance or a class, becomes a list of one; None and False become an empty list. A mapping of
+    names to arguments becomes a list of such mappings with one name each.
     """
-    if given is None or given is False:
-        return []
-    if isinstance(given, Mapping):
-        return [{name: config} for name, config in given.items()]
-    single = isinstance(given, type | str) or not isinstance(given, Sequence | bool | int | float)
-    return [given] if single else given
+
+    def convert(given: Any) -> Sequence[PluginLike]:
+        if given is None or given is False:
+            return []
+        if isinstance(given, Mapping):
+            return [{name: config} for name, config in given.items()]
+        if isinstance(given, bool | int | float):
+            from hocket.plugins import catalog  # only needed for error messages
+
+            example = next(iter(catalog.names(argument)), "name")
+            raise TypeError(
+                f"{argument}={given!r} should be a list of names, {{'name': {{…}}}} and instances, such as "
+                f"{argument}=[{example!r}]."
+            )
+        return given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+
+    return convert
 
 
-def profile(given: Any, arguments: Mapping[str, Any]) -> Any:
+def profile(given: Any) -> Sequence[PluginLike]:
     """Convert batches to profile, or arguments of the profiler, to a list of that plug-in; None and False to none."""
     if given is None or given is False or given == []:
         return []
@@ -279,30 +288,44 @@ def profile(given: Any, arguments: Mapping[str, Any]) -> Any:
     return [given]
 
 
-def flag(given: Any, arguments: Mapping[str, Any]) -> Any:
-    """Refuse a switch that is neither True nor False; None stands for False."""
-    if type(given).__name__ in ("bool", "bool_") and hasattr(given, "item"):
-        given = given.item()  # of NumPy
-    if given is not None and not isinstance(given, bool | int):
-        argument = next((name for name, value in arguments.items() if value is given), "argument")
-        meant = str(given).strip().lower() in ("true", "yes", "on", "1")
-        raise TypeError(f"{argument}={given!r} is a switch, which is True or False. Write {argument}={meant}.")
-    return bool(given)
+def switch(argument: str) -> Callable[[Any], bool]:
+    """Return the conversion of an argument that is True or False, for which None stands too, to a bool."""
+
+    def convert(given: Any) -> bool:
+        if type(given).__name__ in ("bool", "bool_") and hasattr(given, "item"):
+            given = given.item()  # of NumPy
+        if given is not None and not isinstance(given, bool | int):
+            meant = str(given).strip().lower() in ("true", "yes", "on", "1")
+            raise TypeError(f"{argument}={given!r} is a switch, which is True or False. Write {argument}={meant}.")
+        return bool(given)
+
+    return convert
 
 
-def folder(given: Any, arguments: Mapping[str, Any]) -> Any:
+def path(given: object) -> str | os.PathLike[str]:
     """Refuse a folder that is neither text nor a path."""
     if not isinstance(given, str | os.PathLike):
         raise TypeError(f"folder={short(given)} is {type(given).__name__}; give text or a path, such as folder='runs'.")
-    above = next((each for each in (Path(given), *Path(given).parents) if os.path.lexists(each)), None)
-    if above is not None and not above.is_dir() and "model" in arguments:
-        raise ValueError(
-            f"folder={str(given)!r}: {above} is a file and no folder. Give a folder to write to, such as folder='runs'."
-        )
     return given
 
 
-def weights(given: Any, arguments: Mapping[str, Any]) -> Any:
+def folder(given: object) -> Path:
+    """Refuse a folder of runs that is a URL, which would be a folder of this machine with its name, or in a file."""
+    there = Path(path(given))
+    above = next((each for each in (there, *there.parents) if os.path.lexists(each)), None)
+    if above is not None and not above.is_dir():
+        raise ValueError(
+            f"folder={str(given)!r}: {above} is a file and no folder. Give a folder to write to, such as folder='runs'."
+        )
+    if "://" in str(given):
+        raise ValueError(
+            f"folder={str(given)!r} is a URL, and the files of runs are written on this machine. Write folder='runs', and "
+            f"copy them while training goes on: loggers=[{{'artifacts': {{'url': {str(given)!r}}}}}]; checkpoints= takes URLs."
+        )
+    return there
+
+
+def weights(given: object) -> str | os.PathLike[str] | Mapping[str, Any]:
     """Convert a module to its weights."""
     if isinstance(given, nn.Module):
         return given.state_dict()
@@ -314,7 +337,7 @@ def weights(given: Any, arguments: Mapping[str, Any]) -> Any:
     return given
 
 
-def tree(given: Any, arguments: Mapping[str, Any]) -> Any:
+def tree(given: object) -> Mapping[str, Any]:
     """Refuse weights in the place of a Trainer's state."""
     if not isinstance(given, Mapping) or "version" not in given:
         keys = ", ".join(map(str, list(given)[:3])) if isinstance(given, Mapping) else type(given).__name__
@@ -323,13 +346,3 @@ def tree(given: Any, arguments: Mapping[str, Any]) -> Any:
             "For weights write trainer.load_weights(state_dict)."
         )
     return given
-
-
-Conversion = Callable[[Any, Mapping[str, Any]], Any]
-#: By argument, for every function that has one of that name.
-CONVERSIONS: Mapping[str, Conversion] = {
-    "precision": precision, "device": device, "loss": loss, "metrics": metrics, "train_metrics": metrics,
-    "checkpoints": checkpoints, "resume": resume, "compile": compiled, "seed": seed,
-    "deterministic": flag, "detect_anomaly": flag, "profile_plugins": flag, "summary": flag, "folder": folder,
-    "weights": weights, "tree": tree, "algorithms": plugins, "callbacks": plugins, "loggers": plugins, "profile": profile,
-}  # fmt: skip

@@ -14,7 +14,7 @@ from hocket.data.checks import check_sets
 from hocket.data.several import prepared
 from hocket.data.source import Source, limited, one_epoch
 from hocket.data.training_iterator import ENDLESS, iterates_once
-from hocket.help import warn
+from hocket.help import objects, warn
 from hocket.help.arguments import understood
 from hocket.losses import Loss
 from hocket.state import State
@@ -58,7 +58,7 @@ class EvalSet:
         every: str | Interval | None = None,
     ) -> None:
         self.data = data
-        self.metrics = metrics
+        self.metrics = objects.metrics(metrics)
         # An Interval may be of a subclass with a `due` of its own.
         self.every = every if isinstance(every, Interval | None) else Interval(time_of(every, "every"))
 

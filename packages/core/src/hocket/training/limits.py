@@ -10,6 +10,7 @@ from hocket.plugins.spec import Attachment
 from hocket.state import State
 from hocket.time import Time, Unit
 from hocket.training.requests import Decision
+from hocket.training.until import first_reached
 
 
 class Limits(Callback):
@@ -30,7 +31,7 @@ class Limits(Callback):
         """Stop if a limit is reached."""
         if state.progress.fit_asked is not None or Decision.STOP in state.requests.pending:
             return
-        if (reached := self.reached(state)) is not None:
+        if (reached := first_reached(self._limits, state)) is not None:
             state.request(Decision.STOP, f"{reached} are over")
 
     def epoch_end(self, state: State) -> None:
@@ -42,7 +43,3 @@ class Limits(Callback):
                 "use a hocket.Task whose count(batch) returns (samples, tokens)."
             )
         self.batch_end(state)
-
-    def reached(self, state: State) -> Time | None:
-        """Return the first limit that is reached, or None."""
-        return next((each for each in self._limits if state.timestamp.count(each.unit) >= each.value), None)

@@ -187,7 +187,7 @@ class MetricSet:
 def _made(returned: Any, function: str) -> Mapping[str, Any]:
     """Return metrics by name, from what a function returned. Raises TypeError or ValueError for what are no metrics."""
     try:
-        made = objects.metrics(returned, {})
+        made = objects.metrics(returned)
         if isinstance(made, Mapping):
             return made
         raise TypeError(f"{function} returned {objects.short(returned)}. Return metrics by name, {{}} for none.")

@@ -96,14 +96,10 @@ def misfits(module: ModuleData | None, extra: Any) -> list[str]:
     return []
 
 
-def checked(data: Any, given: Mapping[str, Any]) -> DataModule:
-    """Return a data module given as ``data=``. Raises TypeError for anything else, with what to write.
-
-    Args:
-        given: the Trainer's arguments.
-    """
-    for other in ("train_data", "eval_data"):
-        if given[other] is not None:
+def check(data: Any, train_data: object, eval_data: object) -> None:
+    """Raise TypeError unless ``data=`` is a data module, with what to write, or if the other data is given too."""
+    for other, given in (("train_data", train_data), ("eval_data", eval_data)):
+        if given is not None:
             raise TypeError(f"{other}= and data={short(data)} are both given. data stands for both: omit {other}=.")
     kind = type(data).__name__
     if isinstance(data, type) and issubclass(data, DataModule):
@@ -134,4 +130,3 @@ def checked(data: Any, given: Mapping[str, Any]) -> DataModule:
             raise TypeError(f"{name} of data={kind}(…) takes other arguments: {error}. {write}") from None
     if message := attributes.uncalled(type(data), DataModule):
         warn(message)
-    return data

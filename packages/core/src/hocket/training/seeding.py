@@ -15,9 +15,12 @@ import torch
 
 
 def check_seed(given: Any) -> int | None:
-    """Return a seed as an int, or None. Raises ValueError for anything but an integer from 0 to 2**32 - 1."""
+    """Return a seed as an int, or None. Raises TypeError for text, ValueError for other numbers than 0 to 2**32 - 1."""
     if given is None:
         return None
+    if isinstance(given, str):
+        write = f"seed={int(given)}" if given.strip().isdecimal() else "seed=17, or None for the global random numbers"
+        raise TypeError(f"seed={given!r} is text; a seed is an int. Write {write}.")
     try:
         seed = -1 if isinstance(given, bool) else operator.index(given)
     except TypeError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from hocket.data.errors import DataError
 from hocket.help import warn
@@ -11,12 +10,9 @@ from hocket.state import State
 from hocket.time import Time, TimeError, Unit, time_of
 from hocket.training.fit import FitLoop
 
-if TYPE_CHECKING:
-    from hocket.training.limits import Limits
-
 
 def plan_fit(
-    state: State, loop: FitLoop, planned: Time | None, limits: Limits | None, asked: str | Time | None
+    state: State, loop: FitLoop, planned: Time | None, limits: Sequence[Time], asked: str | Time | None
 ) -> bool:
     """Determine the end of a fit, in ``state.progress``. Return False, with a warning, if it is already reached.
 
@@ -42,7 +38,7 @@ def plan_fit(
     if end is None:
         return False
     fresh = asked is None and loop.left is None
-    if fresh and limits is not None and (reached := limits.reached(state)) is not None:
+    if fresh and (reached := first_reached(limits, state)) is not None:
         warn(f"Training is over: {reached} are done. Pass fit(duration=…) for more.")
         return False
     longer = planned is None or (planned.unit is end.unit and end > planned)
@@ -93,6 +89,11 @@ def fit_until(
     return until
 
 
+def first_reached(limits: Sequence[Time], state: State) -> Time | None:
+    """Return the first limit that is reached, counted from the beginning of training, or None."""
+    return next((limit for limit in limits if state.timestamp.count(limit.unit) >= limit.value), None)
+
+
 def durations(given: str | Time | Sequence[str | Time]) -> list[Time]:
     """Parse one duration, or a list of which the first to be over ends training."""
     each = list(given) if isinstance(given, list | tuple) else [given]
@@ -101,15 +102,13 @@ def durations(given: str | Time | Sequence[str | Time]) -> list[Time]:
     return [duration(one) for one in each]  # type: ignore[arg-type]
 
 
-def minimum(given: str | Time | None, planned: Time | None) -> Time | None:
-    """Parse ``min_duration``. Raises TimeError if it is longer than the planned duration."""
-    if given is None:
-        return None
-    time = time_of(given, "min_duration")
-    longest = Time(1, Unit.DURATION) if time.unit is Unit.DURATION else planned
-    if longest is not None and longest.unit is time.unit and time > longest:
-        raise TimeError(f"min_duration={str(given)!r} is longer than the duration of {planned}. Give a shorter one.")
-    return time
+def check_minimum(least: Time | None, planned: Time | None) -> None:
+    """Raise TimeError if ``min_duration`` is longer than the planned duration."""
+    if least is None:
+        return
+    longest = Time(1, Unit.DURATION) if least.unit is Unit.DURATION else planned
+    if longest is not None and longest.unit is least.unit and least > longest:
+        raise TimeError(f"min_duration={str(least)!r} is longer than the duration of {planned}. Give a shorter one.")
 
 
 def duration(given: str | Time) -> Time:

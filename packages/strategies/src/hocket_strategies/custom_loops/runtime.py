@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from hocket.data.checks import check_batches
 from hocket.data.several import prepared
 from hocket.devices import placement
-from hocket.help import attributes
+from hocket.help import attributes, objects
 from hocket.help.arguments import explained, understood, unknown
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
@@ -36,6 +36,7 @@ from hocket_strategies.custom_loops.first_step import FirstStep
 from hocket_strategies.custom_loops.prepared import Owner, PreparedData, PreparedModel, inner
 
 if TYPE_CHECKING:
+    from hocket.types import PluginLike
     from hocket_strategies.custom_loops.loop_steps import LoopSteps
 
 
@@ -70,16 +71,21 @@ class Runtime(Joined):
     def __init__(
         self,
         *,
-        strategy: Any = "auto",
-        precision: Any = "fp32",
-        device: Any = "auto",
+        strategy: PluginLike = "auto",
+        precision: PluginLike = "fp32",
+        device: PluginLike = "auto",
         devices: int | None = None,
         seed: int | None = None,
         plugins: bool | list[str] | None = None,
     ) -> None:
         seed = seeding.check_seed(seed)
         with switches.use(plugins):
-            parts = resolve(strategy=strategy, precision=precision, device=device, devices=devices)
+            parts = resolve(
+                strategy=strategy,
+                precision=objects.precision(precision),
+                device=objects.device(device),
+                devices=devices,
+            )
         _check_own_loop(parts)
         super().__init__(parts, Bus(parts.attachments), devices, {})
         if seed is not None:
