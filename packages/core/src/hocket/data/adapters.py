@@ -57,9 +57,9 @@ def register(cls: Any) -> None:
 @functools.cache
 def _core() -> tuple[type[DataSource], ...]:
     """Return core's adapters, which are imported when data is first adapted."""
+    from hocket.data.sources.base import Batches
     from hocket.data.sources.by_index import ByIndex
     from hocket.data.sources.replay import Replay
-    from hocket.data.sources.sequence import Batches
     from hocket.data.sources.stateful import Stateful
     from hocket.data.sources.stateful_dataset import StatefulDataset
     from hocket.data.sources.torchdata import TorchdataLoader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,7 +12,9 @@ from torch import nn
 from hocket.data.nesting import map_tensors
 from hocket.data.stateful import Stateful
 from hocket.optim import optimizers
-from hocket.types import Batch
+
+if TYPE_CHECKING:
+    from hocket.types import Batch
 
 
 class Precision(Stateful):

@@ -248,3 +248,15 @@ def _other_global_batches(then: tuple[Any, ...], now: tuple[int, str]) -> str:
         f"The checkpoint was taken in the middle of an epoch, in which a global batch was made of {number} {unit}; now it is "
         f"made of {given} {of}. {advice}, or resume from the end of an epoch."
     )
+
+
+class Batches(DataSource):
+    """A list or tuple of batches, continued by index."""
+
+    kind = "list"
+    priority = 25
+
+    @classmethod
+    def serves(cls, data: Any) -> bool:
+        """Whether this is a list or tuple."""
+        return isinstance(data, list | tuple)
