@@ -36,35 +36,4 @@ if TYPE_CHECKING:
     from hocket_general.swa import SWA as SWA
     from hocket_general.weight_standardization import WeightStandardization as WeightStandardization
 
-#: Public name -> the module that defines it; a module stands for itself.
-_PUBLIC = {
-    "ActivationCheckpointing": "activation_checkpointing",
-    "BatchSizeWarmup": "batch_size_warmup",
-    "DecoupledAdamW": "decoupled",
-    "DecoupledSGDW": "decoupled",
-    "Distillation": "distillation",
-    "EMA": "ema",
-    "Factorize": "factorize",
-    "GhostBatchNorm": "ghost_batchnorm",
-    "GradientClipping": "gradient_clipping",
-    "GyroDropout": "gyro_dropout",
-    "LAMB": "lamb",
-    "LabelSmoothing": "label_smoothing",
-    "LayerFreezing": "layer_freezing",
-    "Lion": "lion",
-    "LossSpikeGuard": "loss_spike_guard",
-    "LowPrecisionGroupNorm": "low_precision_groupnorm",
-    "LowPrecisionLayerNorm": "low_precision_layernorm",
-    "Muon": "muon",
-    "NoOpModel": "no_op_model",
-    "SAM": "sam",
-    "SWA": "swa",
-    "SelectiveBackprop": "selective_backprop",
-    "WeightStandardization": "weight_standardization",
-    "functional": "",
-    "schedule_free_adamw": "schedule_free",
-    "schedule_free_sgd": "schedule_free",
-    "soap": "soap_optimizer",
-}
-
-__getattr__, __dir__ = lazy(__name__, _PUBLIC)
+__getattr__, __dir__ = lazy(__name__)

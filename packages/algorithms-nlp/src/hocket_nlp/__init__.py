@@ -27,26 +27,4 @@ if TYPE_CHECKING:
     from hocket_nlp.seq_length_warmup import SeqLengthWarmup as SeqLengthWarmup
     from hocket_nlp.z_loss import ZLoss as ZLoss
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "ALiBi": "alibi",
-        "AlibiPolicy": "alibi_policies",
-        "FusedCrossEntropy": "fused_cross_entropy",
-        "GatedLinearUnits": "gated_linear_units",
-        "Generate": "generation",
-        "HuggingFaceTask": "huggingface",
-        "MaskedAccuracy": "metrics",
-        "Packing": "packing",
-        "Perplexity": "metrics",
-        "QKNorm": "qk_norm",
-        "RoPEScaling": "rope_scaling",
-        "SavePretrained": "pretrained",
-        "SeqLengthWarmup": "seq_length_warmup",
-        "TokenCrossEntropy": "metrics",
-        "ZLoss": "z_loss",
-        "python_tokenizer": "datasets",
-        "text_python": "datasets",
-        "functional": "",
-    },
-)
+__getattr__, __dir__ = lazy(__name__)

@@ -24,28 +24,4 @@ if TYPE_CHECKING:
     from hocket_vision.stochastic_depth import StochasticDepth as StochasticDepth
     from hocket_vision.tasks import ClassificationTask as ClassificationTask, SegmentationTask as SegmentationTask
 
-#: Public name -> the module that defines it; a module stands for itself.
-_PUBLIC = {
-    "AlternatingFlip": "alternating_flip",
-    "AugMix": "augmix",
-    "BlurConv2d": "blurpool",
-    "BlurMaxPool2d": "blurpool",
-    "BlurPool": "blurpool",
-    "ChannelsLast": "channels_last",
-    "ClassificationTask": "tasks",
-    "ColOut": "colout",
-    "CutMix": "cutmix",
-    "CutOut": "cutout",
-    "MixUp": "mixup",
-    "ProgressiveResizing": "progressive_resizing",
-    "RandAugment": "randaugment",
-    "SegmentationTask": "tasks",
-    "SqueezeExcite": "squeeze_excite",
-    "SqueezeExcite2d": "squeeze_excite",
-    "StochasticDepth": "stochastic_depth",
-    "digits": "datasets",
-    "functional": "",
-    "small_resnet": "models",
-}
-
-__getattr__, __dir__ = lazy(__name__, _PUBLIC)
+__getattr__, __dir__ = lazy(__name__)

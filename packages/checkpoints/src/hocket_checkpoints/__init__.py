@@ -30,26 +30,4 @@ if TYPE_CHECKING:
     from hocket_checkpoints.storage.store import Store as Store
     from hocket_checkpoints.weights import export as export, load_weights as load_weights, read_weights as read_weights
 
-#: Public name -> the module that defines it, or the package around a module. Modules are imported on first use,
-#: because most of reading needs no torch.
-_PUBLIC = {
-    "Check": "hocket.component",
-    "CheckpointError": "hocket.errors",
-    "Checkpoints": "policy",
-    "Component": "hocket.component",
-    "ContentError": "hocket.component",
-    "DamagedCheckpointWarning": "hocket.errors",
-    "Interrupted": "hocket.training.interruption",
-    "PerRank": "hocket.component",
-    "Ranks": "hocket.distributed.ranks",
-    "Report": "report",
-    "Saved": "hocket.component",
-    "Store": "storage.store",
-    "export": "weights",
-    "format": "storage",
-    "load_weights": "weights",
-    "read_weights": "weights",
-    "recorded_algorithms": "recorded",
-}
-
-__getattr__, __dir__ = lazy(__name__, _PUBLIC)
+__getattr__, __dir__ = lazy(__name__)

@@ -1,6 +1,6 @@
 """hocket: train PyTorch models with plug-ins that are discovered, checked before launch and measured.
 
-Names are imported on first use, so ``import hocket`` is cheap.
+Names are imported on first use, so ``import hocket`` is cheap. They are those below, which `lazy.declared` reads.
 """
 
 from __future__ import annotations
@@ -40,45 +40,10 @@ if TYPE_CHECKING:
     from hocket_strategies.custom_loops.runtime import Runtime as Runtime
     from hocket_strategies.launching.forks import launch as launch
 
-#: Public name -> the module that defines it; empty for a module.
-_PUBLIC = {
-    "Algorithm": "hocket.algorithm",
-    "Apart": "hocket.losses",
-    "Callback": "hocket.callback",
-    "Checkpoints": "hocket_checkpoints.policy",
-    "Decision": "hocket.training.requests",
-    "Device": "hocket.devices",
-    "EvalSet": "hocket.training.evaluate",
-    "Event": "hocket.hookspecs",
-    "Interval": "hocket.time",
-    "Logger": "hocket.logger",
-    "Loss": "hocket.losses",
-    "Need": "hocket.hookspecs.needs",
-    "NoEffectWarning": "hocket.surgery",
-    "Phase": "hocket.algorithm",
-    "Precision": "hocket.precision",
-    "Result": "hocket.result",
-    "Runtime": "hocket_strategies.custom_loops.runtime",
-    "Span": "hocket.span",
-    "State": "hocket.state",
-    "Strategy": "hocket.strategies",
-    "Task": "hocket.task",
-    "Time": "hocket.time",
-    "Timestamp": "hocket.timestamp",
-    "Trainer": "hocket.trainer",
-    "Unit": "hocket.time",
-    "callbacks": "",
-    "checkpoints": "",
-    "data": "",
-    "hookimpl": "hocket.hookspecs",
-    "launch": "hocket_strategies.launching.forks",
-    "model_summary": "hocket_insight.model_table",
-    "plugins": "",
-    "testkit": "",
-}
-
 
 def __getattr__(name: str) -> Any:
+    from hocket.lazy import declared, missing
+
     if name == "__version__":
         from importlib.metadata import version
 
@@ -86,16 +51,15 @@ def __getattr__(name: str) -> Any:
     if name == "__all__":
         from importlib.util import find_spec
 
-        return [each for each, module in _PUBLIC.items() if find_spec(module.partition(".")[0] or "hocket")]
-    if name not in _PUBLIC:
-        from hocket.lazy import missing
-
-        raise missing("hocket", name, sorted(_PUBLIC))
+        return [name for name, module in declared("hocket").items() if find_spec(module.partition(".")[0])]
+    if name not in (public := declared("hocket")):
+        raise missing("hocket", name, list(public))
     from hocket import elsewhere
 
-    module = _PUBLIC[name]
+    module = public[name]
     try:
-        value = getattr(elsewhere.module(module), name) if module else importlib.import_module(f"hocket.{name}")
+        in_core = module == "hocket"  # a module itself
+        value = importlib.import_module(f"hocket.{name}") if in_core else getattr(elsewhere.module(module), name)
     except elsewhere.NotInstalled as absent:
         raise elsewhere.unless_imported(absent, name) from None
     except UnicodeDecodeError as error:  # in torch, which reads the entry points of every distribution
@@ -109,4 +73,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*_PUBLIC, "__version__"]
+    from hocket.lazy import declared
+
+    return [*declared("hocket"), "__version__"]

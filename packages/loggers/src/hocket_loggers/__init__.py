@@ -16,16 +16,4 @@ if TYPE_CHECKING:
     from hocket_loggers.wandb import WandbLogger as WandbLogger
     from hocket_loggers.webhook import WebhookLogger as WebhookLogger
 
-#: Public name -> the module that defines it.
-_PUBLIC = {
-    "ArtifactsLogger": "artifacts",
-    "CSVLogger": "csv",
-    "CometLogger": "comet",
-    "MLflowLogger": "mlflow",
-    "TensorBoardLogger": "tensorboard",
-    "TrackioLogger": "trackio",
-    "WandbLogger": "wandb",
-    "WebhookLogger": "webhook",
-}
-
-__getattr__, __dir__ = lazy(__name__, _PUBLIC)
+__getattr__, __dir__ = lazy(__name__)

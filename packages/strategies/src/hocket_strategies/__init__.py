@@ -20,21 +20,4 @@ if TYPE_CHECKING:
     from hocket_strategies.ray import Ray as Ray
     from hocket_strategies.tensor_parallel import TensorParallel as TensorParallel
 
-#: Public name -> the module that defines it.
-_PUBLIC = {
-    "DDP": "ddp",
-    "BF16True": "precisions.true_half",
-    "FP16": "precisions.fp16",
-    "FP16True": "precisions.true_half",
-    "DeepSpeed": "deepspeed",
-    "LocalSGD": "local_sgd",
-    "Ray": "ray",
-    "FP64": "precisions.fp64",
-    "FP8": "precisions.fp8",
-    "FSDP": "fsdp",
-    "INT8": "precisions.int8",
-    "TF32": "precisions.tf32",
-    "TensorParallel": "tensor_parallel",
-}
-
-__getattr__, __dir__ = lazy(__name__, _PUBLIC)
+__getattr__, __dir__ = lazy(__name__)

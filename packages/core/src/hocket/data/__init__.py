@@ -24,33 +24,4 @@ if TYPE_CHECKING:
     from hocket.data.sources.base import DataSource as DataSource
     from hocket.data.windows import Window as Window
 
-#: Public name -> the module that defines it. Modules are imported on first use, because most of hocket needs only small ones.
-_MODULES = {
-    "BatchPart": "batch_part",
-    "Counts": "batches",
-    "DataError": "errors",
-    "DataModule": "module",
-    "DataSource": "sources.base",
-    "Mixture": "mixture",
-    "Padding": "batches",
-    "Position": "source",
-    "SeededDataset": "per_sample",
-    "Several": "several",
-    "Slices": "slices",
-    "Source": "source",
-    "Window": "windows",
-    "adapt": "adapters",
-    "adapter": "adapters",
-    "count": "batches",
-    "get_item": "items",
-    "join": "batches",
-    "map_tensors": "nesting",
-    "move": "nesting",
-    "register_batch": "containers",
-    "seeded": "per_sample",
-    "set_item": "items",
-    "sized": "global_batches",
-    "split": "batches",
-}
-
-__getattr__, __dir__ = lazy(__name__, _MODULES)
+__getattr__, __dir__ = lazy(__name__)

@@ -12,12 +12,4 @@ if TYPE_CHECKING:
     from hocket_loggers.jsonl import JSONLinesLogger as JSONLinesLogger
     from hocket_loggers.progress import ProgressLogger as ProgressLogger
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "ConsoleLogger": "console",
-        "JSONLinesLogger": "hocket_loggers.jsonl",
-        "MemoryLogger": "memory",
-        "ProgressLogger": "hocket_loggers.progress",
-    },
-)
+__getattr__, __dir__ = lazy(__name__)

@@ -24,24 +24,4 @@ if TYPE_CHECKING:
     from hocket_insight.callbacks.threshold_stopper import ThresholdStopper as ThresholdStopper
     from hocket_insight.callbacks.time_monitor import TimeMonitor as TimeMonitor
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "ActivationMonitor": "activation_monitor",
-        "EarlyStopping": "early_stopping",
-        "EnergyMonitor": "energy_monitor",
-        "GradientMonitor": "gradient_monitor",
-        "Heartbeat": "heartbeat",
-        "LRMonitor": "lr_monitor",
-        "MemoryMonitor": "memory_monitor",
-        "MemoryReport": "memory_report",
-        "NaNMonitor": "nan_monitor",
-        "OptimizerMonitor": "optimizer_monitor",
-        "RuntimeEstimator": "runtime_estimator",
-        "SampleVisualizer": "sample_visualizer",
-        "SpeedMonitor": "speed_monitor",
-        "SystemMonitor": "system_monitor",
-        "ThresholdStopper": "threshold_stopper",
-        "TimeMonitor": "time_monitor",
-    },
-)
+__getattr__, __dir__ = lazy(__name__)
