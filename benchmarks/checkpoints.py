@@ -165,12 +165,12 @@ def _files(folder: Path, repeats: int, layers: int) -> tuple[int, dict[tuple[str
         for asynchronous, trainer in trainers.items():
             shutil.rmtree(folder / str(asynchronous), ignore_errors=True)
             os.sync()
-            trainer._checkpoints.held_up = 0.0
+            trainer.settings.checkpoints.held_up = 0.0
             trainer.fit(
                 "2ba"
             )  # a checkpoint after the first; before the optimizer's step in the second its copy is over
             name, what = ("hocket, asynchronous", "block") if asynchronous else ("hocket", "save")
-            values.setdefault((name, what), Series()).values.append(trainer._checkpoints.held_up)
+            values.setdefault((name, what), Series()).values.append(trainer.settings.checkpoints.held_up)
         load("hocket", ours)
         (folder / "torch.pt").unlink(missing_ok=True)
         timed("torch.save", "save", lambda: _torch_save(state, folder / "torch.pt"))

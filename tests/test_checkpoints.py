@@ -313,7 +313,7 @@ def test_an_asynchronous_write_is_of_when_it_was_due(monkeypatch: pytest.MonkeyP
 def test_weights_only() -> None:
     trainer = make(policy={"every": None, "weights_only": True})
     (name,) = trainer.fit().checkpoints
-    saved = trainer._checkpoints.store.read(name)["model"]  # type: ignore[union-attr]
+    saved = trainer.settings.checkpoints.store.read(name)["model"]  # type: ignore[union-attr]
     assert same(saved, trainer.model_state_dict())
     with pytest.raises(ValueError, match="holds weights only"):
         make(resume="auto")

@@ -370,7 +370,7 @@ def test_a_sanity_evaluation_is_heard_by_algorithms_and_leaves_no_trace(model, t
         metrics = dict(trainer.fit().metrics)
         state = trainer.state
         draws = torch.rand(1, generator=state.generator(drawing)).item()
-        names = trainer._checkpoints.store.names()
+        names = trainer.settings.checkpoints.store.names()
         trainer.close()
         weights = [parameter.tolist() for parameter in state.model.parameters()]
         logged = sorted((name, values) for name, values in logger.metrics.items())

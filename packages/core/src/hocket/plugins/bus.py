@@ -13,7 +13,7 @@ import dis
 import inspect
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,17 @@ from hocket.hookspecs.needs import Need
 from hocket.ours import is_ours
 from hocket.plugins.delivery import Delivery
 from hocket.plugins.errors import HookError
-from hocket.plugins.folding import all_despite_errors, all_of, finish, first_result, note, noted, origin_of, positional
+from hocket.plugins.folding import (
+    Listener,
+    all_despite_errors,
+    all_of,
+    finish,
+    first_result,
+    note,
+    noted,
+    origin_of,
+    positional,
+)
 from hocket.plugins.order import by_option, check_combination, order
 from hocket.plugins.spec import HOOKS, Attachment
 
@@ -227,50 +237,53 @@ class Bus(_Hooks):
         self, hook: str, without: Collection[Attachment] = (), inner: Callable[..., Any] | None = None
     ) -> Callable[..., Any]:
         """Compile all implementations of a hook into one plain callable; see `compiled`."""
-        caller = getattr(self._pluggy.hook, hook)
-        argnames = caller.spec.argnames
-        first = caller.spec.opts.get("firstresult")
-        ordered = [impl for impl in self._ordered(hook) if self._attachments[impl.plugin_name] not in without]
-        if hook in _EVENTS:
-            ordered = [impl for impl in ordered if self._attachments[impl.plugin_name].kind not in self._muted]
-        calls = [self._call(hook, impl, argnames) for impl in ordered if not impl.wrapper]
+        spec = getattr(self._pluggy.hook, hook).spec
+        implementations = self._acting(hook, without)
+        wrappers = [impl for impl in implementations if impl.wrapper]
         if inner is not None:
-            calls = [(inner, "")]
-        if hook in _FINISHING:
-            calls += [(finish(each, hook), "") for key, each in self._deliveries.items() if self._writes(key)]
-        if hook in _ALWAYS:
-            folded = all_despite_errors([noted(*call) for call in calls])
-        elif first:
-            folded = first_result(hook, [noted(*call) for call in calls])
+            listeners = [Listener(inner)]
         else:
-            every = [1] if inner is not None else [self._every(hook, impl) for impl in ordered if not impl.wrapper]
-            every += [1] * (len(calls) - len(every))  # of deliveries to loggers
-            listeners = [(call, n) for call, n in zip(calls, every, strict=True) if n]
-            counted = hook == Event.BATCH_END.value
-            folded = all_of(listeners, counted)
-            if (
-                not without
-                and inner is None
-                and all(not impl.wrapper for impl in ordered)
-                and any(n > 1 for _, n in listeners)
-            ):
-                self.interval = math.gcd(self.interval, *(n for _, n in listeners if n > 1))
-                in_every_batch = all_of([each for each in listeners if each[1] == 1], counted)
-                self._at_intervals[hook] = folded, in_every_batch
-        for impl in reversed([impl for impl in ordered if impl.wrapper]):
-            folded = self._wrap(hook, impl, argnames, folded)
-        if (self.profile or self._measuring) and "closure" in argnames:
-            return self._with_timed_closure(folded, argnames.index("closure"))
+            listeners = [self._listener(hook, impl, spec.argnames) for impl in implementations if not impl.wrapper]
+        if hook in _FINISHING:
+            listeners += [Listener(finish(each, hook)) for key, each in self._deliveries.items() if self._writes(key)]
+        if hook in _ALWAYS:
+            folded = all_despite_errors([noted(*each[:2]) for each in listeners])
+        elif spec.opts.get("firstresult"):
+            folded = first_result(hook, [noted(*each[:2]) for each in listeners])
+        else:
+            folded = all_of(listeners, counted=hook == Event.BATCH_END.value)
+            if not without and inner is None and not wrappers:
+                self._note_intervals(hook, listeners, folded)
+        for impl in reversed(wrappers):
+            folded = self._wrap(hook, impl, spec.argnames, folded)
+        if (self.profile or self._measuring) and "closure" in spec.argnames:
+            return self._with_timed_closure(folded, spec.argnames.index("closure"))
         return folded
 
-    def _call(self, hook: str, impl: pluggy.HookImpl, argnames: tuple[str, ...]) -> tuple[Callable[..., Any], str]:
-        """Return one implementation as a positional callable, and the plug-in to name in its errors ("" for user errors)."""
+    def _acting(self, hook: str, without: Collection[Attachment]) -> list[pluggy.HookImpl]:
+        """Return the implementations that are called, in order; event listeners of muted kinds are not."""
+        muted = self._muted if hook in _EVENTS else ()
+        plugins = ((impl, self._attachments[impl.plugin_name]) for impl in self._ordered(hook))
+        return [impl for impl, plugin in plugins if plugin not in without and plugin.kind not in muted]
+
+    def _note_intervals(self, hook: str, listeners: Sequence[Listener], folded: Callable[..., Any]) -> None:
+        """Note what `begin_batch` may leave out: listeners of an event that are not called in every batch."""
+        intervals = [listener.every for listener in listeners if listener.every > 1]
+        if intervals:
+            self.interval = math.gcd(self.interval, *intervals)
+            constant = [listener for listener in listeners if listener.every == 1]
+            self._at_intervals[hook] = folded, all_of(constant, counted=hook == Event.BATCH_END.value)
+
+    def _listener(self, hook: str, impl: pluggy.HookImpl, argnames: tuple[str, ...]) -> Listener:
+        """Return one implementation as a positional callable; errors of the task and of core's actions name no plug-in."""
         attachment = self._attachments[impl.plugin_name]
         function = positional(impl.function, impl.argnames, argnames)
-        if attachment.kind == "loggers" and not getattr(self._pluggy.hook, hook).spec.opts.get("firstresult"):
+        first = getattr(self._pluggy.hook, hook).spec.opts.get("firstresult")
+        if attachment.kind == "loggers" and not first:
             function = self._deliveries[impl.plugin_name].of(hook, function)
         function = self._measured(function, hook, attachment)
-        return function, "" if attachment.kind in _TRANSPARENT else origin_of(attachment, hook)
+        whose = "" if attachment.kind in _TRANSPARENT else origin_of(attachment, hook)
+        return Listener(function, whose, 1 if first or hook in _ALWAYS else self._every(hook, impl))
 
     def _every(self, hook: str, impl: pluggy.HookImpl) -> int:
         """Return the interval in batches between calls of an implementation; see `hocket.Callback.every_batches`."""

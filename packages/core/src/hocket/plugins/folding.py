@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hocket.help import attributes
 from hocket.hookspecs import Event
 from hocket.plugins.delivery import Delivery
 from hocket.plugins.errors import HookError
 from hocket.plugins.spec import Attachment
+
+if TYPE_CHECKING:
+    from hocket.state import State
 
 
 def positional(function: Callable[..., Any], wanted: tuple[str, ...], given: tuple[str, ...]) -> Callable[..., Any]:
@@ -29,30 +32,40 @@ def positional(function: Callable[..., Any], wanted: tuple[str, ...], given: tup
     return lambda *args: function(*(args[i] for i in positions))
 
 
-def finish(delivery: Delivery, hook: str) -> Callable[[Any], None]:
+def finish(delivery: Delivery, hook: str) -> Callable[[State], None]:
     return lambda state: delivery.finish(closing=hook == Event.CLOSE.value)
 
 
-def silent(*args: Any) -> None:
+def silent(*args: object) -> None:
     """Do nothing: the hook has no listeners."""
 
 
-def all_of(listeners: list[tuple[tuple[Callable[..., Any], str], int]], counted: bool) -> Callable[..., Any]:
+class Listener(NamedTuple):
+    """An implementation of a hook, as a function of the hook's arguments by position."""
+
+    function: Callable[..., Any]
+    #: The plug-in to name in its errors; empty for none.
+    whose: str = ""
+    #: Its interval in batches; 0 for never.
+    every: int = 1
+
+
+def all_of(listeners: Sequence[Listener], counted: bool) -> Callable[..., Any]:
     """Call every listener at its interval.
 
     Args:
-        listeners: each with the plug-in to name in its errors, and its interval in batches.
         counted: whether the timestamp counts the current batch already.
     """
+    listeners = [listener for listener in listeners if listener.every]
     if not listeners:
         return silent
-    if any(every > 1 for _, every in listeners):
-        return _gated(tuple((*call, every) for call, every in listeners), 0 if counted else 1)
-    calls = tuple(call for call, _ in listeners)
+    if any(listener.every > 1 for listener in listeners):
+        return _gated(tuple(listeners), 0 if counted else 1)
+    calls = tuple(listener[:2] for listener in listeners)
     if len(calls) == 1:
         return noted(*calls[0])
 
-    def run(*args: Any) -> None:
+    def run(*args: object) -> None:
         whose = ""
         try:
             for call, whose in calls:  # noqa: B007  # the except clause reads `whose`
@@ -64,11 +77,13 @@ def all_of(listeners: list[tuple[tuple[Callable[..., Any], str], int]], counted:
     return run
 
 
-def _gated(listeners: tuple[tuple[Callable[..., Any], str, int], ...], ahead: int) -> Callable[..., Any]:
-    constant = tuple(each for each in listeners if each[-1] == 1)
-    common = math.gcd(*(every for _, _, every in listeners if every > 1))  # others are called in multiples of it only
+def _gated(listeners: tuple[Listener, ...], ahead: int) -> Callable[..., Any]:
+    constant = tuple(listener for listener in listeners if listener.every == 1)
+    common = math.gcd(
+        *(listener.every for listener in listeners if listener.every > 1)
+    )  # others only in multiples of it
 
-    def run(state: Any, *args: Any) -> None:
+    def run(state: State, *args: object) -> None:
         batch = state.timestamp.batch + ahead
         if not constant and batch % common:
             return
@@ -87,7 +102,7 @@ def _gated(listeners: tuple[tuple[Callable[..., Any], str, int], ...], ahead: in
 def all_despite_errors(calls: list[Callable[..., Any]]) -> Callable[..., Any]:
     """Call every listener even if one raises. Errors become notes on ``state.exception``; without one, the first is raised."""
 
-    def run(state: Any) -> None:
+    def run(state: State) -> None:
         errors: list[Exception] = []
         for call in calls:
             try:
@@ -113,7 +128,7 @@ def first_result(hook: str, calls: list[Callable[..., Any]]) -> Callable[..., An
         return calls[0]
     candidates = tuple(calls)
 
-    def run(*args: Any) -> Any:
+    def run(*args: object) -> Any:
         for call in candidates:
             result = call(*args)
             if result is not None:
@@ -131,7 +146,7 @@ def noted(function: Callable[..., Any], whose: str) -> Callable[..., Any]:
     if not whose:
         return function
 
-    def noted(*args: Any) -> Any:
+    def noted(*args: object) -> Any:
         try:
             return function(*args)
         except BaseException as error:
