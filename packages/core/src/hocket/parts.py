@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,9 @@ from hocket.hookspecs import PrecisionLike, StrategyLike
 from hocket.plugins import catalog
 from hocket.plugins.errors import AmbiguousPluginError, BrokenPluginError, PluginError, summarize
 from hocket.plugins.spec import Attachment, build
+
+if TYPE_CHECKING:
+    from hocket.types import PluginLike
 
 #: The role that "auto" resolves if there are several processes.
 _ROLE = "distributed-strategy"
@@ -37,13 +40,13 @@ class Parts:
 
 def resolve(
     *,
-    strategy: Any,
-    precision: Any,
-    device: Any,
-    actions: Any = "default",
-    algorithms: Sequence[Any] = (),
-    callbacks: Sequence[Any] = (),
-    loggers: Sequence[Any] = (),
+    strategy: PluginLike,
+    precision: PluginLike,
+    device: PluginLike,
+    actions: PluginLike = "default",
+    algorithms: Sequence[PluginLike] = (),
+    callbacks: Sequence[PluginLike] = (),
+    loggers: Sequence[PluginLike] = (),
     devices: int | None = None,
 ) -> Parts:
     """Import and instantiate the plug-ins that the arguments name, and no others."""
@@ -159,7 +162,7 @@ def _distributed_strategy(world: int) -> catalog.Entry:
     return best[0]
 
 
-def _check_devices(given: Any) -> int:
+def _check_devices(given: object) -> int:
     """Return the number of processes on this machine; 1 if ``devices=`` was not given. Raises ValueError."""
     if given is None:
         return 1

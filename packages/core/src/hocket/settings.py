@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hocket.checkpoints import Checkpoints
     from hocket.data.module import DataModule
     from hocket.training.evaluate import EvalSet
-    from hocket.types import BatchTransformLike, Metric, OptimizerLike, PluginLike, ScheduleLike
+    from hocket.types import BatchTransformLike, Metric, OptimizerLike, PartLike, PluginLike, ScheduleLike
 
 T = TypeVar("T")
 #: Metrics by name, or a function that makes them.
@@ -94,16 +94,18 @@ def _fast_dev_run(given: int | None) -> int | None:
     return None if given is None or given is False else batches(given, "fast_dev_run")
 
 
-def microbatch(given: Any) -> int | Literal["auto"] | None:
+def microbatch(given: object) -> int | Literal["auto"] | None:
     """Return a valid number of samples, "auto" or None. Raises ValueError."""
-    if given is None or given == "auto":
-        return given  # type: ignore[no-any-return]
+    if given is None:
+        return None
+    if given == "auto":
+        return "auto"
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise ValueError(f"microbatch={given!r} is not a number of samples; give a positive int, 'auto' or None.")
     return given
 
 
-def _sanity_eval(given: Any) -> int:
+def _sanity_eval(given: int) -> int:
     try:
         return batches(given, "sanity_eval") if given else 0
     except ValueError as error:
@@ -125,11 +127,12 @@ def _accumulate(given: object) -> int | None:
     return int(time.value) if time.value > 1 else None
 
 
-def clipping(argument: str, given: Any) -> Clipping | None:
+def clipping(argument: str, given: object) -> Clipping | None:
     """Return the kind and threshold of gradient clipping, or None. Raises ValueError, naming the argument."""
     if given is None:
         return None
     kind: Any
+    threshold: Any
     kind, threshold = given if isinstance(given, tuple | list) and len(given) == 2 else ("norm", given)
     number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
     if kind not in ("norm", "value", "adaptive") or not number or not threshold > 0:
@@ -140,7 +143,7 @@ def clipping(argument: str, given: Any) -> Clipping | None:
     return kind, float(threshold)
 
 
-def reduction(given: Any) -> Reduction | None:
+def reduction(given: object) -> Reduction | None:
     """Return a valid reduction of a loss, or None. Raises ValueError."""
     if given is not None and given not in get_args(Reduction):
         raise ValueError(
@@ -148,14 +151,14 @@ def reduction(given: Any) -> Reduction | None:
             "'gathered' (the same, gathered over ranks by the loss). Give one of them, or None to use the reduction of the "
             "loss function."
         )
-    return given  # type: ignore[no-any-return]  # just checked
+    return given  # type: ignore[return-value]  # just checked
 
 
-def policy(given: Any) -> Policy:
+def policy(given: object) -> Policy:
     """Return a valid policy for non-finite values. Raises ValueError."""
     if given not in get_args(Policy):
         raise ValueError(f"nonfinite={given!r} is not a policy; use 'raise', 'skip' or 'warn'.")
-    return given  # type: ignore[no-any-return]  # just checked
+    return given  # type: ignore[return-value]  # just checked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,9 +168,9 @@ class Settings:
     train_data: Argument[Iterable[Any] | None] = Argument(ranks="given", part=True)
     loss: Argument[Callable[..., Any] | None] = Argument(objects.loss, ranks="given", recorded="converted")
     loss_reduction: Argument[Reduction | None] = Argument(reduction)
-    inputs: Argument[Any] = Argument()
-    targets: Argument[Any] = Argument()
-    outputs: Argument[Any] = Argument()
+    inputs: Argument[PartLike | None] = Argument()
+    targets: Argument[PartLike | None] = Argument()
+    outputs: Argument[PartLike | None] = Argument()
     batch_transform: Argument[BatchTransformLike | None] = Argument(ranks="given")
     global_batch: Argument[int | None] = Argument()
     eval_data: Argument[Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None] = Argument(

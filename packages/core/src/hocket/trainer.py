@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import torch
 from torch import nn
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from hocket.data.module import DataModule
     from hocket.plugins.plan import Plan
     from hocket.result import Result
-    from hocket.types import BatchTransformLike, MetricsLike, OptimizerLike, PluginLike, ScheduleLike
+    from hocket.types import BatchTransformLike, MetricsLike, OptimizerLike, PartLike, PluginLike, ScheduleLike
 
 
-def _is_duration(given: Any) -> bool:
+def _is_duration(given: object) -> TypeGuard[str | Time]:
     return isinstance(given, Time) or (isinstance(given, str) and not given[:1].isalpha())
 
 
-def _duration_first(args: Any, kwargs: dict[str, Any]) -> Any:
+def _duration_first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Make the first argument of `Trainer.fit` its duration, if it is one, beside ``train_data=``."""
     if len(args) > 1 and _is_duration(args[1]):
         if "duration" in kwargs:
@@ -169,9 +169,9 @@ class Trainer:
         *,
         loss: Callable[[Any, Any], Any] | type[nn.Module] | str | None = None,
         loss_reduction: Reduction | None = None,
-        inputs: Any = None,
-        targets: Any = None,
-        outputs: Any = None,
+        inputs: PartLike | None = None,
+        targets: PartLike | None = None,
+        outputs: PartLike | None = None,
         batch_transform: BatchTransformLike | None = None,
         global_batch: int | None = None,
         eval_data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None = None,
@@ -332,7 +332,7 @@ class Trainer:
         """
         state = self.state
         if _is_duration(train_data):
-            train_data, duration = None, train_data  # type: ignore[assignment]
+            train_data, duration = None, train_data
         state.content.check_loaded()
         with self._only_thread():  # refuse before anything is set
             pass
@@ -618,7 +618,7 @@ class Trainer:
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(attributes.missing("Trainer", name, self), name=name, obj=self)
 
-        def __setattr__(self, name: str, value: Any) -> None:
+        def __setattr__(self, name: str, value: object) -> None:
             if name[0] != "_" and name not in ("settings", "command", "state"):
                 raise AttributeError(attributes.unset("Trainer", name, inspect.signature(Trainer).parameters))
             super().__setattr__(name, value)

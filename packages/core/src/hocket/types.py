@@ -37,6 +37,8 @@ class Metric(Protocol):
         """Forget everything."""
 
 
+#: The location of a part of a batch or of the outputs: a name, an index, or a function that returns it.
+PartLike: TypeAlias = "str | int | Callable[[Any], Any]"
 #: One metric: its name, its class, itself, or a function that makes it.
 OneMetric: TypeAlias = "str | Metric | Callable[[], Metric]"
 #: Metrics by name, a list of metrics, one metric, or a function that makes them.

@@ -25,7 +25,8 @@ _SIGNATURES: dict[str, inspect.Signature] = {}
 
 
 def understood(
-    function: Callable[P, R], rearranged: Callable[[Any, dict[str, Any]], Any] = lambda args, kwargs: args
+    function: Callable[P, R],
+    rearranged: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]] = lambda args, kwargs: args,
 ) -> Callable[P, R]:
     """Decorate a function of the public interface: explain arguments of other libraries, and convert numbers of NumPy.
 
@@ -38,11 +39,11 @@ def understood(
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        args = rearranged(args, kwargs)
+        positional = rearranged(args, kwargs)
         try:
-            bound = signature.bind(*args, **kwargs)
+            bound = signature.bind(*positional, **kwargs)
         except TypeError as error:
-            raise TypeError(_explain(function, signature, args, kwargs) or str(error)) from None
+            raise TypeError(_explain(function, signature, positional, kwargs) or str(error)) from None
         for name, value in bound.arguments.items():
             if type(value).__module__ == "numpy" and isinstance(value, Number):
                 bound.arguments[name] = value.item()  # type: ignore[attr-defined]
@@ -69,7 +70,7 @@ def explained(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def unknown(what: str, name: str, value: Any) -> str:
+def unknown(what: str, name: str, value: object) -> str:
     """Return what is wrong with an argument of a function that takes others by any name; empty if it is one of these."""
     known = _named_parameters(_SIGNATURES[what])
     meant = names.listed(name, "arguments", what, near=True) or difflib.get_close_matches(name, known, 1, 0.7)
@@ -81,7 +82,12 @@ def _named_parameters(signature: inspect.Signature) -> dict[str, inspect.Paramet
     return {name: each for name, each in signature.parameters.items() if name != "self" and each.kind not in starred}
 
 
-def _explain(function: Any, signature: inspect.Signature, args: Any, kwargs: Mapping[str, Any]) -> str:
+def _explain(
+    function: Callable[..., object],
+    signature: inspect.Signature,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> str:
     """Return what is wrong with a call and what to write, or empty if it is not known."""
     owner, _, method = function.__qualname__.rpartition(".")
     what = owner if method == "__init__" else f"{owner}.{method}"
@@ -92,7 +98,7 @@ def _explain(function: Any, signature: inspect.Signature, args: Any, kwargs: Map
     given = args[1:]  # without self
     if len(given) > len(positional):
         by_name = " Give the others by name."
-        roles: dict[str, Any] = {}
+        roles: dict[str, object] = {}
         for each in given[len(positional) :]:
             roles.setdefault(_role(each), each)
         if text := names.listed(method, "attributes", owner):
@@ -123,7 +129,7 @@ def _explain(function: Any, signature: inspect.Signature, args: Any, kwargs: Map
     return ""
 
 
-def _unknown(what: str, known: Mapping[str, Any], name: str, value: Any) -> str:
+def _unknown(what: str, known: Mapping[str, inspect.Parameter], name: str, value: object) -> str:
     given = f"{what} has no argument {name}={objects.short(value)}."
     trainer = _SIGNATURES.get("Trainer.__init__")
     own = names.listed(name, "arguments", what)
@@ -146,7 +152,7 @@ def _unknown(what: str, known: Mapping[str, Any], name: str, value: Any) -> str:
     return f"{given} Its arguments are {', '.join(known)}. Remove {name}, or write one of them."
 
 
-def _ours(argument: str, value: Any) -> Any:
+def _ours(argument: str, value: object) -> object:
     """Return hocket's name for a plug-in that another library names otherwise, such as 'cuda' for 'gpu'."""
     from hocket.plugins import catalog  # only needed for error messages
 
@@ -168,7 +174,7 @@ def _about(argument: str) -> str:
     return ""
 
 
-def _role(value: Any) -> str:
+def _role(value: object) -> str:
     """Return the argument that a value given by position is probably meant for."""
     if isinstance(value, torch.optim.Optimizer):
         return "optimizer"
@@ -203,7 +209,7 @@ def _words(listed: Sequence[str]) -> str:
 class _Shown:
     """A value within a suggestion: itself if that is short, else an ellipsis."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self._value = value
 
     def __repr__(self) -> str:

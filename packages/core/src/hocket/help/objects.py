@@ -40,7 +40,7 @@ _PRECISIONS = {torch.float32: "fp32", torch.float64: "fp64", torch.float16: "fp1
 _COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """Return a value as text of one short line."""
     if isinstance(value, type) or inspect.isroutine(value):
         return f"{getattr(value, '__qualname__', value)}"
@@ -122,7 +122,7 @@ def metrics(given: object) -> Mapping[str, Metric] | Callable[[], Any] | None:
     """Convert one metric, a class, a name or a list of them to metrics by name; a function that makes them stays."""
     from hocket.training import simple_metrics
 
-    def one(each: Any) -> tuple[str, Any]:
+    def one(each: object) -> tuple[str, Any]:
         if isinstance(each, str):
             found = simple_metrics.find(each)
             if found is None:
@@ -158,7 +158,7 @@ def metrics(given: object) -> Mapping[str, Metric] | Callable[[], Any] | None:
     return dict(listed)
 
 
-def _required(function: Any) -> list[str] | None:
+def _required(function: Callable[..., object]) -> list[str] | None:
     """Return the arguments that a function needs; None if its signature is unknown."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -246,14 +246,14 @@ def compiled(given: object) -> Mapping[str, Any] | None:
     return {"mode": given}
 
 
-def plugins(argument: str) -> Callable[[Any], Sequence[PluginLike]]:
+def plugins(argument: str) -> Callable[[object], Sequence[PluginLike]]:
     """Return the conversion of an argument that takes several plug-ins to a list.
 
     One plug-in, as a name, an instance or a class, becomes a list of one; None and False become an empty list. A mapping of
     names to arguments becomes a list of such mappings with one name each.
     """
 
-    def convert(given: Any) -> Sequence[PluginLike]:
+    def convert(given: object) -> Sequence[PluginLike]:
         if given is None or given is False:
             return []
         if isinstance(given, Mapping):
@@ -271,7 +271,7 @@ def plugins(argument: str) -> Callable[[Any], Sequence[PluginLike]]:
     return convert
 
 
-def profile(given: Any) -> Sequence[PluginLike]:
+def profile(given: object) -> Sequence[PluginLike]:
     """Convert batches to profile, or arguments of the profiler, to a list of that plug-in; None and False to none."""
     if given is None or given is False or given == []:
         return []
@@ -288,12 +288,12 @@ def profile(given: Any) -> Sequence[PluginLike]:
     return [given]
 
 
-def switch(argument: str) -> Callable[[Any], bool]:
+def switch(argument: str) -> Callable[[object], bool]:
     """Return the conversion of an argument that is True or False, for which None stands too, to a bool."""
 
-    def convert(given: Any) -> bool:
-        if type(given).__name__ in ("bool", "bool_") and hasattr(given, "item"):
-            given = given.item()  # of NumPy
+    def convert(given: object) -> bool:
+        if type(given).__name__ in ("bool", "bool_"):  # NumPy's too
+            return bool(given)
         if given is not None and not isinstance(given, bool | int):
             meant = str(given).strip().lower() in ("true", "yes", "on", "1")
             raise TypeError(f"{argument}={given!r} is a switch, which is True or False. Write {argument}={meant}.")

@@ -56,7 +56,7 @@ _TRANSPARENT = {"actions", "strategies", "precisions"}
 class _Registry(pluggy.PluginManager):
     """A pluggy manager that treats every name in the plug-in's namespace as an implementation, marked or not."""
 
-    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
         function = vars(plugin).get(name)
         if function is None:
             return None
@@ -310,7 +310,7 @@ class Bus(_Hooks):
         start = positional(impl.function, impl.argnames, argnames)
         whose = origin_of(attachment, hook)
 
-        def wrapped(*args: Any) -> Any:
+        def wrapped(*args: object) -> Any:
             generator = start(*args)
             try:
                 next(generator)
@@ -356,7 +356,7 @@ class Bus(_Hooks):
         """Time the function, and add to ``entry`` its own seconds and those of the timed functions that it calls."""
         clock, nested = time.perf_counter, self._nested_seconds
 
-        def timed(*args: Any) -> Any:
+        def timed(*args: object) -> Any:
             begin = clock()
             nested.append(0.0)
             try:
@@ -397,7 +397,7 @@ class Bus(_Hooks):
 def _in_range(
     function: Callable[..., Any], ranges: Callable[[str], AbstractContextManager[Any]], name: str
 ) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> Any:
         with ranges(name):
             return function(*args)
 
@@ -482,7 +482,7 @@ def _listener(algorithm: Algorithm, event: Event) -> Callable[[Any], None]:
     return listener
 
 
-def _check_returns(attachment: Attachment, name: str, function: Any) -> None:
+def _check_returns(attachment: Attachment, name: str, function: Callable[..., Any]) -> None:
     """Raise HookError for a listener that returns a decision, or True or False: what events return is not used."""
     code = getattr(function, "__code__", None)
     if code is None:

@@ -68,7 +68,7 @@ class Delivery:
     def _reset(self) -> None:
         self._process = os.getpid()
         self._changed = threading.Condition()
-        self._calls: deque[tuple[str, Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._calls: deque[tuple[str, Callable[..., Any], tuple[object, ...]]] = deque()
         self._thread: threading.Thread | None = None
         self._ending = False
         #: The hook that the thread is executing, or empty, and how much it was given to write.
@@ -86,7 +86,7 @@ class Delivery:
         """Return the callable that the run calls in place of the logger's ``function``."""
         if self.synchronous:
 
-            def call(*args: Any) -> None:
+            def call(*args: object) -> None:
                 try:
                     function(*args)
                 except Exception as error:
@@ -95,7 +95,7 @@ class Delivery:
 
         else:
 
-            def call(*args: Any) -> None:
+            def call(*args: object) -> None:
                 self._enqueue(hook, function, args)
 
         return call
@@ -134,7 +134,7 @@ class Delivery:
 
     # --- the thread
 
-    def _enqueue(self, hook: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def _enqueue(self, hook: str, function: Callable[..., Any], args: tuple[object, ...]) -> None:
         if self._process != os.getpid():  # a fork, which has no such thread
             self._reset()
         state, *rest = args
@@ -177,7 +177,7 @@ class Delivery:
                 self._written += 1
                 self._changed.notify_all()
 
-    def _next(self) -> tuple[str, Callable[..., Any], tuple[Any, ...], int]:
+    def _next(self) -> tuple[str, Callable[..., Any], tuple[object, ...], int]:
         """Take the next call from the queue, or the next rows of metrics as one call, and how many they are."""
         hook, function, args = self._calls.popleft()
         if hook != "log_metrics" or self._log_rows is None:
@@ -187,7 +187,7 @@ class Delivery:
             rows.append(self._calls.popleft()[2])
         return "log_rows", self._log_rows, (rows,), len(rows)
 
-    def _call(self, hook: str, function: Callable[..., Any], args: tuple[Any, ...], rows: int) -> None:
+    def _call(self, hook: str, function: Callable[..., Any], args: tuple[object, ...], rows: int) -> None:
         try:
             function(*args)
         except (Exception, SystemExit) as error:  # no signal arrives in this thread: a vendor's client calls sys.exit
@@ -242,7 +242,7 @@ def _amounts(counts: Counter[str]) -> str:
 class _BusWithoutCollectives:
     """A bus for a logger's thread that refuses collectives: other ranks and the thread of the run would not match them."""
 
-    def __init__(self, bus: Any) -> None:
+    def __init__(self, bus: object) -> None:
         self._bus = bus
 
     def __getattr__(self, name: str) -> Any:
@@ -254,7 +254,7 @@ class _BusWithoutCollectives:
         return getattr(self._bus, name)
 
 
-def _copied(argument: Any) -> Any:
+def _copied(argument: object) -> object:
     """Copy containers and tensors: the caller may modify them before the thread reads them."""
     if isinstance(argument, Mapping):
         return {key: _copied(value) for key, value in argument.items()}

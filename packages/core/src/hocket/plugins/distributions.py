@@ -8,9 +8,12 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hocket.plugins.errors import summarize
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 #: Maximum size of an ``entry_points.txt`` in bytes. Entry points of hundreds of plug-ins take a few kilobytes.
 _MAX_BYTES = 1_000_000
@@ -112,7 +115,7 @@ def normal(dist: str) -> str:
     return re.sub(r"[-_.]+", "-", dist).lower()
 
 
-def _distributions() -> Iterator[tuple[Any, str]]:
+def _distributions() -> Iterator[tuple[Distribution | None, str]]:
     """Yield every distribution of the import finders with ""; for a finder that raises, None and a message."""
     import importlib_metadata
 
@@ -129,7 +132,7 @@ def _distributions() -> Iterator[tuple[Any, str]]:
             )
 
 
-def _read(dist: Any) -> str:
+def _read(dist: Distribution) -> str:
     """Return the text of ``entry_points.txt``, or empty if there is none.
 
     Raises OSError if it is not a regular file, UnicodeDecodeError if it is not UTF-8.
@@ -150,7 +153,7 @@ def _read(dist: Any) -> str:
     return dist.read_text(_FILE) or ""
 
 
-def _stem(dist: Any) -> tuple[str, str]:
+def _stem(dist: Distribution) -> tuple[str, str]:
     """Return name and version from the name of the metadata folder, without reading a file."""
     folder = _printable(os.path.basename(str(getattr(dist, "_path", ""))))
     stem = re.sub(r"\.(dist|egg)-info$", "", folder)
@@ -163,7 +166,7 @@ def _stem(dist: Any) -> tuple[str, str]:
     return name.replace("_", "-"), re.sub(r"-py\d.*", "", version) or "unknown"
 
 
-def _identity(dist: Any, stem: str, version: str) -> tuple[str, str, str]:
+def _identity(dist: Distribution, stem: str, version: str) -> tuple[str, str, str]:
     """Return name, version and their problem (or empty) from the metadata, falling back to the name of the folder."""
     try:
         metadata = dist.metadata
@@ -180,7 +183,7 @@ def _is_core(declared: Declared) -> bool:
     return any(point.group == "hocket.v1.actions" and point.name == "default" for point in declared.points)
 
 
-def _place(dist: Any) -> str:
+def _place(dist: Distribution) -> str:
     return _printable(os.path.dirname(str(getattr(dist, "_path", "")))) or "an unknown place"
 
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from hocket.help import attributes
 from hocket.hookspecs import Event
 from hocket.plugins.delivery import Delivery
 from hocket.plugins.errors import HookError
 from hocket.plugins.spec import Attachment
+from hocket.timestamp import Timestamp
 
-if TYPE_CHECKING:
-    from hocket.state import State
+
+class _Timed(Protocol):
+    """A state, as far as intervals ask it."""
+
+    @property
+    def timestamp(self) -> Timestamp: ...
 
 
 def positional(function: Callable[..., Any], wanted: tuple[str, ...], given: tuple[str, ...]) -> Callable[..., Any]:
@@ -32,7 +37,7 @@ def positional(function: Callable[..., Any], wanted: tuple[str, ...], given: tup
     return lambda *args: function(*(args[i] for i in positions))
 
 
-def finish(delivery: Delivery, hook: str) -> Callable[[State], None]:
+def finish(delivery: Delivery, hook: str) -> Callable[[object], None]:
     return lambda state: delivery.finish(closing=hook == Event.CLOSE.value)
 
 
@@ -83,7 +88,7 @@ def _gated(listeners: tuple[Listener, ...], ahead: int) -> Callable[..., Any]:
         *(listener.every for listener in listeners if listener.every > 1)
     )  # others only in multiples of it
 
-    def run(state: State, *args: object) -> None:
+    def run(state: _Timed, *args: object) -> None:
         batch = state.timestamp.batch + ahead
         if not constant and batch % common:
             return
@@ -102,7 +107,7 @@ def _gated(listeners: tuple[Listener, ...], ahead: int) -> Callable[..., Any]:
 def all_despite_errors(calls: list[Callable[..., Any]]) -> Callable[..., Any]:
     """Call every listener even if one raises. Errors become notes on ``state.exception``; without one, the first is raised."""
 
-    def run(state: State) -> None:
+    def run(state: object) -> None:
         errors: list[Exception] = []
         for call in calls:
             try:

@@ -16,13 +16,14 @@ from hocket.ours import is_ours
 _TEXT_AND_NUMBERS = bool | int | float | str | None
 
 
-def hints(target: Any, names: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def hints(target: object, names: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the annotations of the arguments of a class or function, omitting those that cannot be evaluated.
 
     Annotations may refer to names imported under TYPE_CHECKING only; ``names`` provides some of them.
     """
     init: Any = getattr(target, "__init__", None)
-    function = inspect.unwrap(init if isinstance(target, type) else target)
+    called: Any = init if isinstance(target, type) else target
+    function = inspect.unwrap(called)
     function = getattr(function, "func", function)  # a functools.partial
     scope = {**getattr(function, "__globals__", {}), **(names or {})}
     found = {}
@@ -35,7 +36,7 @@ def hints(target: Any, names: Mapping[str, Any] | None = None) -> dict[str, Any]
     return found
 
 
-def members(hint: Any) -> list[Any]:
+def members(hint: object) -> list[Any]:
     """Return the alternatives of a union, or the annotation itself; annotations of a value are resolved first."""
     hint = getattr(hint, "__value__", getattr(hint, "__supertype__", hint))  # `type X = …`, NewType
     origin = typing.get_origin(hint)
@@ -46,12 +47,12 @@ def members(hint: Any) -> list[Any]:
     return [hint]
 
 
-def fits(value: Any, hint: Any) -> bool:
+def fits(value: object, hint: object) -> bool:
     """Whether a value may fit an annotation. What cannot be checked fits."""
     return any(_fits(value, each) for each in members(hint))
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _fits(value: object, hint: object) -> bool:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return any(value == each and type(value) is type(each) for each in inner)
@@ -86,14 +87,14 @@ _SEQUENCES = (list, tuple, Sequence, Iterable, collections.abc.Collection, colle
 _MAPPINGS = (dict, Mapping, collections.abc.MutableMapping)
 
 
-def _is(value: Any, cls: type) -> bool:
+def _is(value: object, cls: type) -> bool:
     try:
         return isinstance(value, cls)
     except TypeError:  # a protocol that cannot be checked
         return True
 
 
-def item_hints(hint: Any, length: int) -> list[Any] | None:
+def item_hints(hint: object, length: int) -> list[Any] | None:
     """Return the annotations of the items of a list or tuple, or None if it may not have this length."""
     inner = typing.get_args(hint)
     if typing.get_origin(hint) is not tuple:
@@ -103,23 +104,23 @@ def item_hints(hint: Any, length: int) -> list[Any] | None:
     return list(inner) if len(inner) == length else None
 
 
-def mapping_hint(hint: Any) -> Any:
+def mapping_hint(hint: object) -> Any:
     """Return the member of an annotation that accepts a mapping as it is; None if there is none."""
     found = [each for each in members(hint) if (typing.get_origin(each) or each) in (*_MAPPINGS, Any, object)]
     return found[0] if found else None
 
 
-def sequence_hints(hint: Any) -> list[Any]:
+def sequence_hints(hint: object) -> list[Any]:
     """Return the members of an annotation that accept a list."""
     return [each for each in members(hint) if (typing.get_origin(each) or each) in (*_SEQUENCES, Any, object)]
 
 
-def callables(hint: Any) -> list[Any]:
+def callables(hint: object) -> list[Any]:
     """Return the members of an annotation that are functions."""
     return [each for each in members(hint) if (typing.get_origin(each) or each) is Callable]
 
 
-def described(hint: Any) -> str:
+def described(hint: object) -> str:
     """Describe the values that an annotation accepts: ``a number or null``."""
     words = list(dict.fromkeys(word for each in members(hint) for word in _described(each)))
     if set(words) & {"a number", "an integer", "text"}:  # what a file can say
@@ -130,7 +131,7 @@ def described(hint: Any) -> str:
 _WORDS = {float: "a number", int: "an integer", bool: "true, false", str: "text", type(None): "null", None: "null"}
 
 
-def _described(hint: Any) -> list[str]:
+def _described(hint: object) -> list[str]:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     cls = origin or hint
     if origin is typing.Literal:

@@ -9,7 +9,7 @@ import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hocket.help import names as others
 from hocket.hookspecs import SPECS, PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
@@ -17,6 +17,9 @@ from hocket.ours import is_ours
 from hocket.plugins import catalog, signatures
 from hocket.plugins.errors import BrokenPluginError, PluginConfigError
 from hocket.plugins.kinds import misfit
+
+if TYPE_CHECKING:
+    from hocket.types import PluginLike
 
 
 @dataclass(eq=False, slots=True)
@@ -44,7 +47,7 @@ class Attachment:
             self.config = masked(self.config, self.name)
 
 
-def build(kind: str, spec: Any, *arguments: Any) -> Attachment:
+def build(kind: str, spec: PluginLike, *arguments: object) -> Attachment:
     """Build the plug-in that ``spec`` describes.
 
     Args:
@@ -189,7 +192,7 @@ def _members(contracts: tuple[type, ...]) -> list[str]:
     return sorted(found)
 
 
-def _check_instance(kind: str, obj: Any) -> None:
+def _check_instance(kind: str, obj: object) -> None:
     if obj is None or isinstance(obj, bool | int | float | bytes | list | tuple | set):
         there = catalog.names(kind)
         near = others.alias(kind, str(obj), there) or (there or ["name"])[0]
@@ -227,7 +230,7 @@ def _base(kind: str) -> str:
     )
 
 
-def _check_foreign(kind: str, obj: Any) -> None:
+def _check_foreign(kind: str, obj: object) -> None:
     """Raise PluginConfigError for a plug-in of another library, and for an object without any hook."""
     cls = obj if isinstance(obj, type) else type(obj)
     if any(is_ours(base.__module__) for base in cls.__mro__):
@@ -249,7 +252,7 @@ def _check_foreign(kind: str, obj: Any) -> None:
         )
 
 
-def _attachment(kind: str, cls: type, obj: Any, config: Mapping[str, Any]) -> Attachment:
+def _attachment(kind: str, cls: type, obj: object, config: Mapping[str, Any]) -> Attachment:
     entry = catalog.entry_of(kind, cls)
     if entry is None:
         return Attachment(kind, _name_of(kind, cls), obj, None, None, config)
@@ -272,7 +275,7 @@ def _written(kind: str, name: str, cls: Any, arguments: Sequence[str]) -> str:
     return f"{{'{name}': {{{', '.join(f'{key!r}: {value}' for key, value in values.items())}}}}}"
 
 
-def _make(kind: str, name: str, cls: Any, arguments: tuple[Any, ...], config: Mapping[str, Any]) -> Any:
+def _make(kind: str, name: str, cls: Any, arguments: tuple[object, ...], config: Mapping[str, Any]) -> Any:
     """Check the configuration against the signature of the class, and instantiate it."""
     what = f"{catalog.singular(kind)} '{name}'"
     if not callable(cls):
@@ -327,12 +330,12 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[Any, ...], config: Ma
         raise BrokenPluginError(f"{what} cannot be instantiated: {said}.") from error
 
 
-def _readable(signature: inspect.Signature, arguments: tuple[Any, ...]) -> str:
+def _readable(signature: inspect.Signature, arguments: tuple[object, ...]) -> str:
     parameters = list(signature.parameters.values())[len(arguments) :]
     return str(signature.replace(parameters=parameters, return_annotation=signature.empty)).replace("'", "")
 
 
-def _rewritten(key: str, value: Any, hint: Any) -> str:
+def _rewritten(key: str, value: object, hint: object) -> str:
     """Return what to write for a value of another type, as YAML reads 1e-3, or for a time without a unit; or empty."""
     if "Time" in str(hint) and isinstance(value, int | float):
         if value % 1:
@@ -344,7 +347,7 @@ def _rewritten(key: str, value: Any, hint: Any) -> str:
     return f"Write {key}={meant!r}. " if type(meant) is not type(value) and signatures.fits(meant, hint) else ""
 
 
-def _type_name(hint: Any) -> str:
+def _type_name(hint: object) -> str:
     return (
         hint.__name__
         if isinstance(hint, type) and typing.get_origin(hint) is None
