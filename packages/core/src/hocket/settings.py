@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 from torch import nn
 
@@ -69,15 +69,9 @@ class Argument(Generic[T]):
         values[self._name] = value = self.convert(given)
         values.setdefault("_recorded", {})[self._name] = value if self._record_converted else given
 
-    @overload
-    def __get__(self, settings: None, owner: type) -> Self: ...
-
-    @overload
-    def __get__(self, settings: object, owner: type) -> T: ...
-
-    def __get__(self, settings: object | None, owner: type) -> T | Self:
+    def __get__(self, settings: object | None, owner: type) -> T:
         if settings is None:
-            raise AttributeError(self._name)  # so that the field has no default
+            raise AttributeError(self._name)  # the field has no default
         value: T = vars(settings)[self._name]
         return value
 

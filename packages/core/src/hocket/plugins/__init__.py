@@ -4,36 +4,33 @@
 ``entries()`` lists all plug-ins with their distributions, and ``refresh()`` scans the installed distributions again.
 """
 
-from hocket.plugins.catalog import Entry, entries, get, names, refresh, register, unregister
-from hocket.plugins.errors import (
-    AmbiguousPluginError,
-    BrokenPluginError,
-    ConflictError,
-    HookError,
-    OrderError,
-    PlanError,
-    PluginConfigError,
-    PluginError,
-    UnknownPluginError,
-)
-from hocket.plugins.kinds import KINDS
+from __future__ import annotations
 
-__all__ = [
-    "KINDS",
-    "AmbiguousPluginError",
-    "BrokenPluginError",
-    "ConflictError",
-    "Entry",
-    "HookError",
-    "OrderError",
-    "PlanError",
-    "PluginConfigError",
-    "PluginError",
-    "UnknownPluginError",
-    "entries",
-    "get",
-    "names",
-    "refresh",
-    "register",
-    "unregister",
-]
+from typing import TYPE_CHECKING
+
+from hocket.lazy import lazy
+
+if TYPE_CHECKING:
+    from hocket.plugins.catalog import (
+        Entry as Entry,
+        entries as entries,
+        get as get,
+        names as names,
+        refresh as refresh,
+        register as register,
+        unregister as unregister,
+    )
+    from hocket.plugins.errors import (
+        AmbiguousPluginError as AmbiguousPluginError,
+        BrokenPluginError as BrokenPluginError,
+        ConflictError as ConflictError,
+        HookError as HookError,
+        OrderError as OrderError,
+        PlanError as PlanError,
+        PluginConfigError as PluginConfigError,
+        PluginError as PluginError,
+        UnknownPluginError as UnknownPluginError,
+    )
+    from hocket.plugins.kinds import KINDS as KINDS
+
+__getattr__, __dir__ = lazy(__name__)
