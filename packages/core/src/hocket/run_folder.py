@@ -40,7 +40,7 @@ class RunFolderError(ValueError):
     """The folder belongs to another run. The message says what to type."""
 
 
-def check_name(name: Any) -> str | None:
+def check_name(name: object) -> str | None:
     """Return the name if it is valid for a folder, or None if none was given. Raises TypeError, ValueError."""
     if name is None:
         return None

@@ -26,7 +26,7 @@ from hocket.training.until import check_minimum, durations
 if TYPE_CHECKING:
     from hocket.checkpoints import Checkpoints
     from hocket.data.module import DataModule
-    from hocket.training.evaluate import EvalSet
+    from hocket.training.evaluate import EvalData
     from hocket.types import BatchTransformLike, Metric, OptimizerLike, PartLike, PluginLike, ScheduleLike
 
 T = TypeVar("T")
@@ -167,9 +167,7 @@ class Settings:
     outputs: Argument[PartLike | None] = Argument()
     batch_transform: Argument[BatchTransformLike | None] = Argument(ranks="given")
     global_batch: Argument[int | None] = Argument()
-    eval_data: Argument[Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None] = Argument(
-        ranks="given", part=True
-    )
+    eval_data: Argument[EvalData | None] = Argument(ranks="given", part=True)
     data: Argument[DataModule | None] = Argument(ranks="given", part=True)
     metrics: Argument[Metrics] = Argument(objects.metrics, ranks="given", recorded="converted")
     train_metrics: Argument[Metrics] = Argument(objects.metrics, ranks="given", recorded="converted")

@@ -32,7 +32,7 @@ from hocket.task import Task
 from hocket.task_log import connected
 from hocket.time import Interval, Time
 from hocket.training import seeding, until
-from hocket.training.evaluate import EvalSet, evaluate, evaluate_unseen, prepare_sets, sanity_check
+from hocket.training.evaluate import EvalData, evaluate, evaluate_unseen, prepare_sets, sanity_check
 from hocket.training.guard import NonFiniteGuard, Policy
 from hocket.training.interruption import Deferred, Interrupted, deferred
 from hocket.training.metrics import MetricSet
@@ -174,7 +174,7 @@ class Trainer:
         outputs: PartLike | None = None,
         batch_transform: BatchTransformLike | None = None,
         global_batch: int | None = None,
-        eval_data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None = None,
+        eval_data: EvalData | None = None,
         data: DataModule | None = None,
         metrics: MetricsLike | None = None,
         train_metrics: MetricsLike | None = None,
@@ -305,7 +305,7 @@ class Trainer:
     def fit(
         self,
         train_data: Iterable[Any] | str | Time | None = None,
-        eval_data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None = None,
+        eval_data: EvalData | None = None,
         *,
         duration: str | Time | None = None,
     ) -> Result:
@@ -401,7 +401,7 @@ class Trainer:
     @understood
     def evaluate(
         self,
-        data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | str | Path | None = None,
+        data: EvalData | str | Path | None = None,
         *,
         metrics: MetricsLike | None = None,
         checkpoint: str | Path | None = None,

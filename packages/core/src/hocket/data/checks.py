@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -184,7 +184,7 @@ def _check_list(data: Any, argument: str) -> None:
             )
 
 
-def check_sets(data: Iterable[Any] | Mapping[str, Any] | None, argument: str) -> None:
+def check_sets(data: object, argument: str) -> None:
     """Apply `check_batches` to evaluation data: one set, or several by label."""
     for label, each in data.items() if isinstance(data, Mapping) else [("", data)]:
         given = getattr(each, "data", None) if type(each).__name__ == "EvalSet" else each

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from hocket.help import objects
 
 
-def check_model(model: nn.Module, device: Any, materializes: bool = False) -> None:
+def check_model(model: nn.Module, device: object, materializes: bool = False) -> None:
     """Raise TypeError or ValueError for a model that cannot be moved to its device; the message names the parameter."""
     if not isinstance(model, nn.Module):
         raise TypeError(
@@ -49,7 +49,7 @@ def check_model(model: nn.Module, device: Any, materializes: bool = False) -> No
                 )
 
 
-def _instead(given: Any) -> str:
+def _instead(given: object) -> str:
     """Return what to write instead of something that is not a model."""
     if isinstance(given, type) and issubclass(given, nn.Module):
         return f"Write model={given.__name__}()."
@@ -64,7 +64,7 @@ def _instead(given: Any) -> str:
     return "Write model=Net(), for a class Net of torch.nn.Module."
 
 
-def move(task: Any, device: torch.device) -> Any:
+def move(task: nn.Module, device: torch.device) -> Any:
     """Move the task to the device, except tensors on the meta device, which have no values."""
     if any(tensor.is_meta for tensor in [*task.parameters(), *task.buffers()]):
         return task._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))

@@ -39,7 +39,7 @@ def explain(error: BaseException, where: str, task: Task, batch: Any, outputs: A
             error.add_note(note)
 
 
-def explain_backward(error: BaseException, loss: Any, stepper: bool) -> None:
+def explain_backward(error: BaseException, loss: object, stepper: bool) -> None:
     """Add a note to an exception of ``Runtime.backward``. Never raises."""
     with suppress(Exception):
         if not isinstance(loss, Tensor):
@@ -62,7 +62,7 @@ def explain_backward(error: BaseException, loss: Any, stepper: bool) -> None:
             )
 
 
-def explain_metric(error: BaseException, name: str, metric: Any, outputs: Any, batch: Any) -> None:
+def explain_metric(error: BaseException, name: str, metric: object, outputs: Any, batch: Any) -> None:
     """Add a note to an exception of a metric's update. Never raises."""
     with suppress(Exception):
         error.add_note(
@@ -117,7 +117,7 @@ def explain_step(error: BaseException, batch: Any) -> None:
         error.add_note(RESULT)
 
 
-def describe(value: Any, depth: int = 2) -> str:
+def describe(value: object, depth: int = 2) -> str:
     """Return shapes and dtypes of a batch or of outputs in one line."""
     if isinstance(value, Tensor):
         where = "" if value.device.type == "cpu" else f" on {value.device}"

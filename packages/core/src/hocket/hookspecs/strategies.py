@@ -175,7 +175,7 @@ class StrategyHooks:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def all_gather_object(self, item: Any, /) -> list[Any]:
+    def all_gather_object(self, item: object, /) -> list[Any]:
         """Return the picklable objects of all ranks, by rank.
 
         Subclasses of `hocket.Strategy` get bytes: tensors of a device travel on the CPU, and arrive on each rank's device.
@@ -183,7 +183,7 @@ class StrategyHooks:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def broadcast_object(self, item: Any, /) -> Any:
+    def broadcast_object(self, item: object, /) -> Any:
         """Return rank 0's object on every rank."""
         raise NotImplementedError
 

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from hocket.surgery import Replacement
 
 
-def make_optimizers(given: Any, task: Task, replacements: Sequence[Replacement]) -> dict[str, Optimizer]:
+def make_optimizers(
+    given: OptimizerLike | None, task: Task, replacements: Sequence[Replacement]
+) -> dict[str, Optimizer]:
     """Return the optimizers of a run by name; optimizers without a name are numbered.
 
     Args:
@@ -104,7 +106,7 @@ def has_modes(optimizer: Optimizer) -> bool:
     return all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
 
 
-def _make(given: Any, part: nn.Module, replacements: Sequence[Replacement]) -> Optimizer:
+def _make(given: object, part: nn.Module, replacements: Sequence[Replacement]) -> Optimizer:
     if isinstance(given, Optimizer):
         if replacements:
             from hocket.surgery import update_optimizer

@@ -48,7 +48,7 @@ def _claimable(attachment: Attachment) -> bool:
     return attachment.instance and not getattr(attachment.obj, "begins_anew", False)
 
 
-def _reference(obj: Any) -> Callable[[], Any]:
+def _reference(obj: object) -> Callable[[], Any]:
     key = id(obj)
     try:
         return weakref.ref(obj, lambda _: _claimed.pop(key, None))

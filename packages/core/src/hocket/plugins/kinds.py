@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 #: The kinds of plug-ins. The entry-point group of a kind is ``hocket.v1.<kind>``.
 KINDS = (
@@ -41,7 +40,7 @@ def singular(kind: str) -> str:
     return {"strategies": "strategy", "actions": "actions"}.get(kind, kind.removesuffix("s"))
 
 
-def misfit(kind: str, obj: Any) -> str:
+def misfit(kind: str, obj: object) -> str:
     """Return why ``obj`` cannot be a plug-in of this kind, or empty if it can."""
     base = _BASES.get(kind)
     if base is None:
@@ -69,7 +68,7 @@ def _conforms(kind: str, cls: type) -> bool:
     return kind == "algorithms" and hasattr(cls, "apply") and hasattr(cls, "events") and hasattr(cls, "phase")
 
 
-def _what(obj: Any) -> str:
+def _what(obj: object) -> str:
     return (
         "None"
         if obj is None

@@ -135,5 +135,5 @@ def _words(needs: Any) -> str:
     return ", ".join(need.name.lower().replace("_", " ") for need in needs)
 
 
-def _name_of(part: Any, bus: Bus) -> str:
+def _name_of(part: object, bus: Bus) -> str:
     return next((attachment.name for attachment in bus.attachments if attachment.obj is part), type(part).__name__)

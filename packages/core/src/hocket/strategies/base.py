@@ -44,7 +44,7 @@ class Strategy:
     places: ClassVar[bool] = False
     own_loop: ClassVar[bool] = False
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         for name in ("all_gather_object", "broadcast_object"):
             if name in vars(cls):
@@ -104,11 +104,11 @@ class Strategy:
         """See :meth:`hocket.hookspecs.StrategyHooks.all_reduce`."""
         return tensor
 
-    def all_gather_object(self, item: Any) -> list[Any]:
+    def all_gather_object(self, item: object) -> list[Any]:
         """See :meth:`hocket.hookspecs.StrategyHooks.all_gather_object`."""
         return [item]
 
-    def broadcast_object(self, item: Any) -> Any:
+    def broadcast_object(self, item: object) -> Any:
         """See :meth:`hocket.hookspecs.StrategyHooks.broadcast_object`."""
         return item
 

@@ -44,7 +44,7 @@ class BatchTransform:
         return [*self._train, *self._eval]
 
     @classmethod
-    def attachment(cls, given: Any) -> Attachment:
+    def attachment(cls, given: object) -> Attachment:
         """Return it as an attached plug-in, of the kind that is called first."""
         return Attachment("actions", "batch-transform", cls(given))
 

@@ -27,7 +27,7 @@ from hocket.training.modes import eval_mode
 from hocket.training.step import count
 
 if TYPE_CHECKING:
-    from hocket.settings import Settings
+    from hocket.settings import Metrics, Settings
     from hocket.types import MetricsLike
 
 
@@ -63,11 +63,15 @@ class EvalSet:
         self.every = every if isinstance(every, Interval | None) else Interval(time_of(every, "every"))
 
 
+#: One evaluation set, or several by label.
+EvalData = Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet]
+
+
 class PreparedSet:
     """An evaluation set prepared for one run: this rank's slices of the data, its own metrics, and defaults filled in."""
 
     def __init__(
-        self, given: EvalSet, label: str, state: State, metrics: Any, every: Interval, limit: float | None
+        self, given: EvalSet, label: str, state: State, metrics: Metrics, every: Interval, limit: float | None
     ) -> None:
         self.data = given.data
         self.source: Source = adapt(prepared(given.data, state.bus.prepare_data, False), given=given.data)
@@ -126,7 +130,7 @@ class PreparedSet:
 
 
 def prepare_sets(
-    state: State, data: Any, metrics: Any, settings: Settings, argument: str = "eval_data"
+    state: State, data: object, metrics: Metrics, settings: Settings, argument: str = "eval_data"
 ) -> dict[str, PreparedSet]:
     """Return prepared evaluation sets by label. Raises TypeError and ValueError for data that is none, and for "train"."""
     if (

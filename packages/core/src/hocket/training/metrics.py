@@ -184,7 +184,7 @@ class MetricSet:
             self._seen = True
 
 
-def _made(returned: Any, function: str) -> Mapping[str, Any]:
+def _made(returned: object, function: str) -> Mapping[str, Any]:
     """Return metrics by name, from what a function returned. Raises TypeError or ValueError for what are no metrics."""
     try:
         made = objects.metrics(returned)

@@ -80,7 +80,7 @@ class ModuleData:
             self.module.load_extra_state(saved["extra"])
 
 
-def misfits(module: ModuleData | None, extra: Any) -> list[str]:
+def misfits(module: ModuleData | None, extra: object) -> list[str]:
     """Return why the extra state of a checkpoint's data module cannot be loaded; empty if it can."""
     if extra is None:
         return []
@@ -96,7 +96,7 @@ def misfits(module: ModuleData | None, extra: Any) -> list[str]:
     return []
 
 
-def check(data: Any, train_data: object, eval_data: object) -> None:
+def check(data: object, train_data: object, eval_data: object) -> None:
     """Raise TypeError unless ``data=`` is a data module, with what to write, or if the other data is given too."""
     for other, given in (("train_data", train_data), ("eval_data", eval_data)):
         if given is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from hocket.data.training_iterator import TrainingIterator
 from hocket.distributed import comparison
 from hocket.settings import Settings
 from hocket.state import State
-from hocket.training.evaluate import EvalSet, prepare_sets
+from hocket.training.evaluate import EvalData, prepare_sets
 from hocket.training.fit import FitLoop
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class RunData:
 
     def evaluate_on(
         self,
-        data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None,
+        data: EvalData | None,
         argument: str = "eval_data",
     ) -> None:
         """Evaluate this data from now on; None for nothing. Raises TypeError, which names the argument, for anything else."""
