@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from hocket.surgery import Replacement
 
 
-def make_optimizers(
-    given: OptimizerLike | None, task: Task, replacements: Sequence[Replacement]
-) -> dict[str, Optimizer]:
+def make_optimizers(given: Any, task: Task, replacements: Sequence[Replacement]) -> dict[str, Optimizer]:
     """Return the optimizers of a run by name; optimizers without a name are numbered.
 
     Args:

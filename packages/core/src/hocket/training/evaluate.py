@@ -144,7 +144,7 @@ def prepare_sets(
         )
     check_sets(data, argument)
     state.task.check_evaluation()
-    named = data if isinstance(data, Mapping) else {"eval": data}
+    named: Mapping[str, Any] = data if isinstance(data, Mapping) else {"eval": data}
     if "train" in named:
         raise ValueError(
             "An evaluation set is labelled 'train', which is the label of the values of training, such as train/loss. Choose "
