@@ -12,12 +12,15 @@ In this way SAM takes two steps, loss scaling skips one, and an engine replaces 
 loop. An action without overrides or wrappers costs one plain call.
 """
 
+# Specifications have no bodies.
+# mypy: disable-error-code="empty-body"
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hocket.hookspecs.markers import hookspec
+from hocket.hookspecs.markers import hooks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,10 +32,10 @@ if TYPE_CHECKING:
     from hocket.types import Batch
 
 
+@hooks(firstresult=True)
 class Actions:
     """The actions of a training step in call order, then those of evaluation, prediction and resuming."""
 
-    @hookspec(firstresult=True)
     def gradients(self, state: State, /) -> bool:
         """Compute the gradients of the current batch's mean loss into ``.grad``, and store that loss in ``state.loss``.
 
@@ -40,71 +43,47 @@ class Actions:
         reduces over ranks, unscales and clips. An override calls the events of microbatches only if it has microbatches.
         With ``accumulate=`` the batch is a `hocket.data.Window`, which `split_batch` takes too.
         """
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def split_batch(self, state: State, batch: Batch, size: int, /) -> Sequence[Any]:
         """Split a batch into microbatches of at most ``size`` samples; together they hold every sample once, in order.
 
         Strategies whose ranks compute in lockstep may append ``hocket.data.batches.Padding``, which counts 0 samples.
         """
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def move_batch(self, state: State, batch: Batch, /) -> Any:
         """Return the (micro)batch on ``state.device``, with floating-point inputs in the dtype of the precision."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def forward(self, state: State, batch: Batch, /) -> Any:
         """Return the outputs of the model for one microbatch, in training mode, under the precision's context."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def loss(self, state: State, outputs: Any, batch: Batch, /) -> Loss:
         """Return the mean loss of one microbatch, its weight, and its named parts."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def backward(self, state: State, loss: torch.Tensor, /) -> bool:
         """Add the gradients of ``loss`` (a scalar, already weighted by its fraction of the batch) to ``.grad``."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def clip_gradients(self, state: State, /) -> torch.Tensor | bool:
         """Clip the gradients in place. Return the total norm before clipping (a scalar on the device) if known, else True."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def optimizer_step(self, state: State, closure: Callable[[], torch.Tensor], /) -> bool:
         """Step every optimizer with the gradients in ``.grad``. Return True if a step was taken, False if it was skipped.
 
         ``closure()`` computes the gradients of the same batch again, at the current weights, with the action `gradients`; it
         returns the mean loss.
         """
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def zero_grad(self, state: State, /) -> bool:
         """Clear all gradients."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def schedule_step(self, state: State, /) -> bool:
         """Set the learning rates for ``state.timestamp``. Not called after a skipped optimizer step."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def eval_forward(self, state: State, batch: Batch, /) -> Any:
         """Return the outputs for one microbatch of an evaluation or prediction, without gradients, in eval mode."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def update_metric(self, state: State, metric: Any, outputs: Any, batch: Batch, /) -> bool:
         """Update a metric (any object with ``update``, ``compute`` and ``reset``) with one microbatch."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def resume(self, state: State, where: str | Path, /) -> bool:
         """Continue from the checkpoint that ``Trainer(resume=where)`` names: a path, a URL, or ``"auto"``.
 
@@ -115,4 +94,3 @@ class Actions:
             hocket.checkpoints.CheckpointError: there is no such checkpoint, or it is damaged.
             hocket.checkpoints.ContentError: it does not fit this run.
         """
-        raise NotImplementedError

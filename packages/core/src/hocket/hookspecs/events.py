@@ -13,7 +13,7 @@ import enum
 from typing import TYPE_CHECKING, Any
 
 from hocket.help.attributes import Named, unknown_member
-from hocket.hookspecs.markers import hookspec
+from hocket.hookspecs.markers import hooks
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -91,42 +91,35 @@ class Event(enum.Enum, metaclass=Named):
         return f"before_{self.value.removeprefix('after_')}" if self.value.startswith("after_") else None
 
 
+@hooks()
 class Events:
     """A hook for each event, in the order of `Event`."""
 
     # --- construction: once per Trainer
 
-    @hookspec
     def init(self, state: State, /) -> None:
         """The model is on its device and no optimizer exists yet. Do surgery on ``state.model`` here."""
 
-    @hookspec
     def before_load(self, state: State, /) -> None:
         """Optimizers and schedules exist; no checkpoint has been loaded yet."""
 
-    @hookspec
     def after_load(self, state: State, /) -> None:
         """The state is complete: fresh, or restored from the checkpoint."""
 
     # --- fit
 
-    @hookspec
     def before_fit(self, state: State, /) -> None:
         """`Trainer.fit` was called and is ready to train, but has logged nothing yet. Raise here to refuse the fit."""
 
-    @hookspec
     def fit_start(self, state: State, /) -> None:
         """`Trainer.fit` begins; ``state.max_duration`` and ``state.epoch_length`` are known."""
 
-    @hookspec
     def epoch_start(self, state: State, /) -> None:
         """A new epoch begins. Not called when a fit continues an epoch."""
 
-    @hookspec
     def before_dataloader(self, state: State, /) -> None:
         """The next batch is about to be fetched. Also called before the loader turns out to be exhausted."""
 
-    @hookspec
     def after_dataloader(self, state: State, /) -> None:
         """``state.batch`` is the full batch of this rank, not yet on the device unless ``batch_transform=`` or an earlier
         algorithm moved it.
@@ -135,146 +128,113 @@ class Events:
         ``state.batch`` is a `hocket.data.Window` of them (for a task with ``train_batch``: them joined).
         """
 
-    @hookspec
     def batch_start(self, state: State, /) -> None:
         """The batch size is known. This is the last event in which SKIP_BATCH can be requested."""
 
-    @hookspec
     def before_train_batch(self, state: State, /) -> None:
         """The gradients of a batch are about to be computed (with SAM, twice per batch)."""
 
-    @hookspec
     def before_forward(self, state: State, /) -> None:
         """``state.batch`` is one microbatch, on the device."""
 
-    @hookspec
     def after_forward(self, state: State, /) -> None:
         """``state.outputs`` is what the model returned for the microbatch; it is freed after before_backward."""
 
-    @hookspec
     def before_loss(self, state: State, /) -> None:
         """The loss is about to be computed from ``state.outputs`` and ``state.batch``."""
 
-    @hookspec
     def after_loss(self, state: State, /) -> None:
         """``state.loss`` is the microbatch's mean loss, a scalar with its graph; it may be replaced."""
 
-    @hookspec
     def before_backward(self, state: State, /) -> None:
         """The gradients of the microbatch are about to be added to ``.grad``."""
 
-    @hookspec
     def after_backward(self, state: State, /) -> None:
         """The gradients of the microbatch have been added to ``.grad``."""
 
-    @hookspec
     def after_train_batch(self, state: State, /) -> None:
         """The gradients of the full batch are in ``.grad``: unscaled, reduced over ranks, not yet clipped.
 
         ``state.batch`` is the full batch again, and ``state.loss`` its mean loss, detached.
         """
 
-    @hookspec
     def batch_end(self, state: State, /) -> None:
         """The optimizer has stepped and ``state.timestamp`` counts this batch."""
 
-    @hookspec
     def epoch_end(self, state: State, /) -> None:
         """The loader is exhausted and ``state.timestamp`` counts this epoch."""
 
     # --- evaluation, inside a fit or from `Trainer.evaluate`
 
-    @hookspec
     def eval_standalone_start(self, state: State, /) -> None:
         """`Trainer.evaluate` begins."""
 
-    @hookspec
     def eval_before_all(self, state: State, /) -> None:
         """The first evaluation set is about to be evaluated."""
 
-    @hookspec
     def eval_start(self, state: State, /) -> None:
         """The evaluation of the set ``state.eval_label`` begins. The model is in eval mode."""
 
-    @hookspec
     def eval_batch_start(self, state: State, /) -> None:
         """``state.batch`` is an evaluation batch, not yet on the device."""
 
-    @hookspec
     def eval_before_forward(self, state: State, /) -> None:
         """``state.batch`` is one microbatch, on the device."""
 
-    @hookspec
     def eval_after_forward(self, state: State, /) -> None:
         """``state.outputs`` is set; metrics have not been updated with it yet."""
 
-    @hookspec
     def eval_batch_end(self, state: State, /) -> None:
         """Metrics have been updated with the batch."""
 
-    @hookspec
     def eval_end(self, state: State, /) -> None:
         """``state.metrics`` contains this set's values as ``label/name``."""
 
-    @hookspec
     def eval_after_all(self, state: State, /) -> None:
         """The last evaluation set has been evaluated."""
 
-    @hookspec
     def eval_standalone_end(self, state: State, /) -> None:
         """`Trainer.evaluate` is about to return."""
 
     # --- checkpoints are due here, after evaluation
 
-    @hookspec
     def batch_checkpoint(self, state: State, /) -> None:
         """All work of this batch is done, including evaluation."""
 
-    @hookspec
     def epoch_checkpoint(self, state: State, /) -> None:
         """All work of this epoch is done, including evaluation."""
 
-    @hookspec
     def fit_end(self, state: State, /) -> None:
         """The duration is reached or a stop was requested; no further batch will be trained on."""
 
-    @hookspec
     def after_fit(self, state: State, /) -> None:
         """The fit is over: all values were logged, and all listeners of ``fit_end`` have run. Not called after an exception."""
 
     # --- prediction
 
-    @hookspec
     def predict_start(self, state: State, /) -> None:
         """`Trainer.predict` begins. The model is in eval mode."""
 
-    @hookspec
     def predict_batch_start(self, state: State, /) -> None:
         """``state.batch`` is a batch, not yet on the device."""
 
-    @hookspec
     def predict_before_forward(self, state: State, /) -> None:
         """``state.batch`` is the batch, on the device."""
 
-    @hookspec
     def predict_after_forward(self, state: State, /) -> None:
         """``state.outputs`` is set and may be replaced."""
 
-    @hookspec
     def predict_batch_end(self, state: State, /) -> None:
         """The outputs were moved to the CPU and stored."""
 
-    @hookspec
     def predict_end(self, state: State, /) -> None:
         """`Trainer.predict` is about to return."""
 
     # --- errors and clean-up
 
-    @hookspec
     def exception(self, state: State, /) -> None:
         """``state.exception`` is propagating out of fit, evaluate or predict. An error raised here does not hide it."""
 
-    @hookspec
     def close(self, state: State, /) -> None:
         """Release all resources. Also called after an exception; may be called twice, and a later fit may follow."""
 

@@ -11,47 +11,40 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hocket.hookspecs.markers import hookspec
+from hocket.hookspecs.markers import hooks
 
 if TYPE_CHECKING:
     from hocket.state import State
 
 
+@hooks()
 class Loggers:
     """The hooks for values to log. ``state.timestamp`` is their position in training."""
 
-    @hookspec
     def log_hyperparameters(self, state: State, parameters: Mapping[str, Any], /) -> None:
         """Log the configuration of the run, before the first fit of a process. Values are JSON-like.
 
         A run that was resumed may have other values and other loggers than before.
         """
 
-    @hookspec
     def log_metrics(self, state: State, metrics: Mapping[str, float], /) -> None:
         """Log numbers by name, such as ``train/loss``, ``test/accuracy`` or ``lr/group0``."""
 
-    @hookspec
     def log_images(self, state: State, name: str, images: Sequence[Any], /) -> None:
         """Log images: uint8 or float tensors (C, H, W) on the CPU, floats in [0, 1]."""
 
-    @hookspec
     def log_table(self, state: State, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], /) -> None:
         """Log a table of JSON-like cells."""
 
-    @hookspec
     def log_text(self, state: State, name: str, text: str, /) -> None:
         """Log a text, which may be Markdown."""
 
-    @hookspec
     def log_histogram(self, state: State, name: str, counts: Sequence[float], edges: Sequence[float], /) -> None:
         """Log a histogram: the number of values in each bin, and the n + 1 ascending edges of the n bins."""
 
-    @hookspec
     def log_artifact(self, state: State, name: str, path: Path, /) -> None:
         """Log a finished file or folder."""
 
-    @hookspec
     def log_summary(self, state: State, lines: Sequence[str], /) -> None:
         """Show the last lines of a fit, at most three: what it has written, and how to continue.
 
@@ -59,6 +52,5 @@ class Loggers:
         resumed run it is called with one line, which names the checkpoint.
         """
 
-    @hookspec
     def flush(self, state: State, /) -> None:
         """Write out buffered values. Called before a checkpoint is written, and after a fit."""

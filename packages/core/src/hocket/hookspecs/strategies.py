@@ -5,13 +5,16 @@ interface is the abstract class :class:`hocket.Device`. All ranks have to call c
 process, collectives return their input.
 """
 
+# Specifications have no bodies.
+# mypy: disable-error-code="empty-body"
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hocket.hookspecs.markers import hookspec
+from hocket.hookspecs.markers import hooks
 
 if TYPE_CHECKING:
     import torch
@@ -97,28 +100,22 @@ class StrategyLike(Protocol):
         """Leave the process group, if this strategy joined it."""
 
 
+@hooks(firstresult=True)
 class StrategyHooks:
     """Set-up, the step, collectives and full weights."""
 
-    @hookspec(firstresult=True)
     def setup_environment(self, device: Device, /) -> torch.device:
         """Join the other processes (if any) and return the device of this one. Called once, before all other hooks."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def prepare_model(self, module: torch.nn.Module, precision: PrecisionLike, /) -> torch.nn.Module:
         """Return the module to call in training. ``model_state`` has to return its parameters under their plain names.
 
         ``precision`` is the precision of the run, for strategies that send weights and gradients in another dtype.
         """
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer, /) -> torch.optim.Optimizer:
         """Return the optimizer to step. It was made before ``prepare_model``: exchange parameters replaced there."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def prepare_data(self, loader: Iterable[Any], train: bool, global_batch: int | None, /) -> Iterable[Any]:
         """Return this rank's slices of a loader that every rank is given; every sample goes to exactly one rank.
 
@@ -134,14 +131,10 @@ class StrategyHooks:
 
         Raises ValueError if ``global_batch`` is not possible.
         """
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def accumulate(self, module: torch.nn.Module, last: bool, /) -> AbstractContextManager[Any]:
         """Return the context of forward and backward of a microbatch; only ``last`` has to reduce gradients over ranks."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def call_prepared(
         self,
         module: torch.nn.Module,
@@ -158,66 +151,44 @@ class StrategyHooks:
         no gradients. All ranks call it, within `accumulate`. With ``deferred``, gradients are added after the backward pass of
         this call too, and `reduce_gradients` is called after the last of them.
         """
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def reduce_gradients(self, module: torch.nn.Module, parameters: Sequence[torch.nn.Parameter], /) -> bool:
         """Average the gradients of ``parameters`` over ranks, within `accumulate`.
 
         Called after calls of `call_prepared` that deferred it, and for steps by hand (``step.manual``), whose forward and
         backward passes no hook of the strategy surrounds.
         """
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def all_reduce(self, tensor: torch.Tensor, op: str, /) -> torch.Tensor:
         """Return the sum, mean, min or max (``op``) of a tensor of one shape over ranks, as a new tensor or in place."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def all_gather_object(self, item: object, /) -> list[Any]:
         """Return the picklable objects of all ranks, by rank.
 
         Subclasses of `hocket.Strategy` get bytes: tensors of a device travel on the CPU, and arrive on each rank's device.
         """
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def broadcast_object(self, item: object, /) -> Any:
         """Return rank 0's object on every rank."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def barrier(self) -> bool:
         """Return once every rank has called it."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def model_state(self, module: torch.nn.Module, /) -> dict[str, Any]:
         """Return the full ``state_dict`` of the module, under the names of the unwrapped module, on every rank."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def model_shards(self, module: torch.nn.Module, /) -> dict[str, Any]:
         """Return ``model_state`` for checkpoints: DTensors where this rank holds only a shard, without gathering or copying."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def load_model_state(self, module: torch.nn.Module, state_dict: dict[str, Any], /) -> bool:
         """Load a full ``state_dict``, or one of ``model_shards``; every key must match (else RuntimeError)."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def optimizer_state(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, /) -> dict[str, Any]:
         """Return the full state of the optimizer, on every rank."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def optimizer_shards(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, /) -> dict[str, Any]:
         """Return ``optimizer_state`` for checkpoints: DTensors where this rank holds only a shard."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def load_optimizer_state(
         self,
         module: torch.nn.Module,
@@ -226,4 +197,3 @@ class StrategyHooks:
         /,
     ) -> bool:
         """Load the full state of the optimizer, or the state that ``optimizer_shards`` returned."""
-        raise NotImplementedError
