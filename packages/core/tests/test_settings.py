@@ -76,6 +76,8 @@ def test_a_switch_is_true_or_false() -> None:
                 hocket.Trainer(model=nn.Linear(1, 1), strategy=Untouched, device="cpu", **{name: given})
         for given in (np.True_, np.False_, None):
             hocket.Trainer(model=nn.Linear(1, 1), device="cpu", **{name: given})
+    with pytest.raises(TypeError, match="summary='yes' is a switch"):  # and not the argument of the same value
+        hocket.Trainer(model=nn.Linear(1, 1), device="cpu", run_name="yes", summary="yes")
 
 
 def settings(**options: Any) -> Settings:

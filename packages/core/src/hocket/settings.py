@@ -232,7 +232,7 @@ class Settings:
     @classmethod
     def arguments(cls) -> Mapping[str, Argument[Any]]:
         """Return the fields by name."""
-        return {name: each for name, each in vars(cls).items() if isinstance(each, Argument)}
+        return {name: argument for name, argument in vars(cls).items() if isinstance(argument, Argument)}
 
     @property
     def given(self) -> Mapping[str, Any]:
@@ -290,16 +290,17 @@ class Settings:
         attached: dict[str, Any] = {}
         for attachment in attachments:
             attached.setdefault(attachment.kind, {})[attachment.name] = plain(attachment.config)
-        shown = {name: self.given[name] for name, each in self.arguments().items() if not each.part}
+        shown = {name: self.given[name] for name, argument in self.arguments().items() if not argument.part}
         return {name: masked(plain(value), name) for name, value in shown.items()} | attached
 
     def of_all_ranks(self) -> dict[str, Any]:
         """Return the arguments that have to be equal on all ranks."""
-        return {name: self.given[name] for name, each in self.arguments().items() if each.ranks == "equal"}
+        return {name: self.given[name] for name, argument in self.arguments().items() if argument.ranks == "equal"}
 
     def given_on_all_ranks(self) -> dict[str, bool]:
         """Return whether each argument was given that either all ranks or no rank must be given, with any value."""
-        return {name: self.given[name] is not None for name, each in self.arguments().items() if each.ranks == "given"}
+        names = [name for name, argument in self.arguments().items() if argument.ranks == "given"]
+        return {name: self.given[name] is not None for name in names}
 
 
 def plain(value: object) -> Any:

@@ -122,24 +122,24 @@ def metrics(given: object) -> Mapping[str, Metric] | Callable[[], Any] | None:
     """Convert one metric, a class, a name or a list of them to metrics by name; a function that makes them stays."""
     from hocket.training import simple_metrics
 
-    def one(each: object) -> tuple[str, Any]:
-        if isinstance(each, str):
-            found = simple_metrics.find(each)
-            if found is None:
+    def named(metric: object) -> tuple[str, Any]:
+        if isinstance(metric, str):
+            name = simple_metrics.find(metric)
+            if name is None:
                 raise ValueError(
-                    f"metrics={each!r} is not one of hocket's own metrics: {', '.join(simple_metrics.METRICS)}. Others "
-                    f"come from torchmetrics: metrics={{{each!r}: torchmetrics.classification.MulticlassAccuracy(10)}}, "
+                    f"metrics={metric!r} is not one of hocket's own metrics: {', '.join(simple_metrics.METRICS)}. Others "
+                    f"come from torchmetrics: metrics={{{metric!r}: torchmetrics.classification.MulticlassAccuracy(10)}}, "
                     "for instance; or write an object with update, compute and reset."
                 )
-            return found, simple_metrics.METRICS[found]()
-        if isinstance(each, type):
-            return each.__name__, _instance(each, "metrics")
-        if callable(each) and not hasattr(each, "update") and _required(each) == []:  # a function that makes it
-            return one(each())
-        return type(each).__name__, each
+            return name, simple_metrics.METRICS[name]()
+        if isinstance(metric, type):
+            return metric.__name__, _instance(metric, "metrics")
+        if callable(metric) and not hasattr(metric, "update") and _required(metric) == []:  # a function that makes it
+            return named(metric())
+        return type(metric).__name__, metric
 
     if isinstance(given, Mapping):
-        return {name: one(each)[1] for name, each in given.items()}
+        return {name: named(metric)[1] for name, metric in given.items()}
     is_one = isinstance(given, str | type) or (hasattr(given, "update") and hasattr(given, "compute"))
     if not is_one and not isinstance(given, Sequence | set):
         if given is not None and (not callable(given) or _required(given)):
@@ -149,7 +149,7 @@ def metrics(given: object) -> Mapping[str, Metric] | Callable[[], Any] | None:
                 "MyMetric()}."
             )
         return given
-    listed = [one(metric) for metric in (given if isinstance(given, Sequence | set) and not is_one else [given])]
+    listed = [named(metric) for metric in (given if isinstance(given, Sequence | set) and not is_one else [given])]
     if len(dict(listed)) < len(listed):
         given_names = ", ".join(name for name, _ in listed)
         raise ValueError(
@@ -311,8 +311,8 @@ def path(given: object) -> str | os.PathLike[str]:
 
 def folder(given: object) -> Path:
     """Refuse a folder of runs that is a URL, which would be a folder of this machine with its name, or in a file."""
-    there = Path(path(given))
-    above = next((each for each in (there, *there.parents) if os.path.lexists(each)), None)
+    runs = Path(path(given))
+    above = next((parent for parent in (runs, *runs.parents) if os.path.lexists(parent)), None)
     if above is not None and not above.is_dir():
         raise ValueError(
             f"folder={str(given)!r}: {above} is a file and no folder. Give a folder to write to, such as folder='runs'."
@@ -322,7 +322,7 @@ def folder(given: object) -> Path:
             f"folder={str(given)!r} is a URL, and the files of runs are written on this machine. Write folder='runs', and "
             f"copy them while training goes on: loggers=[{{'artifacts': {{'url': {str(given)!r}}}}}]; checkpoints= takes URLs."
         )
-    return there
+    return runs
 
 
 def weights(given: object) -> str | os.PathLike[str] | Mapping[str, Any]:
