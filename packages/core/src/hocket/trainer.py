@@ -40,7 +40,7 @@ from hocket.plugins.bus import Bus
 from hocket.plugins.spec import Attachment
 from hocket.run_folder import Run, RunFolder, TemporaryFolder
 from hocket.settings import Settings, reduction as check_reduction
-from hocket.state import State, by_own_names
+from hocket.state import State
 from hocket.task import events_of, task_of
 from hocket.task_log import connected
 from hocket.time import Interval, Time
@@ -317,13 +317,13 @@ class Trainer:
             resumes=settings.resume,
         )
         state.progress.min_duration = settings.min_duration
-        state.clipping = settings.clipping
+        state.optimization.clipping = settings.clipping
         self._module: ModuleData | None = None
         if module is not None:
             from hocket.training.module_data import ModuleData
 
             self._module = ModuleData(module, state, settings.seed)
-        state.loss_reduction = reduction
+        state.optimization.loss_reduction = reduction
         guard = NonFiniteGuard(settings.nonfinite, parts.device.asynchronous)
         compiled = None if settings.compile is None else partial(torch.compile, **settings.compile)
         windows = None
@@ -363,7 +363,7 @@ class Trainer:
         bus.init(state)
         self._joined.place(state.task)
         named = make_optimizers(optimizer, state.task, state.replacements)
-        state.optimizer_names, optimizers = list(named), list(named.values())
+        state.optimization.optimizer_names, optimizers = list(named), list(named.values())
         if named:
             self._plan = dataclasses.replace(
                 self._plan, run={**self._plan.run, "optimizer": described(named, state.task)}
@@ -377,8 +377,8 @@ class Trainer:
             from hocket.training.graphs import may_overwrite
 
             state.overwrites = may_overwrite(state.task, self.settings.compile, state.device)
-        state.prepared, state.optimizers = self._joined.prepare(state.task, optimizers)
-        state.schedules = make_schedules(schedule, state.optimizers, schedule_every, state.optimizer_names)
+        state.prepared, state.optimization.optimizers = self._joined.prepare(state.task, optimizers)
+        state.optimization.schedules = make_schedules(schedule, state.optimizers, schedule_every, state.optimizer_names)
         if found := [each for each in state.optimizers if has_modes(each)]:
             needing = f"Switching {type(found[0]).__name__} between train() and eval()"
             averages = elsewhere.module("hocket_general.optimizer_averages", needing)
@@ -625,7 +625,7 @@ class Trainer:
                 f"These are the training weights, and evaluation uses those of the algorithm {others[0]!r}. Write "
                 "trainer.model_state_dict(evaluated=True) for the latter, or evaluated=False."
             )
-        return by_own_names(state, state.bus.model_state(state.prepared))
+        return content.by_own_names(state, state.bus.model_state(state.prepared))
 
     @understood
     def load_weights(
@@ -748,8 +748,8 @@ class Trainer:
         state = self.state
         check_batches(data, argument)
         settings = self.settings
-        state.train_data = data
-        state.train_loader = prepared(data, state.bus.prepare_data, True, settings.global_batch)
+        state.data.train_data = data
+        state.data.train_loader = prepared(data, state.bus.prepare_data, True, settings.global_batch)
         source = adapt(state.train_loader, given=data)
         limit = limited(source, settings.limit_train, "limit_train")
         from hocket.help import before_fit
@@ -757,18 +757,18 @@ class Trainer:
         before_fit.warn_of_window(settings.accumulate, source.length())
         self._loop.data = TrainingIterator(source, limit, settings.overfit, settings.accumulate or 1)
         state.progress.epoch_length = self._loop.data.length
-        state.sample_indices, state.is_last_batch = self._loop.data.indices, self._loop.data.is_last
+        state.data.sample_indices, state.data.is_last_batch = self._loop.data.indices, self._loop.data.is_last
 
         def again() -> Source:
             size, prepare = settings.global_batch, state.bus.prepare_data
             return adapt(prepared(data, lambda each, *how: prepare(independent(each), *how), True, size), given=data)
 
-        state.another_epoch = partial(self._loop.data.another_epoch, again)
+        state.data.another_epoch = partial(self._loop.data.another_epoch, again)
         state.content.train_data_is_set()
 
     def _set_eval_data(self, data: Any, argument: str = "eval_data") -> None:
         state = self.state
-        state.eval_sets = {} if data is None else prepare_sets(state, data, self._metrics, self.settings, argument)
+        state.data.eval_sets = {} if data is None else prepare_sets(state, data, self._metrics, self.settings, argument)
 
     def _only_thread(self) -> AbstractContextManager[None]:
         return seeding.only_thread(f"The Trainer of {type(self.state.model).__name__} (run {self.state.run_name!r})")

@@ -18,9 +18,8 @@ def total(state: State, loaded: Counts, trained_on: int, skip: bool) -> tuple[Co
     # int64 on the CPU: exact, and no rank waits for its device.
     mine = torch.tensor([loaded.samples, loaded.tokens, trained_on, int(skip)])
     *counts, skips = state.bus.all_reduce(mine, "sum").tolist()
-    # All ranks with the same slice have counted it.
-    duplicates = state.strategy.world_size // state.strategy.data_ranks
-    samples, tokens, trained = (count // duplicates for count in counts)
+    replicas = state.strategy.replicas
+    samples, tokens, trained = (count // replicas for count in counts)
     return Counts(samples, tokens), trained, bool(skips)
 
 

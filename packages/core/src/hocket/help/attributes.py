@@ -6,7 +6,7 @@ import difflib
 import enum
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -76,17 +76,30 @@ class Elsewhere:
         raise AttributeError(f"{self._owner}.{self._name} cannot be set: nothing would read it. Write {text}.")
 
 
-def elsewhere(*others: str) -> Callable[[type[T]], type[T]]:
-    """Decorate a class: attributes by these names of other libraries say what to write instead."""
+#: The names of other libraries that are no attributes of a class; ``others.toml`` says what to write instead.
+_OTHERS = {
+    "State": """
+        epoch current_epoch global_step step_number batch_idx batch_index lr learning_rate trainer optimizer logger log_dict
+        stop should_stop stop_training callback_metrics logged_metrics output predictions logits train_dataloader dataloader
+    """,
+    "Steps": """
+        backward zero_grad optimizer optimizers batch_idx index global_step epoch current_epoch log state trainer step clip loss
+    """,
+    "LoopSteps": """
+        batch batch_idx index global_step backward step zero_grad optimizer_step loss losses manual model optimizer optimizers
+        state_dict load_state_dict
+    """,
+}
 
-    def decorated(cls: type[T]) -> type[T]:
-        for name in others:
-            setattr(cls, name, Elsewhere(cls.__name__, name))
-        listed = cls.__dir__
-        cls.__dir__ = lambda self: [name for name in listed(self) if name not in others]  # type: ignore[method-assign]
-        return cls
 
-    return decorated
+def elsewhere(cls: type[T]) -> type[T]:
+    """Decorate a class: attributes by names of other libraries say what to write instead."""
+    others = _OTHERS[cls.__name__].split()
+    for name in others:
+        setattr(cls, name, Elsewhere(cls.__name__, name))
+    listed = cls.__dir__
+    cls.__dir__ = lambda self: [name for name in listed(self) if name not in others]  # type: ignore[method-assign]
+    return cls
 
 
 def instead(owner: str, name: str, there: Iterable[str]) -> str:

@@ -72,7 +72,7 @@ class MetricSet:
                     f"Metric '{name}' ({type(each.metric).__name__}) cannot be combined over {strategy.world_size} "
                     "ranks. Use a torchmetrics metric, or give it merge_state(others)."
                 )
-            if strategy.data_ranks < strategy.world_size:
+            if strategy.replicas > 1:
                 each.reduce_within(strategy.data_group)
             each.to(state.device)
         self._seen = False

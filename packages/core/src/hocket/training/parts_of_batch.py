@@ -58,8 +58,9 @@ def _parts(state: State, number: int) -> Iterator[_Part]:
     parts, samples = _divided(state, _sizes(state, number))
     totals = samples
     if state.strategy.world_size > 1:
-        duplicates = state.strategy.world_size // state.strategy.data_ranks
-        totals = [total // duplicates for total in state.bus.all_reduce(torch.tensor(samples), "sum").tolist()]
+        totals = [
+            total // state.strategy.replicas for total in state.bus.all_reduce(torch.tensor(samples), "sum").tolist()
+        ]
     if sum(totals) < number and state.strategy.rank == 0:
         warn(
             f"{number} steps were requested on a batch of {sum(totals)} samples, and {sum(map(bool, totals))} are taken: each "

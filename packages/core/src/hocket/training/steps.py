@@ -67,10 +67,7 @@ def _described(function: Any) -> str:
     return f"{code.co_qualname} (line {code.co_firstlineno})" if hasattr(code, "co_qualname") else code.__qualname__
 
 
-@attributes.elsewhere(
-    "backward", "zero_grad", "optimizer", "optimizers", "batch_idx", "index", "global_step", "epoch", "current_epoch", "log",
-    "state", "trainer", "step", "clip", "loss",
-)  # fmt: skip
+@attributes.elsewhere
 class Steps:
     """Call it to take a step: ``step(loss_function, batch, *optimizers)``.
 
@@ -278,8 +275,8 @@ class Steps:
         mine = self._samples(batch)
         if state.strategy.world_size == 1:
             return mine, mine
-        identical = state.strategy.world_size // state.strategy.data_ranks  # ranks that compute on the same samples
-        return mine, int(self._agree("step", f"{function} for {name or 'all optimizers'}", mine)) // identical
+        total = int(self._agree("step", f"{function} for {name or 'all optimizers'}", mine))
+        return mine, total // state.strategy.replicas
 
     def _samples(self, batch: Batch) -> int:
         """Return the number of samples in a step's batch on this rank; 0 on a padding batch."""

@@ -518,8 +518,7 @@ class Runtime(Joined):
     def _sum(self, weight: float) -> float:
         if self.world_size == 1:
             return weight
-        duplicates = self.world_size // self.strategy.data_ranks  # ranks with the same slice have the same weight
-        return self.bus.all_reduce(torch.tensor(weight, dtype=torch.float64), "sum").item() / duplicates
+        return self.bus.all_reduce(torch.tensor(weight, dtype=torch.float64), "sum").item() / self.strategy.replicas
 
 
 def _close(one: float, other: float) -> bool:
