@@ -47,7 +47,7 @@ def step(optimizer: Optimizer) -> None:
 
 
 @cache
-def _wrapped(method: Any) -> Callable[[Optimizer], Any] | None:
+def _wrapped(method: object) -> Callable[[Optimizer], Any] | None:
     """Return the function inside torch's wrapper, or None if the outermost wrapper is not torch's."""
     is_wrapper = _WRAPPER is not None and getattr(method, "__code__", None) is _WRAPPER
     return getattr(method, "__wrapped__", None) if is_wrapper else None

@@ -77,7 +77,7 @@ class History(attributes.Columns, dict[str, list[float]]):
 
         return elsewhere.module("hocket_insight.plotting").figure(self, names, by)
 
-    def __missing__(self, name: Any) -> list[float]:
+    def __missing__(self, name: object) -> list[float]:
         near = attributes.near(name, self)
         if isinstance(name, int | slice):
             near = next((each for each in self if each not in POSITION), "train/loss")

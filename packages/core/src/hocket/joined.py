@@ -46,11 +46,11 @@ class Joined:
         """The number of processes."""
         return self.strategy.world_size
 
-    def convert(self, module: Any) -> Any:
+    def convert(self, module: object) -> Any:
         """Move the module to the device, and convert it to the storage dtypes of the precision."""
         return self.bus.convert_module(self.place(module))
 
-    def place(self, module: Any) -> Any:
+    def place(self, module: object) -> Any:
         """Move the module to the device, unless the strategy moves it part by part."""
         return module if self.strategy.places else placement.move(module, self.device)
 

@@ -68,7 +68,7 @@ class Apart:
         self.losses = losses
 
 
-def as_loss(returned: Any) -> Loss:
+def as_loss(returned: object) -> Loss:
     """Convert the return value of a loss function: a scalar Tensor, ``(value, weight)``, a dict of named losses, or a Loss.
 
     A dict is summed, unless it has a ``"total"``, which is then the loss, while the others are logged. A tensor of one
@@ -119,7 +119,7 @@ def as_loss(returned: Any) -> Loss:
     return loss
 
 
-def _advice(returned: Any) -> str:
+def _advice(returned: object) -> str:
     if returned is None:
         return "End the function with a return statement, such as return loss."
     if isinstance(returned, int | float) or hasattr(returned, "__array__"):
@@ -188,7 +188,7 @@ _TOTALS = ("total", "totalloss", "losstotal", "sumloss", "overall", "overallloss
 _NOT_LOSSES = ("accuracy", "acc", "top1", "f1")
 
 
-def _check_weight(weight: Any) -> None:
+def _check_weight(weight: object) -> None:
     if weight is None or (isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0):
         return
     if not isinstance(weight, Tensor):
@@ -215,13 +215,13 @@ def _check_weight(weight: Any) -> None:
         )
 
 
-def reduction_of(loss: Any) -> Reduction | None:
+def reduction_of(loss: object) -> Reduction | None:
     """Return the declared reduction of a loss function such as ``torch.nn.MSELoss(reduction="sum")``, or None if unknown."""
     found = loss.keywords.get("reduction") if isinstance(loss, functools.partial) else getattr(loss, "reduction", None)
     return found if found in ("sum", *WHOLE) else None
 
 
-def own_loss(outputs: Any) -> Any:
+def own_loss(outputs: object) -> Any:
     """Return the loss in the outputs of a model that computes it itself (as in transformers), or None."""
     return outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
 

@@ -97,7 +97,7 @@ def masked(value: Any, *names: str) -> Any:
     return value
 
 
-def is_masked(value: Any) -> bool:
+def is_masked(value: object) -> bool:
     """Whether a value is a text in which `masked` has replaced a secret."""
     return isinstance(value, str) and bool(_MASKED.search(value))
 

@@ -18,7 +18,7 @@ from hocket.unusual import put_together, taken_apart
 DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
-def encode(value: Any, where: str = "the state", gather: bool = True) -> Any:
+def encode(value: object, where: str = "the state", gather: bool = True) -> Any:
     """Encode ``value`` as dicts with string keys, lists, and leaves that are tensors, bool, int, float, str, bytes or None.
 
     Other supported values (tuples, other keys, sets, NumPy arrays and numbers, dtypes and devices) become a dict with one key
@@ -58,12 +58,12 @@ def encode(value: Any, where: str = "the state", gather: bool = True) -> Any:
     )
 
 
-def decode(value: Any, copy: bool = True) -> Any:
+def decode(value: object, copy: bool = True) -> Any:
     """Undo :func:`encode`; with ``copy`` the tensors are copies, so that the tree can be reused."""
     return _decode(_copied(value) if copy else value)
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> Any:
     if isinstance(value, torch.Tensor):
         return value.clone()
     if isinstance(value, list):
@@ -71,7 +71,7 @@ def _copied(value: Any) -> Any:
     return {key: _copied(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
-def _decode(value: Any) -> Any:
+def _decode(value: object) -> Any:
     if isinstance(value, list):
         return [_decode(item) for item in value]
     if not isinstance(value, Mapping):

@@ -77,7 +77,7 @@ class Result:
 
     if not TYPE_CHECKING:
 
-        def __getitem__(self, name: Any) -> Any:
+        def __getitem__(self, name: object) -> Any:
             values = "history" if name in self.history and name not in self.metrics else "metrics"
             known = [*self.metrics, *self.history]
             name = name if name in known else attributes.near(name, known) or "eval/loss"

@@ -55,7 +55,7 @@ def local(folder: str | Path) -> Path:
     return Path(folder)
 
 
-def check_name(name: Any) -> str | None:
+def check_name(name: object) -> str | None:
     """Return the name if it is valid for a folder, or None if none was given. Raises TypeError, ValueError."""
     if name is None:
         return None

@@ -111,7 +111,7 @@ def preview(module: nn.Module, policies: Policies) -> list[str]:
     """
     names = []
 
-    def note(name: str, *_: Any) -> bool:
+    def note(name: str, *_: object) -> bool:
         names.append(name)
         return True
 
@@ -181,7 +181,7 @@ def replace_modules(module: nn.Module, policies: Policies) -> list[Replacement]:
     return replacements
 
 
-def _check_policies(policies: Any) -> None:
+def _check_policies(policies: object) -> None:
     """Raise TypeError unless policies are functions, or `Policy` objects, by class of module."""
     example = "{torch.nn.ReLU: lambda old, index: torch.nn.GELU()}"
     if not isinstance(policies, Mapping):
@@ -296,7 +296,7 @@ def _carry_hooks(replacement: Replacement) -> None:
         new._is_full_backward_hook = old._is_full_backward_hook
 
 
-def recast(module: nn.Module, kind: type[ModuleT], **attributes: Any) -> ModuleT:
+def recast(module: nn.Module, kind: type[ModuleT], **attributes: object) -> ModuleT:
     """Return ``module`` as an instance of ``kind``, a subclass of its class that overrides methods such as ``forward``.
 
     It has the same attributes, parameters, buffers and submodules (the same objects), and no forward or backward hooks:

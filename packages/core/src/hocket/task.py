@@ -339,7 +339,7 @@ def events_of(task: Task) -> TaskEvents | None:
 
 def task_of(
     model: nn.Module,
-    loss: Callable[[Any, Any], Any] | None,
+    loss: Any,
     inputs: Where = None,
     targets: Where = None,
     outputs: Where = None,

@@ -75,7 +75,7 @@ def dense_values(tensor: Tensor) -> Tensor:
     return tensor if tensor.layout is torch.strided else tensor.values()
 
 
-def sized_like(tensor: Tensor, value: Any) -> Tensor:
+def sized_like(tensor: Tensor, value: object) -> Tensor:
     """Return a tensor that ``value`` can be copied into: torch copies compressed sparse ones of equal numbers of elements only.
 
     The same tensor is changed in place.

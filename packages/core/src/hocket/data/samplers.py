@@ -25,7 +25,7 @@ DRAWN = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 DRAW_ONCE = (SequentialSampler, *DRAWN, list, tuple, range)
 
 
-def draws_once(sampler: Any) -> bool:
+def draws_once(sampler: object) -> bool:
     """Whether this is one of :data:`DRAW_ONCE`, or torch's BatchSampler over one; subclasses may do anything."""
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
     return type(inner) in DRAW_ONCE or getattr(inner, "own_stream", False)

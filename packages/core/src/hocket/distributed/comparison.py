@@ -85,7 +85,7 @@ def of_settings(settings: Settings, model: nn.Module) -> Given:
     return {**of_values(settings.of_all_ranks()), **presence, "model": shapes(model)}
 
 
-def of_data(data: Any) -> list[str]:
+def of_data(data: object) -> list[str]:
     """Describe training data: how several loaders are combined, and of other data whether there is any."""
     return [] if data is None else [repr(data) if isinstance(data, Several) else "given"]
 
@@ -122,7 +122,7 @@ def of_sets(sets: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     """Describe a value identically in every process. Functions, and objects without a custom repr, are given by name."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {text(item)}" for key, item in value.items()) + "}"

@@ -179,7 +179,7 @@ def uniform(tensors: Sequence[Tensor]) -> bool:
     )
 
 
-def _norm_over_mesh(tensors: Sequence[Any], mesh: Any, order: float) -> Tensor:
+def _norm_over_mesh(tensors: Sequence[Any], mesh: object, order: float) -> Tensor:
     # Elements held by several ranks would count several times in a sum over ranks, but not in a maximum.
     held: dict[int, list[Tensor]] = {}
     for tensor in map(_values, tensors):

@@ -14,7 +14,7 @@ import torch
 
 
 class _Pickler(pickle.Pickler):
-    def persistent_id(self, item: Any) -> Any:
+    def persistent_id(self, item: object) -> Any:
         if isinstance(item, torch.device) and item.type != "cpu":
             return item.type, None, None
         if not isinstance(item, torch.Tensor) or item.device.type == "cpu":
@@ -37,7 +37,7 @@ class _Unpickler(pickle.Unpickler):
         return tensor if parameter is None else torch.nn.Parameter(tensor, parameter)
 
 
-def pack(item: Any) -> bytes:
+def pack(item: object) -> bytes:
     """Return an object as bytes, in which no tensor is bound to a device of this process."""
     buffer = io.BytesIO()
     _Pickler(buffer).dump(item)

@@ -16,7 +16,7 @@ from hocket.ours import is_ours
 T = TypeVar("T")
 
 
-def missing(owner: str, name: str, obj: Any) -> str:
+def missing(owner: str, name: str, obj: object) -> str:
     """Return the message for an attribute that does not exist: what other libraries mean by it, or a similar name."""
     if name.startswith("_"):  # dir() itself looks for some
         return f"{owner} has no {name!r}."
@@ -68,10 +68,10 @@ class Elsewhere:
     def __init__(self, owner: str, name: str) -> None:
         self._owner, self._name = owner, name
 
-    def __get__(self, obj: Any, owner: type) -> Any:
+    def __get__(self, obj: object, owner: type) -> Any:
         raise AttributeError(missing(self._owner, self._name, obj), name=self._name)
 
-    def __set__(self, obj: Any, value: Any) -> None:
+    def __set__(self, obj: object, value: object) -> None:
         text = names.listed(self._name, "attributes", self._owner)
         raise AttributeError(f"{self._owner}.{self._name} cannot be set: nothing would read it. Write {text}.")
 
@@ -154,7 +154,7 @@ def _names_in(code: CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names_in, inner))
 
 
-def near(name: Any, there: Iterable[str]) -> str | None:
+def near(name: object, there: Iterable[str]) -> str | None:
     """Return the name most like this one, such as ``eval/loss`` for ``eval_loss``, or None."""
     return next(iter(difflib.get_close_matches(str(name), list(there), 1, 0.5)), None)
 
@@ -179,7 +179,7 @@ class Columns:
 class Values(Columns, dict[str, float]):
     """Values by name, such as ``eval/loss``, that lists the names if one does not exist."""
 
-    def __missing__(self, name: Any) -> float:
+    def __missing__(self, name: object) -> float:
         there = ", ".join(map(repr, self)) or "none, without an evaluation"
         if found := near(name, self):
             write = f"Write {found!r}"

@@ -18,7 +18,7 @@ _REDUCTIONS = ("mean", "sum", "min", "max", "last", "metric")
 _OVER = ("interval", "epoch")
 
 
-def over(given: Any) -> tuple[str, ...]:
+def over(given: object) -> tuple[str, ...]:
     """Return what a value is reduced over, as a tuple. Raises ValueError or TypeError."""
     asked = (given,) if isinstance(given, str) else given
     if not isinstance(asked, Sequence) or not asked or not all(isinstance(each, str) for each in asked):
@@ -32,7 +32,7 @@ def over(given: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(asked))
 
 
-def check_name(name: Any) -> None:
+def check_name(name: object) -> None:
     """Raise TypeError for a name that is no text."""
     if not isinstance(name, str) or not name:
         raise TypeError(
@@ -41,7 +41,7 @@ def check_name(name: Any) -> None:
         )
 
 
-def check(name: Any, reduce: Any, weight: Any) -> None:
+def check(name: object, reduce: object, weight: object) -> None:
     """Raise TypeError or ValueError for a name, a reduction or a weight that cannot be."""
     check_name(name)
     if reduce not in _REDUCTIONS:
@@ -91,13 +91,13 @@ def unnamed(given: tuple[Any, ...]) -> TypeError:
     )
 
 
-def not_a_number(name: str, value: Any) -> TypeError:
+def not_a_number(name: str, value: object) -> TypeError:
     """Return the error for a value that is not one number."""
     found, write = found_instead(value)
     return TypeError(f"{name!r} was logged as {found}. {write}")
 
 
-def found_instead(value: Any) -> tuple[str, str]:
+def found_instead(value: object) -> tuple[str, str]:
     """Return what a value is that is not one number, and what to log instead."""
     if isinstance(value, Tensor) and value.numel() != 1:
         found, write = (
@@ -127,7 +127,7 @@ def found_instead(value: Any) -> tuple[str, str]:
     return found, write
 
 
-def not_a_metric(name: str, value: Any) -> TypeError:
+def not_a_metric(name: str, value: object) -> TypeError:
     """Return the error for a number in place of a metric object."""
     return TypeError(
         f"{name!r} was logged as {short(value)} with reduce='metric', or was a metric before. Log the object itself, with "
@@ -135,7 +135,7 @@ def not_a_metric(name: str, value: Any) -> TypeError:
     )
 
 
-def not_combined(name: str, value: Any, world: int) -> TypeError:
+def not_combined(name: str, value: object, world: int) -> TypeError:
     """Return the error for a metric object that ranks cannot combine."""
     return TypeError(
         f"The metric {type(value).__name__} logged as {name!r} cannot be combined over {world} ranks. Log a torchmetrics "
@@ -143,7 +143,7 @@ def not_combined(name: str, value: Any, world: int) -> TypeError:
     )
 
 
-def in_buffers(name: str, value: Any, buffers: Iterable[str]) -> ValueError:
+def in_buffers(name: str, value: object, buffers: Iterable[str]) -> ValueError:
     """Return the error for a metric whose sums other ranks overwrite."""
     return ValueError(
         f"The metric {type(value).__name__} logged as {name!r} is a module of the Task with sums in buffers "
@@ -152,7 +152,7 @@ def in_buffers(name: str, value: Any, buffers: Iterable[str]) -> ValueError:
     )
 
 
-def shared_metric(name: str, value: Any) -> ValueError:
+def shared_metric(name: str, value: object) -> ValueError:
     """Return the error for a metric object that training and evaluation have in common."""
     return ValueError(
         f"The metric {type(value).__name__} logged as {name!r} is logged in training and in evaluation, whose values would "

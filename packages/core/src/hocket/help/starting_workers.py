@@ -26,7 +26,7 @@ def explain(error: BaseException, loader: Any) -> None:
         )
 
 
-def _unpicklable(value: Any, text: str, place: str, depth: int = 8) -> tuple[str, Any] | None:
+def _unpicklable(value: object, text: str, place: str, depth: int = 8) -> tuple[str, Any] | None:
     """Return the innermost part of a value that pickle refuses with this message, and its place; None if there is none."""
     for where, part in _parts(value, place) if depth else ():
         try:
@@ -37,7 +37,7 @@ def _unpicklable(value: Any, text: str, place: str, depth: int = 8) -> tuple[str
     return None
 
 
-def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+def _parts(value: object, place: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         yield from (
             (f"{place}.{key}" if place == "loader" else f"{place}[{key!r}]", each) for key, each in value.items()
@@ -56,13 +56,13 @@ class _Nowhere:
         return len(data)
 
 
-def _what(value: Any) -> str:
+def _what(value: object) -> str:
     if isinstance(value, types.FunctionType | type):
         return f"the {'class' if isinstance(value, type) else 'function'} {value.__qualname__}"
     return f"an object of the class {type(value).__qualname__}"
 
 
-def _remedy(value: Any) -> str:
+def _remedy(value: object) -> str:
     if isinstance(value, types.FunctionType):
         return "Write def … at the top level of a module and give that function"
     if isinstance(value, type) or "<locals>" in type(value).__qualname__:

@@ -27,7 +27,7 @@ _SHOWN = ("lr", "weight_decay")
 
 def make_groups(
     part: nn.Module,
-    groups: Any = None,
+    groups: object = None,
     layer_decay: float | None = None,
     routes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
@@ -138,7 +138,7 @@ def _options(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params"}
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
@@ -154,7 +154,7 @@ def _matches(name: str, parameter: nn.Parameter, pattern: str) -> bool:
     )  # "*.bias" is also the bias of the model itself
 
 
-def check_groups(groups: Any) -> Sequence[Mapping[str, Any]]:
+def check_groups(groups: object) -> Sequence[Mapping[str, Any]]:
     """Return the ``groups`` of a configuration. Raises PluginConfigError for one without a pattern or without options."""
     if groups is None:
         return ()
@@ -185,7 +185,7 @@ def _check_pattern(pattern: str, parameters: Mapping[str, nn.Parameter]) -> None
     raise PluginConfigError(f"match={pattern!r} matches none of the {len(parameters)} parameters. Write {names}.")
 
 
-def _factors(part: nn.Module, names: Sequence[str], decay: Any) -> dict[str, float]:
+def _factors(part: nn.Module, names: Sequence[str], decay: object) -> dict[str, float]:
     if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 < decay <= 1:
         raise PluginConfigError(
             f"layer_decay={decay!r} is not a factor per layer: give a number in (0, 1], such as 0.75."

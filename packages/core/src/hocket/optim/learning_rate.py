@@ -245,7 +245,7 @@ class OnPlateau:
 
 
 def make_schedules(
-    given: Any, optimizers: Sequence[Optimizer], every: str | Time | None, names: Sequence[str] = ()
+    given: object, optimizers: Sequence[Optimizer], every: str | Time | None, names: Sequence[str] = ()
 ) -> list[LearningRate]:
     """Return the schedule of every optimizer.
 
@@ -273,7 +273,7 @@ def make_schedules(
     return made
 
 
-def _make_all(given: Any, optimizers: Sequence[Optimizer], every: Time, names: Sequence[str]) -> list[LearningRate]:
+def _make_all(given: object, optimizers: Sequence[Optimizer], every: Time, names: Sequence[str]) -> list[LearningRate]:
     if given is None:
         return []
     if not optimizers:
@@ -355,7 +355,7 @@ def _make(given: Any, optimizer: Optimizer, every: Time, number: int) -> Learnin
     return (Updated if callable(getattr(made, "step_update", None)) else Stepped)(made, optimizer, every)
 
 
-def _is_scheduler(given: Any) -> bool:
+def _is_scheduler(given: object) -> bool:
     """Whether it is an object that sets learning rates when its ``step`` is called; an optimizer is none."""
     steps = callable(getattr(given, "step", None)) and not isinstance(given, type | Optimizer)
     return isinstance(given, LRScheduler) or steps

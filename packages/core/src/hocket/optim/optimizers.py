@@ -104,7 +104,7 @@ def has_modes(optimizer: Optimizer) -> bool:
     return all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
 
 
-def _make(given: Any, part: nn.Module, replacements: Sequence[Replacement]) -> Optimizer:
+def _make(given: object, part: nn.Module, replacements: Sequence[Replacement]) -> Optimizer:
     if isinstance(given, Optimizer):
         if replacements:
             from hocket.surgery import update_optimizer

@@ -19,7 +19,7 @@ SWEEP = "sweep.json"
 POSITION = ("epoch", "batch", "sample", "token", "seconds")
 
 
-def strict(value: Any) -> Any:
+def strict(value: object) -> Any:
     """Replace non-finite floats by strings and convert containers to JSON types. Objects of other types are unchanged."""
     if isinstance(value, float):
         return value if math.isfinite(value) else {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
@@ -80,7 +80,7 @@ def size(path: Path) -> int:
     return 0
 
 
-def number(value: Any) -> float | None:
+def number(value: object) -> float | None:
     """Return a value of a line as a number, ``"NaN"`` and ``"Infinity"`` too; None if it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
@@ -93,13 +93,13 @@ def number(value: Any) -> float | None:
     return value
 
 
-def finite(value: Any) -> float | None:
+def finite(value: object) -> float | None:
     """Return a value as a finite number; None if it is none."""
     found = number(value)
     return None if found is None or not math.isfinite(found) else found
 
 
-def inside(folder: Path, name: Any) -> Path | None:
+def inside(folder: Path, name: object) -> Path | None:
     """Return the path of a file that a line names, or None if it is not within the folder."""
     if isinstance(name, str):
         with suppress(OSError, ValueError):

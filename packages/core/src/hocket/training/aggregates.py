@@ -75,7 +75,7 @@ class Aggregates:
     def __reduce__(self) -> Any:
         return type(None), ()
 
-    def __deepcopy__(self, memo: Any) -> None:
+    def __deepcopy__(self, memo: object) -> None:
         return None
 
     # --- collect
@@ -116,7 +116,7 @@ class Aggregates:
                 if counts:
                     each.add(value, counted)
 
-    def _converted(self, name: str, value: Any, accumulator: Accumulator) -> Any:
+    def _converted(self, name: str, value: object, accumulator: Accumulator) -> Any:
         """Return a number as a float, and a tensor of a subclass or a metric as it is."""
         if isinstance(accumulator, OfMetric):
             if not is_metric(value):
@@ -180,7 +180,7 @@ class Aggregates:
                 if type(value) not in _TENSORS and is_metric(value):
                     self._ignored[id(value)] = value
 
-    def logs(self, metric: Any) -> bool:
+    def logs(self, metric: object) -> bool:
         """Whether an object was logged as a metric, whose state is part of what was collected."""
         return id(metric) in self._owners
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hocket.types import Batch
 
 
-def check_carry(state: State, batch: Batch, carry: Any) -> None:
+def check_carry(state: State, batch: Batch, carry: object) -> None:
     """Raise ValueError if ``carry`` has another number of samples than the batch, unless the task splits batches itself."""
     kind = type(state.task)
     if carry is None or (kind.split, kind.count) != (Task.split, Task.count):
@@ -55,7 +55,7 @@ def split_carry(
     return [(unpadded(each)[0],) for each in of_each]
 
 
-def check_kept(state: State, kept: Any, samples: int) -> None:
+def check_kept(state: State, kept: object, samples: int) -> None:
     """Raise ValueError unless ``kept`` has one entry for each sample, so that it can be joined over microbatches."""
     task = state.task
     if type(task).join is not Task.join:

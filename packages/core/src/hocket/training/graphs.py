@@ -33,7 +33,7 @@ def may_overwrite(task: nn.Module, options: Mapping[str, Any] | None, device: to
     return any(_has_graphs(call, device) for call in calls if call is not None)
 
 
-def _has_graphs(compiled: Any, device: torch.device) -> bool:
+def _has_graphs(compiled: object, device: torch.device) -> bool:
     """Whether compiled code uses CUDA graphs; also True for backends that do not say it."""
     config = compiled.get_compiler_config() if hasattr(compiled, "get_compiler_config") else None
     return device.type == "cuda" and bool(config["triton.cudagraphs"]) if config else True
@@ -43,7 +43,7 @@ def _nothing() -> None:
     pass
 
 
-def copied(values: Any) -> Any:
+def copied(values: object) -> Any:
     """Return copies of all tensors, with their gradients."""
     return map_tensors(torch.clone, values)
 

@@ -22,17 +22,17 @@ from hocket.data.nesting import map_tensors, move
 from hocket.data.stateful import has_state
 
 
-def adapted(metric: Any) -> MetricAdapter:
+def adapted(metric: object) -> MetricAdapter:
     """Return the adapter of a metric."""
     return next(cls for cls in _ADAPTERS if cls.serves(metric))(metric)
 
 
-def is_metric(obj: Any) -> bool:
+def is_metric(obj: object) -> bool:
     """Whether it is an object with ``update``, ``compute`` and ``reset``."""
     return all(callable(getattr(obj, name, None)) for name in ("update", "compute", "reset"))
 
 
-def copy_of(metric: Any) -> Any:
+def copy_of(metric: object) -> Any:
     """Return a copy of a metric, without the hooks that others have on its passes, and without graphs."""
     modules = metric.modules() if isinstance(metric, torch.nn.Module) else ()
     attributes = [_attributes(metric), *map(vars, modules)]
@@ -56,7 +56,7 @@ class MetricAdapter:
         self.metric = metric
 
     @classmethod
-    def serves(cls, metric: Any) -> bool:
+    def serves(cls, metric: object) -> bool:
         """Whether the metric is of this library."""
         return True
 
@@ -87,7 +87,7 @@ class MetricAdapter:
         if hasattr(self.metric, "to"):
             self.metric = self.metric.to(device)
 
-    def reduce_within(self, group: Any) -> None:
+    def reduce_within(self, group: object) -> None:
         """Have ``compute`` reduce over the ranks of a process group only, if it reduces itself."""
 
     def detach(self) -> None:
@@ -126,7 +126,7 @@ class Torchmetrics(MetricAdapter):
     reduces_itself = True
 
     @classmethod
-    def serves(cls, metric: Any) -> bool:
+    def serves(cls, metric: object) -> bool:
         """See :meth:`MetricAdapter.serves`."""
         return isinstance(metric, _classes("Metric"))
 
@@ -145,7 +145,7 @@ class Torchmetrics(MetricAdapter):
             for part in self._parts(self.metric).values()
         )
 
-    def reduce_within(self, group: Any) -> None:
+    def reduce_within(self, group: object) -> None:
         """See :meth:`MetricAdapter.reduce_within`."""
         for each in self.metric.modules():
             each.process_group = group
@@ -194,7 +194,7 @@ class Collection(Torchmetrics):
     """A MetricCollection. Metrics of a group share their states once they have been updated; then the first one's are used."""
 
     @classmethod
-    def serves(cls, metric: Any) -> bool:
+    def serves(cls, metric: object) -> bool:
         """See :meth:`MetricAdapter.serves`."""
         return isinstance(metric, _classes("MetricCollection"))
 
@@ -252,16 +252,16 @@ def _merge(metric: Any, later: Any) -> None:
     metric._update_count = first + second
 
 
-def _own_merge(metric: Any) -> bool:
+def _own_merge(metric: object) -> bool:
     inherited = (getattr(each, "merge_state", None) for each in _classes("Metric"))
     return getattr(type(metric), "merge_state", None) not in (None, *inherited)
 
 
-def _name(function: Any) -> str:
+def _name(function: object) -> str:
     return getattr(function, "__name__", "")
 
 
-def _listed(values: Any) -> list[Any]:
+def _listed(values: object) -> list[Any]:
     return list(values) if isinstance(values, list) else [values]
 
 
@@ -271,13 +271,13 @@ def _classes(name: str) -> tuple[type, ...]:
     return () if found is None else (found,)
 
 
-def _attributes(obj: Any) -> dict[str, Any]:
+def _attributes(obj: object) -> dict[str, Any]:
     """Return the attributes of an object, those in ``__slots__`` too."""
     slots = copyreg._slotnames(type(obj))  # type: ignore[attr-defined]
     return {name: getattr(obj, name) for name in slots if hasattr(obj, name)} | getattr(obj, "__dict__", {})
 
 
-def _has_graph(value: Any) -> bool:
+def _has_graph(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.grad_fn is not None
 
 

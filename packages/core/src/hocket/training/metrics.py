@@ -101,7 +101,7 @@ class MetricSet:
             each.metric.reset()
         self._seen = False
 
-    def update(self, outputs: Any, batch: Batch) -> None:
+    def update(self, outputs: object, batch: Batch) -> None:
         """Update every metric with one microbatch, without gradients."""
         self._seen = True
         with torch.no_grad():
@@ -184,7 +184,7 @@ class MetricSet:
             self._seen = True
 
 
-def _made(returned: Any, function: str) -> Mapping[str, Any]:
+def _made(returned: object, function: str) -> Mapping[str, Any]:
     """Return metrics by name, from what a function returned. Raises TypeError or ValueError for what are no metrics."""
     try:
         made = objects.metrics(returned, {})

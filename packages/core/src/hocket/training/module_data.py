@@ -80,7 +80,7 @@ class ModuleData:
             self.module.load_extra_state(saved["extra"])
 
 
-def misfits(module: ModuleData | None, extra: Any) -> list[str]:
+def misfits(module: ModuleData | None, extra: object) -> list[str]:
     """Return why the extra state of a checkpoint's data module cannot be loaded; empty if it can."""
     if extra is None:
         return []
@@ -96,7 +96,7 @@ def misfits(module: ModuleData | None, extra: Any) -> list[str]:
     return []
 
 
-def checked(data: Any, given: Mapping[str, Any]) -> DataModule:
+def checked(data: object, given: Mapping[str, Any]) -> DataModule:
     """Return a data module given as ``data=``. Raises TypeError for anything else, with what to write.
 
     Args:

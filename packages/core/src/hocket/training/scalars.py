@@ -89,7 +89,7 @@ def checked(name: str, value: Any) -> float | torch.Tensor:
         raise help_logged.not_a_number(name, value) from None
 
 
-def named(name: str, value: Any) -> dict[str, Any]:
+def named(name: str, value: object) -> dict[str, Any]:
     """Return a number under its name, and the elements of a mapping or a vector under ``name/key``."""
     if isinstance(value, Mapping):
         return {key: item for part, inner in value.items() for key, item in named(f"{name}/{part}", inner).items()}

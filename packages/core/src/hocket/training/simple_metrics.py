@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +66,7 @@ class Accuracy(Mean):
     #: The label that does not count.
     ignored = -100
 
-    def follow(self, loss: Any) -> None:
+    def follow(self, loss: object) -> None:
         """Read outputs and labels as a loss function of torch does; others leave it as it is."""
         if (said := classes(loss)) is not None:
             self.ignored = said[1]

@@ -53,7 +53,7 @@ StepResult.__getattr__ = _missing  # type: ignore[attr-defined]
 _NOTHING: Any = object()
 
 
-def _code(function: Any) -> Any:
+def _code(function: object) -> Any:
     """Return the code of a loss function, which is the same in every batch for a method, a lambda and a partial."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -61,7 +61,7 @@ def _code(function: Any) -> Any:
     return getattr(function, "__code__", type(function))
 
 
-def _described(function: Any) -> str:
+def _described(function: object) -> str:
     """Return the name of a loss function, by which ranks compare it."""
     code = _code(function)
     return f"{code.co_qualname} (line {code.co_firstlineno})" if hasattr(code, "co_qualname") else code.__qualname__
@@ -186,7 +186,7 @@ class Steps:
 
     # --- inside
 
-    def _check_call(self, loss_function: Any, batch: Batch, optimizers: Sequence[Any]) -> None:
+    def _check_call(self, loss_function: object, batch: Batch, optimizers: Sequence[Any]) -> None:
         """Raise TypeError for arguments that are something else; RuntimeError if a step cannot be taken now."""
         if self._busy:
             raise RuntimeError(f"step(…) is called in {self.caller}, not in a loss function: return the loss there.")
@@ -252,7 +252,7 @@ class Steps:
             own = set(map(id, parameters_of(step.optimizers)))
             step.others = [p for p in parameters_of(others) if p.requires_grad and id(p) not in own]
 
-    def _compile(self, own: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _compile(self, own: object, function: Callable[..., Any]) -> Callable[..., Any]:
         if self._compiled is None or own is None:
             return function
         if own not in self._functions:
@@ -395,7 +395,7 @@ def _versions(batch: Batch) -> list[int]:
     return found
 
 
-def _attributes(task: Any) -> dict[str, Any]:
+def _attributes(task: object) -> dict[str, Any]:
     """Return the numbers and texts among the attributes of a task, and the identities of tensors."""
     values = {name: each for name, each in vars(task).items() if name[0] != "_"}
     kinds = {name: id(each) if isinstance(each, Tensor) else each for name, each in values.items()}

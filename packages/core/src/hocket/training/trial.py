@@ -89,7 +89,7 @@ class _Written(TorchDispatchMode):
 
 
 def _note(
-    value: Any,
+    value: object,
     undo: list[Callable[[], Any]],
     seen: set[int],
     tensors: list[Tensor],
@@ -124,7 +124,7 @@ def _note(
         _note(each, undo, seen, tensors)
 
 
-def _collects(value: Any) -> bool:
+def _collects(value: object) -> bool:
     methods = (getattr(value, "update", None), getattr(value, "reset", None))
     return hasattr(value, "__dict__") and not isinstance(value, nn.Module | type) and all(map(callable, methods))
 
