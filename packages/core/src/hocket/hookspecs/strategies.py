@@ -53,10 +53,6 @@ class StrategyLike(Protocol):
         """The number of slices of a global batch; a divisor of ``world_size``."""
 
     @property
-    def replicas(self) -> int:
-        """The number of ranks that compute on the same slice: a sum over all ranks counts each slice so many times."""
-
-    @property
     def data_group(self) -> Any:
         """The process group of the ranks that hold the same part of the model and get different data; None for all ranks."""
 
@@ -231,3 +227,8 @@ class StrategyHooks:
     ) -> bool:
         """Load the full state of the optimizer, or the state that ``optimizer_shards`` returned."""
         raise NotImplementedError
+
+
+def replicas(strategy: StrategyLike) -> int:
+    """Return the number of ranks that compute on the same slice: a sum over all ranks counts each slice so many times."""
+    return strategy.world_size // strategy.data_ranks

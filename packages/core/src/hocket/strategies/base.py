@@ -60,11 +60,6 @@ class Strategy:
         """See :class:`hocket.hookspecs.StrategyLike`: by default each rank has a different slice of the batch."""
         return self.world_size
 
-    @property
-    def replicas(self) -> int:
-        """See :class:`hocket.hookspecs.StrategyLike`."""
-        return self.world_size // self.data_ranks
-
     def setup_environment(self, device: Device) -> torch.device:
         """See :meth:`hocket.hookspecs.StrategyHooks.setup_environment`."""
         return device.torch_device(self.local_rank)

@@ -13,6 +13,7 @@ import torch
 from hocket.data.batches import unpadded
 from hocket.data.windows import Window
 from hocket.help import warn
+from hocket.hookspecs.strategies import replicas
 from hocket.state import State
 from hocket.task import Task
 from hocket.training.actions import miscounted
@@ -59,7 +60,7 @@ def _parts(state: State, number: int) -> Iterator[_Part]:
     totals = samples
     if state.strategy.world_size > 1:
         totals = [
-            total // state.strategy.replicas for total in state.bus.all_reduce(torch.tensor(samples), "sum").tolist()
+            total // replicas(state.strategy) for total in state.bus.all_reduce(torch.tensor(samples), "sum").tolist()
         ]
     if sum(totals) < number and state.strategy.rank == 0:
         warn(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hocket.data.nesting import map_tensors
 from hocket.help import attributes, warn
+from hocket.hookspecs.strategies import replicas
 from hocket.plugins.errors import PlanError
 from hocket.plugins.kinds import singular
 from hocket.task import Task
@@ -276,7 +277,7 @@ class Steps:
         if state.strategy.world_size == 1:
             return mine, mine
         total = int(self._agree("step", f"{function} for {name or 'all optimizers'}", mine))
-        return mine, total // state.strategy.replicas
+        return mine, total // replicas(state.strategy)
 
     def _samples(self, batch: Batch) -> int:
         """Return the number of samples in a step's batch on this rank; 0 on a padding batch."""
