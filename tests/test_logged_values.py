@@ -350,31 +350,27 @@ def test_copies_within_a_run_are_not_in_it() -> None:
     near(task_trainer(copies[0]).fit("1ep").metrics, expected(all_features()), "train/")
 
 
-@pytest.mark.parametrize("kind", ["method", "attribute", "module", "parameter", "buffer", "added"])
-def test_what_a_task_calls_log_is_its_own(kind: str) -> None:
+def test_a_task_may_define_a_log_of_its_own() -> None:
     class Mine(Net):
-        def loss(self, outputs: Tensor, batch: Any) -> Tensor:
-            added = self.log(outputs) if callable(self.log) else outputs + self.log
-            return F.cross_entropy(added, batch[1])
-
-    class Method(Mine):
         def log(self, outputs: Tensor) -> Tensor:  # type: ignore[override]
             return outputs * 2
 
-    task: Any = Method() if kind == "method" else Mine()
-    if kind == "attribute":
-        task.log = torch.exp
-    elif kind == "module":
-        task.log = nn.Linear(3, 3)
-    elif kind == "added":
-        task.add_module("log", nn.Linear(3, 3))
-    elif kind == "parameter":
-        task.log = nn.Parameter(torch.ones(3))
-    elif kind == "buffer":
-        task.register_buffer("log", torch.ones(3))
-    trainer = task_trainer(task, duration="1ba")
-    assert trainer.fit().timestamp.batch == 1
-    assert ("log" in {name.partition(".")[0] for name in task.state_dict()}) == (kind not in ("method", "attribute"))
+        def loss(self, outputs: Tensor, batch: Any) -> Tensor:
+            return F.cross_entropy(self.log(outputs), batch[1])
+
+    assert task_trainer(Mine(), duration="1ba").fit().timestamp.batch == 1
+
+
+@pytest.mark.parametrize(
+    "value", [torch.exp, nn.Linear(3, 3), nn.Parameter(torch.ones(3))], ids=lambda v: type(v).__name__
+)
+def test_nothing_else_of_a_task_is_called_log(value: Any) -> None:
+    with pytest.raises(
+        AttributeError, match=r"self.log of Net cannot be assigned.*another name, such as self.log_layer"
+    ):
+        Net().log = value
+    with pytest.raises(KeyError, match="'log' already exists"):
+        Net().register_buffer("log", torch.ones(3))
 
 
 def test_a_compiled_task_logs() -> None:

@@ -253,7 +253,7 @@ def _run_state_preserved(state: State) -> Iterator[None]:
                 generator = torch.Generator().set_state(now)
                 generators[key] = generator.manual_seed(generator.initial_seed()).get_state()
         state.generators.load_state_dict(generators)
-        state.logged = logged
+        state.values.logged = logged
 
 
 #: The hooks that are called for each microbatch, in which a plug-in might change its state.

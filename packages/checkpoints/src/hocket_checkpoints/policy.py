@@ -14,6 +14,7 @@ from typing import Any, Literal, NoReturn
 from torch import nn
 
 from hocket.callback import Callback
+from hocket.content import by_own_names
 from hocket.distributed.agreement import ranks_of
 from hocket.distributed.dtensors import local
 from hocket.help import objects, warn
@@ -21,7 +22,7 @@ from hocket.help.arguments import understood
 from hocket.hookspecs import hookimpl
 from hocket.plain_data import encode
 from hocket.plugins.errors import PlanError
-from hocket.state import State, by_own_names
+from hocket.state import State
 from hocket.time import Interval
 from hocket.training import seeding
 from hocket.training.due import Due
@@ -137,12 +138,13 @@ class Checkpoints(Callback):
 
         Raises CheckpointError, on all ranks, if the run is new and there are checkpoints of other runs.
         """
-        if self._requeue and state.resumes != "auto":
+        resume = state.identity.resumes
+        if self._requeue and resume != "auto":
             raise ValueError(
-                f"Checkpoints(requeue=True) starts the job again, and resume={state.resumes!r} would not continue its run. "
+                f"Checkpoints(requeue=True) starts the job again, and {resume=} would not continue its run. "
                 "Pass resume='auto' to the Trainer."
             )
-        if state.resumes is None:
+        if resume is None:
             self.begin_run(state)
         self._state = weakref.ref(state)
         self._frozen = FrozenWeights() if (self._only or state.task.checkpoints_only) else None

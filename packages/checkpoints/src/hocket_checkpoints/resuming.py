@@ -11,7 +11,7 @@ from hocket.distributed.agreement import ranks_of
 from hocket.distributed.ranks import Ranks
 from hocket.errors import CheckpointError
 from hocket.help import warn
-from hocket.run_folder import Run, RunFolder, check_name
+from hocket.run_folder import Run, RunFolder, check_name, is_url
 from hocket.training import seeding
 from hocket_checkpoints.content import of_run
 from hocket_checkpoints.storage.manifest import LATEST
@@ -71,10 +71,9 @@ def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = No
         if checkpoints is not None and store is own:
             # Checkpoints of older versions have no run identity; from here on the run has one.
             named = None if state.run.made_up else state.run.name
-            state.run = Run(
-                str(tree.get("run_id", state.run.id)), named or check_name(tree["run_name"]) or state.run.name
-            )
-            state.folder = RunFolder(state.folder.path.parent, state.run, continues=True)
+            run_name = named or check_name(tree["run_name"]) or state.run.name
+            state.identity.run = run = Run(str(tree.get("run_id", state.run.id)), run_name)
+            state.identity.folder = RunFolder(state.folder.path.parent, run, continues=True)
             checkpoints.continue_run(state, name, newest=where == "auto")
         elif checkpoints is not None:  # a branch: a run of its own
             checkpoints.begin_run(state)
@@ -86,7 +85,7 @@ def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = No
             f"weights only, omit resume= and call trainer.load_weights('{store.folder}/{name}')."
         )
         raise
-    state.resumed_from = f"{str(store.folder).rstrip('/')}/{name}"
+    state.identity.resumed_from = f"{str(store.folder).rstrip('/')}/{name}"
     if checkpoints is not None and store is own:
         checkpoints.note_saved(state)
 
@@ -120,7 +119,7 @@ def locate(where: str | Path, own: Store | None, ranks: Ranks, write: str = "res
     Args:
         write: the argument, for the advice of an error.
     """
-    path = str(where) if "://" in str(where) else os.path.realpath(where)
+    path = str(where) if is_url(where) else os.path.realpath(where)
     folder, _, name = path.rstrip("/").rpartition("/")
     store = Store(folder or "/")
     store = own if own is not None and store.where == own.where else store

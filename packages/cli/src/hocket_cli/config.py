@@ -77,7 +77,7 @@ def trainer_from(
     described = (of or Configuration)(read.document)
     with _warnings_in_yaml(), described.trainer(needs, instead) as trainer:
         made = recorded.about(read, trainer.state, described.distributions)
-        trainer.state.config = recorded.text(described.resolved(), made)
+        trainer.state.identity.config = recorded.text(described.resolved(), made)
         if read.repeats is not None and trainer.state.strategy.rank == 0:
             differ = recorded.differences(read.made, made, trainer.settings.seed)
             print(

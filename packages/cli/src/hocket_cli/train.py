@@ -87,10 +87,10 @@ def _record(trainer: Trainer, args: argparse.Namespace) -> None:
     from hocket_cli.overrides import without_secrets
 
     state = trainer.state
-    folder = state.folder
-    if folder.lasting and state.strategy.rank == 0 and state.config is not None:
-        state.config = recorded.continued(folder.claim() / recorded.NAME, state.config)
-        recorded.write(folder.path, state.config)
+    folder, identity = state.folder, state.identity
+    if folder.lasting and state.strategy.rank == 0 and identity.config is not None:
+        identity.config = recorded.continued(folder.claim() / recorded.NAME, identity.config)
+        recorded.write(folder.path, identity.config)
     changes = [without_secrets(each, "…") for each in args.changes if not each.startswith("resume=")]
     config = str(folder.path / recorded.NAME) if args.source is not None else args.config
     trust = ["--trust"] if args.trust else []

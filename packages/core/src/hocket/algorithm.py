@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from hocket.data.stateful import Stateful
+from hocket.help import names
 from hocket.help.attributes import Named
-from hocket.hookspecs import Event
+from hocket.hookspecs import Actions, Event
 from hocket.hookspecs.needs import Need
+from hocket.plugins.errors import HookError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -93,3 +96,74 @@ class Algorithm(Stateful):
         says the same. Of a `hocket.Span` that never opens, a fit warns without this.
         """
         return ""
+
+    def declared_listeners(self, name: str, methods: Collection[str]) -> dict[str, Callable[[State], None]]:
+        """Return a listener for each of ``events``, by the name of the hook; the bus calls this as it attaches the algorithm.
+
+        Args:
+            name: of the algorithm in its Trainer.
+            methods: the hooks that it defines as methods.
+
+        Raises:
+            HookError: one of them is no action, or ``events`` and the other declarations have another form.
+        """
+        events = {event.value for event in Event}
+        actions = {action for action in vars(Actions) if not action.startswith("_")}
+        if other := [method for method in methods if method not in actions]:
+            raise HookError(
+                f"Algorithm '{name}' defines {other[0]}(), but algorithms act on events in apply(event, state). Add "
+                f"Event.{other[0].upper()} to its `events`, or make it a hocket.Callback."
+                if other[0] in events
+                else f"Algorithm '{name}' defines {other[0]}(), a hook that algorithms do not implement. They may implement "
+                f"actions: {', '.join(sorted(actions))}."
+            )
+        _check_declarations(self, f"Algorithm '{name}' ({type(self).__name__})")
+        if not self.events and type(self).apply is not Algorithm.apply:
+            raise HookError(
+                f"Algorithm '{name}' defines apply(), which would never be called: it declares no events. Write events = "
+                "{hocket.Event.AFTER_LOSS} in the class, with the events to act on."
+            )
+        return {event.value: _listener(self, event) for event in sorted(self.events, key=lambda event: event.value)}
+
+
+def _listener(algorithm: Algorithm, event: Event) -> Callable[[State], None]:
+    """Return the listener of an algorithm for one of its events, as a plain function of the state."""
+    apply, match = algorithm.apply, algorithm.match
+    if type(algorithm).match is Algorithm.match:
+        return lambda state: apply(event, state)
+
+    def listener(state: State) -> None:
+        if match(event, state):
+            apply(event, state)
+
+    return listener
+
+
+def _check_declarations(algorithm: Algorithm, who: str) -> None:
+    """Raise HookError for an algorithm whose `events`, `phase` or names of other algorithms are of another form."""
+    declared: object = algorithm.events
+    given = declared if isinstance(declared, Collection) and not isinstance(declared, str) else [declared]
+    if given is not declared or not all(isinstance(event, Event) for event in given):
+        meant = [str(getattr(event, "value", event)).rpartition(".")[2].lower() for event in given]
+        known = [event.value for event in Event]
+        near = [difflib.get_close_matches(names.hook(event) or event, known, 1) for event in meant]
+        write = ", ".join(f"hocket.Event.{event[0].upper()}" for event in near if event) or "hocket.Event.AFTER_LOSS"
+        raise HookError(
+            f"{who} has events = {declared!r}; it should be a set of members of hocket.Event. Write events = {{{write}}}. "
+            f"The members are {', '.join(Event.__members__)}."
+        )
+    for name, kind in (("phase", Phase), ("needs", Need)):
+        if not isinstance(value := getattr(algorithm, name), kind | int):
+            members = list(kind.__members__)
+            like = difflib.get_close_matches(str(value).upper(), members, 1) or members
+            raise HookError(
+                f"{who} has {name} = {value!r}; it should be a member of hocket.{kind.__name__}. Write {name} = "
+                f"hocket.{kind.__name__}.{like[0]}. The members are {', '.join(members)}."
+            )
+    for name in ("before", "after", "conflicts"):
+        others = getattr(algorithm, name)
+        if isinstance(others, str) or not isinstance(others, Collection) or not all(isinstance(o, str) for o in others):
+            raise HookError(
+                f"{who} has {name} = {others!r}; it should be a set of names of algorithms. Write {name} = "
+                f"{{{others if isinstance(others, str) else 'label-smoothing'!r}}}."
+            )

@@ -117,8 +117,8 @@ def state_of(settings: Settings, parts: Parts, task: Task, joined: Joined) -> St
         resumes=settings.resume,
     )
     state.progress.min_duration = settings.min_duration
-    state.clipping = settings.clip_gradients
-    state.loss_reduction = loss_reduction
+    state.optimization.clipping = settings.clip_gradients
+    state.optimization.loss_reduction = loss_reduction
     return state
 
 
@@ -144,7 +144,7 @@ def set_up(settings: Settings, state: State, joined: Joined) -> tuple[dict[str, 
     bus.init(state)
     joined.place(state.task)  # what surgery has made
     named = make_optimizers(settings.optimizer, state.task, state.replacements)
-    state.optimizer_names, optimizers = list(named), list(named.values())
+    state.optimization.optimizer_names, optimizers = list(named), list(named.values())
     line = described(named, state.task) if named else None
     initial = hyperparameters(optimizers)
     if settings.compile is not None and not state.task.owns_steps:
@@ -153,10 +153,10 @@ def set_up(settings: Settings, state: State, joined: Joined) -> tuple[dict[str, 
         from hocket.training.graphs import may_overwrite
 
         state.overwrites = may_overwrite(state.task, settings.compile, state.device)
-    state.prepared, state.optimizers = joined.prepare(state.task, optimizers)
+    state.prepared, state.optimization.optimizers = joined.prepare(state.task, optimizers)
     from hocket.optim.learning_rate import make_schedules
 
-    state.schedules = make_schedules(
+    state.optimization.schedules = make_schedules(
         settings.schedule, state.optimizers, settings.schedule_every, state.optimizer_names
     )
     if averaging := [optimizer for optimizer in state.optimizers if has_modes(optimizer)]:

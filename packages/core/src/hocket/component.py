@@ -151,7 +151,7 @@ class Component:
         """
         return lambda path, reference: None
 
-    def check(self, saved: Any, checkpoint: Saved) -> Check:
+    def check(self, saved: Tree, checkpoint: Saved) -> Check:
         """Compare the saved state with this run. Changes nothing; called for all components before any is loaded.
 
         Args:
@@ -165,7 +165,7 @@ class Component:
         """As `check`, for a checkpoint without this component. ``Check()`` lets it start fresh; by default it is a problem."""
         return Check(problems=[f"The checkpoint has no '{self.path}'."])
 
-    def load_state_dict(self, saved: Any) -> None:
+    def load_state_dict(self, saved: Tree) -> None:
         """Continue from ``saved``, the state that `check` returned."""
         raise NotImplementedError
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hocket import elsewhere
+from hocket.plugins.errors import PluginError
 
 if TYPE_CHECKING:
     from hocket.component import Content
@@ -62,3 +63,18 @@ def content_of(state: State, parts: Parts) -> Content:
         return NoContent(absent)
     content: Content = part.content_of(state, parts)
     return content
+
+
+def by_own_names(state: State, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return weights by the model's own names instead of the task's.
+
+    Raises PluginError if the strategy uses other names.
+    """
+    prefix = state.model_prefix
+    own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    if missing := set(state.model.state_dict()) - set(own):
+        raise PluginError(
+            f"The strategy's model_state has no {', '.join(sorted(missing)[:3])}: it has to use the model's own names, "
+            f"but has {', '.join(list(weights)[:3])}."
+        )
+    return own

@@ -221,7 +221,7 @@ def reduction_of(loss: object) -> Reduction | None:
     return found if found in ("sum", *WHOLE) else None
 
 
-def own_loss(outputs: Any) -> Any:
+def own_loss(outputs: object) -> Any:
     """Return the loss in the outputs of a model that computes it itself (as in transformers), or None."""
     return outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
 

@@ -40,6 +40,21 @@ class RunFolderError(ValueError):
     """The folder belongs to another run. The message says what to type."""
 
 
+def is_url(place: str | os.PathLike[str]) -> bool:
+    """Whether a place is a URL, and not a path of this machine."""
+    return "://" in os.fspath(place)
+
+
+def local(folder: str | Path) -> Path:
+    """Return the folder of runs. Raises ValueError for a URL, which would be a folder of this machine with its name."""
+    if is_url(folder):
+        raise ValueError(
+            f"folder={str(folder)!r} is a URL, and the files of runs are written on this machine. Write folder='runs', and "
+            f"copy them while training goes on: loggers=[{{'artifacts': {{'url': {str(folder)!r}}}}}]; checkpoints= takes URLs."
+        )
+    return Path(folder)
+
+
 def check_name(name: object) -> str | None:
     """Return the name if it is valid for a folder, or None if none was given. Raises TypeError, ValueError."""
     if name is None:
@@ -113,11 +128,11 @@ class RunFolder:
         before = mark.get("checkpoints") if mark and mark["run"] == self._run.id else None
         if not isinstance(before, str) or before == self._relative(checkpoints):
             return None
-        return before if "://" in before else os.path.normpath(os.path.join(os.path.realpath(self.path), before))
+        return before if is_url(before) else os.path.normpath(os.path.join(os.path.realpath(self.path), before))
 
     def _relative(self, checkpoints: str) -> str:
         """Return the path relative to the run folder, as in the mark, so that both folders can be moved together."""
-        if "://" in checkpoints:
+        if is_url(checkpoints):
             return checkpoints
         try:
             return Path(os.path.relpath(checkpoints, os.path.realpath(self.path))).as_posix()

@@ -5,30 +5,30 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from hocket.help import attributes, logged as help_logged
-from hocket.history import Recorder
-from hocket.plugins.errors import PlanError, PluginError
+from hocket.plugins.errors import PlanError
 from hocket.plugins.kinds import singular
 from hocket.time import Time, Unit
 from hocket.timestamp import Timestamp
 from hocket.training import scalars
-from hocket.training.aggregates import Aggregates, Over
 from hocket.training.borrowing import BorrowedTensors
-from hocket.training.generators import Generators
 from hocket.training.progress import Progress
 from hocket.training.requests import Decision, Requests
+from hocket.training.run_parts import Data, Identity, LoggedValues, Optimization
+from hocket.training.seeding import Generators
 from hocket.training.step import Step
-from hocket.training.watching import WatchedValues
 
 if TYPE_CHECKING:
     from hocket.component import Content
     from hocket.devices import Device
+    from hocket.history import Recorder
     from hocket.hookspecs.precision import PrecisionLike
     from hocket.hookspecs.strategies import StrategyLike
     from hocket.losses import Reduction
@@ -39,15 +39,24 @@ if TYPE_CHECKING:
     from hocket.surgery import Replacement
     from hocket.task import Task
     from hocket.training.accumulators import Reduce
+    from hocket.training.aggregates import Aggregates, Over
     from hocket.training.evaluate import PreparedSet
+    from hocket.training.run_parts import Clipping
+    from hocket.training.watching import WatchedValues
     from hocket.types import Batch
 
 
-@attributes.elsewhere(
-    "epoch", "current_epoch", "global_step", "step_number", "batch_idx", "batch_index", "lr", "learning_rate", "trainer",
-    "optimizer", "logger", "log_dict", "stop", "should_stop", "stop_training", "callback_metrics", "logged_metrics",
-    "output", "predictions", "logits", "train_dataloader", "dataloader",
-)  # fmt: skip
+def _part(path: str, doc: str, *, replaceable: bool = False) -> Any:
+    """Return a property of the State: an attribute of one of its parts, such as ``step.batch``, without a call in Python."""
+    part, _, name = path.partition(".")
+
+    def replace(state: State, value: object) -> None:
+        setattr(getattr(state, part), name, value)
+
+    return property(attrgetter(path), replace if replaceable else None, doc=doc)
+
+
+@attributes.elsewhere
 class State:
     """The state of a run: model, optimizers, progress and the current batch.
 
@@ -87,75 +96,68 @@ class State:
         #: The device of this rank, and its kind.
         self.device = device
         self.device_kind = device_kind
-        #: The identity of the run; a resumed run has that of the run it continues.
-        self.run = run
-        self.seed = seed
         #: Whether results of the model have to be copied to be kept; see `hocket.training.graphs`.
         self.overwrites = False
         #: Samples per microbatch of this rank, or None for the full batch.
         self.microbatch = microbatch
-
-        #: All parameters whose gradients a step computes, whether in an optimizer or not.
-        self.parameters: list[nn.Parameter] = []
-        self.optimizers: list[torch.optim.Optimizer] = []
-        #: The names of the optimizers, in the same order: given by the user, else numbers.
-        self.optimizer_names: list[str] = []
-        self.schedules: list[LearningRate] = []
-        #: Kind and threshold of gradient clipping, or None.
-        self.clipping: tuple[Literal["norm", "value", "adaptive"], float] | None = None
-        #: Replacements by surgery so far; algorithms append to it, so that optimizers are updated.
-        self.replacements: list[Replacement] = []
-        #: The training data as the user gave it, and as this rank iterates it.
-        self.train_data: Any = None
-        self.train_loader: Any = None
-        #: Returns the data set's indices of the samples in the batch that was loaded last on this rank, or None if unknown.
-        self.sample_indices: Callable[[], list[Any] | None] = lambda: None
-        #: Says whether no batch of training follows the latest in its epoch; see `TrainingIterator.is_last`.
-        self.is_last_batch: Callable[[], bool] = lambda: False
-        #: Enters an epoch of the training data beside that of training, and yields an iterator over its batches on this rank,
-        #: before any event, each with whether it counts (see `hocket.data.batches.unpadded`); None without training data.
-        self.another_epoch: Callable[[], AbstractContextManager[Iterator[tuple[Any, bool]]]] | None = None
-        #: Evaluation sets by label.
-        self.eval_sets: dict[str, PreparedSet] = {}
-
-        #: The parts of the state: counters and time, the current batch and its results, requests and generators of plug-ins.
-        #: Plug-ins read them by flat names: ``state.timestamp``, ``state.batch`` … and call ``state.request(…)``.
-        self.progress = Progress()
-        self.step = Step()
-        self.requests = Requests()
-        self.generators = Generators(seed)
-        #: Tensors of the model whose values plug-ins have replaced temporarily.
-        self.borrowed = BorrowedTensors()
-
-        #: Whether losses that do not declare it are means or sums; None for means, which is checked.
-        self.loss_reduction: Reduction | None = None
-
-        #: The latest evaluation results, as ``label/name``.
-        self.metrics: dict[str, float] = attributes.Values()
         #: The label of the current evaluation set.
         self.eval_label: str | None = None
         #: The exception that is propagating out of fit, evaluate or predict.
         self.exception: BaseException | None = None
-        #: Values logged since the last logging interval ended: numbers, and scalar tensors still on their device.
-        self.logged: dict[str, float | Tensor] = {}
-        #: Values logged with a reduction, until the end of their interval, epoch or evaluation set.
-        self.aggregates = Aggregates(self)
-        #: All values that were passed to the loggers so far, for `hocket.Result.history`.
-        self.history = Recorder()
-        #: Logged values that plug-ins act on, such as early stopping.
-        self.watched = WatchedValues()
-
-        #: The resolved configuration file of the run, as text, if the command line started it.
-        self.config: str | None = None
-        #: The Trainer's ``resume`` argument.
-        self.resumes: str | Path | None = resumes
-        #: The path or URL of the checkpoint that the run resumed from, until its first fit has shown it.
-        self.resumed_from: str | None = None
         #: The content of this run's checkpoints; the Trainer sets it before ``before_load``.
         self.content: Content
 
-        #: The folder of this run, which is created when `run_folder` is first read.
-        self.folder = folder
+        # The parts of the state. Plug-ins read them by the flat names below: ``state.timestamp``, ``state.batch`` …
+        self.identity = Identity(run, folder, resumes)
+        self.data = Data()
+        self.optimization = Optimization()
+        self.progress = Progress()
+        self.step = Step()
+        self.requests = Requests()
+        self.generators = Generators(seed)
+        self.values = LoggedValues(self)
+        #: Tensors of the model whose values plug-ins have replaced temporarily.
+        self.borrowed = BorrowedTensors()
+
+    # --- the run, its data, its optimization and its logged values; see `hocket.training.run_parts`
+
+    run: Run = _part("identity.run", "The identity of the run; a resumed run has that of the run it continues.")
+    run_name: str = _part("identity.run.name", "The name of the run and of its folder.")
+    folder: RunFolder = _part("identity.folder", "The folder of this run, created when ``run_folder`` is read.")
+    seed: int | None = _part("generators.seed", "The run's seed, or None.")
+    train_data: Any = _part("data.train_data", "The training data as the user gave it.")
+    train_loader: Any = _part("data.train_loader", "The training data as this rank iterates it.")
+    eval_sets: dict[str, PreparedSet] = _part("data.eval_sets", "Evaluation sets by label.")
+    sample_indices: Callable[[], list[Any] | None] = _part(
+        "data.sample_indices", "Return the data set's indices of the samples in this rank's latest batch, if known."
+    )
+    is_last_batch: Callable[[], bool] = _part(
+        "data.is_last_batch", "Whether the latest batch is the last of its epoch."
+    )
+    another_epoch: Callable[[], AbstractContextManager[Iterator[tuple[Any, bool]]]] | None = _part(
+        "data.another_epoch", "Enter an epoch beside that of training, or None; see `TrainingIterator.another_epoch`."
+    )
+    parameters: list[nn.Parameter] = _part("optimization.parameters", "All parameters that a step has gradients of.")
+    optimizers: list[torch.optim.Optimizer] = _part("optimization.optimizers", "All optimizers.")
+    optimizer_names: list[str] = _part(
+        "optimization.optimizer_names", "Names from the user, or numbers, in that order."
+    )
+    schedules: list[LearningRate] = _part("optimization.schedules", "The learning-rate schedules.")
+    clipping: Clipping | None = _part("optimization.clipping", "Kind and threshold of gradient clipping, or None.")
+    loss_reduction: Reduction | None = _part("optimization.loss_reduction", "What losses that do not say it are over.")
+    replacements: list[Replacement] = _part(
+        "optimization.replacements", "Replacements by surgery so far; algorithms append to it.", replaceable=True
+    )
+    metrics: dict[str, float] = _part("values.metrics", "The latest evaluation results, as ``label/name``.")
+    logged: dict[str, float | Tensor] = _part("values.logged", "Values logged since the last logging interval ended.")
+    aggregates: Aggregates = _part("values.aggregates", "Values logged with a reduction that are not complete yet.")
+    history: Recorder = _part("values.history", "All values passed to loggers so far, for `hocket.Result.history`.")
+    watched: WatchedValues = _part("values.watched", "Logged values that plug-ins act on, such as early stopping.")
+
+    @property
+    def run_folder(self) -> Path:
+        """The exclusive folder of this run, created on first access. Raises RunFolderError if another run owns it."""
+        return self.folder.claim()
 
     # --- the model
 
@@ -188,65 +190,18 @@ class State:
 
     # --- the current batch; see `Step`
 
-    @property
-    def batch(self) -> Any:
-        """The current batch or microbatch, on the CPU or the device, as documented by each event."""
-        return self.step.batch
-
-    @batch.setter
-    def batch(self, batch: Batch) -> None:
-        self.step.batch = batch
-
-    @property
-    def outputs(self) -> Any:
-        """The outputs of the model for ``batch``."""
-        return self.step.outputs
-
-    @outputs.setter
-    def outputs(self, outputs: Any) -> None:
-        self.step.outputs = outputs
-
-    @property
-    def loss(self) -> Tensor | None:
-        """The mean loss of the current microbatch, with its graph; from after_train_batch on, of the full batch, detached."""
-        return self.step.loss
-
-    @loss.setter
-    def loss(self, loss: Tensor | None) -> None:
-        self.step.loss = loss
-
-    @property
-    def loss_parts(self) -> Mapping[str, Tensor]:
-        """The named losses that ``loss`` is the sum of, from after_train_batch on."""
-        return self.step.losses
-
-    @loss_parts.setter
-    def loss_parts(self, losses: Mapping[str, Tensor]) -> None:
-        self.step.losses = losses
-
-    @property
-    def gradient_norm(self) -> Tensor | None:
-        """The norm of the gradients before clipping, a scalar on the device, or None if it was not computed."""
-        return self.step.gradient_norm
-
-    @gradient_norm.setter
-    def gradient_norm(self, norm: Tensor | None) -> None:
-        self.step.gradient_norm = norm
-
-    @property
-    def batch_samples(self) -> int:
-        """Number of samples in the current batch, over all ranks."""
-        return self.step.counts.samples
-
-    @property
-    def batch_tokens(self) -> int:
-        """Number of tokens in the current batch, over all ranks."""
-        return self.step.counts.tokens
-
-    @property
-    def rank_samples(self) -> int:
-        """Number of samples in the current batch that this rank trains on; 0 for a padding batch."""
-        return self.step.samples
+    batch: Batch = _part("step.batch", "The current batch or microbatch, as each event documents.", replaceable=True)
+    outputs: Any = _part("step.outputs", "The outputs of the model for ``batch``.", replaceable=True)
+    loss: Tensor | None = _part(
+        "step.loss",
+        "The mean loss of the current microbatch, with its graph; from after_train_batch on, of the full batch, detached.",
+        replaceable=True,
+    )
+    loss_parts: Mapping[str, Tensor] = _part("step.losses", "The named losses that ``loss`` sums up.", replaceable=True)
+    gradient_norm: Tensor | None = _part("step.gradient_norm", "The norm before clipping, or None.", replaceable=True)
+    batch_samples: int = _part("step.counts.samples", "Number of samples in the current batch, over all ranks.")
+    batch_tokens: int = _part("step.counts.tokens", "Number of tokens in the current batch, over all ranks.")
+    rank_samples: int = _part("step.samples", "Number of the batch's samples on this rank; 0 for a padding batch.")
 
     @contextmanager
     def another_step(self) -> Iterator[Step]:
@@ -259,25 +214,10 @@ class State:
 
     # --- time
 
-    @property
-    def timestamp(self) -> Timestamp:
-        """Completed epochs, batches, samples, tokens and seconds."""
-        return self.progress.timestamp
-
-    @property
-    def previous(self) -> Timestamp:
-        """The timestamp one batch (or epoch) earlier."""
-        return self.progress.previous
-
-    @property
-    def max_duration(self) -> Time | None:
-        """The planned length of training, counted from its beginning: what schedules and :meth:`elapsed` refer to."""
-        return self.progress.max_duration
-
-    @property
-    def epoch_length(self) -> int | None:
-        """Batches per epoch, or None as long as it is unknown."""
-        return self.progress.epoch_length
+    timestamp: Timestamp = _part("progress.timestamp", "Completed epochs, batches, samples, tokens and seconds.")
+    previous: Timestamp = _part("progress.previous", "The timestamp one batch (or epoch) earlier.")
+    max_duration: Time | None = _part("progress.max_duration", "The planned length of training, from its beginning.")
+    epoch_length: int | None = _part("progress.epoch_length", "Batches per epoch, or None as long as it is unknown.")
 
     def elapsed(self) -> float:
         """Return the completed fraction of ``max_duration``, 0.0 to 1.0, by batch.
@@ -338,10 +278,7 @@ class State:
             )
         self.step.parts = steps
 
-    @property
-    def stop_reason(self) -> str:
-        """The reason given by plug-ins that requested a stop, or empty."""
-        return self.requests.reason
+    stop_reason: str = _part("requests.reason", "The reason given by plug-ins that requested a stop, or empty.")
 
     # --- temporary values of the model's tensors
 
@@ -400,9 +337,8 @@ class State:
             bus: makes the bus of the copy from the bus of this state.
         """
         taken = copy.copy(self)
-        taken.progress, taken.metrics = self.progress.copy(), dict(self.metrics)
-        taken.step, taken.logged = self.step.without_batch(), {}
-        taken.bus = bus(self.bus)
+        taken.progress, taken.step = self.progress.copy(), self.step.without_batch()
+        taken.values, taken.bus = self.values.without_logged(), bus(self.bus)
         return taken
 
     def log(
@@ -461,28 +397,3 @@ class State:
         For passes that are not part of training or evaluation, such as one that scores samples.
         """
         return self.aggregates.ignored()
-
-    @property
-    def run_name(self) -> str:
-        """The name of the run and of its folder."""
-        return self.run.name
-
-    @property
-    def run_folder(self) -> Path:
-        """The exclusive folder of this run, created on first access. Raises RunFolderError if another run owns it."""
-        return self.folder.claim()
-
-
-def by_own_names(state: State, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Return weights by the model's own names instead of the task's.
-
-    Raises PluginError if the strategy uses other names.
-    """
-    prefix = state.model_prefix
-    own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-    if missing := set(state.model.state_dict()) - set(own):
-        raise PluginError(
-            f"The strategy's model_state has no {', '.join(sorted(missing)[:3])}: it has to use the model's own names, "
-            f"but has {', '.join(list(weights)[:3])}."
-        )
-    return own

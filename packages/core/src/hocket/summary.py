@@ -59,7 +59,7 @@ def show(state: State, checkpoints: Checkpoints | None, command: Sequence[str] |
 
 def show_resumed(state: State, command: Sequence[str] | None) -> None:
     """Show where a resumed run continues, before its first fit."""
-    where, state.resumed_from = state.resumed_from, None
+    where, state.identity.resumed_from = state.identity.resumed_from, None
     if where is not None and _shows(state, command):
         show_lines(state, [f"resumed from {where}, at ep {state.timestamp.epoch} ba {state.timestamp.batch}"])
 

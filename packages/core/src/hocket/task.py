@@ -10,15 +10,13 @@ from torch import Tensor, nn
 
 from hocket.data import batches, items
 from hocket.data.batches import Counts
-from hocket.help import attributes, names, warn
-from hocket.help.objects import short
 from hocket.hookspecs import Event
 from hocket.losses import Loss, Reduction, own_loss
 from hocket.task_log import LogsValues
 
 if TYPE_CHECKING:
     from hocket.training.task_steps import TaskSteps
-    from hocket.types import Batch
+    from hocket.types import Batch, Where
 
 
 class Task(LogsValues):
@@ -216,6 +214,11 @@ class Task(LogsValues):
                 f"self.{name} of {type(self).__name__} is assigned before torch.nn.Module has set it up. Write "
                 "super().__init__() as the first line of its __init__."
             )
+        if name == "log":
+            raise AttributeError(
+                f"self.log of {type(self).__name__} cannot be assigned: it is the method of hocket.Task that logs values. Give "
+                "the attribute another name, such as self.log_layer."
+            )
         if name == "model":  # torch would add a submodule of that name despite the property
             object.__setattr__(self, name, value)
         else:
@@ -229,9 +232,9 @@ class SupervisedTask(Task):
         self,
         network: nn.Module,
         loss: Callable[[Any, Any], Any] | None,
-        inputs: Any = None,
-        targets: Any = None,
-        outputs: Any = None,
+        inputs: Where = None,
+        targets: Where = None,
+        outputs: Where = None,
     ) -> None:
         super().__init__()
         self.inputs, self.targets, self.outputs = inputs, targets, outputs
@@ -292,10 +295,10 @@ class SupervisedTask(Task):
                 )
             where = "labels"
         if self.outputs is None:
-            found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+            logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
         else:
-            found = None if self.loss_function else items.part(outputs, self.outputs, "model's output")
-        metric.update(outputs if found is None else found, items.part(batch, 1 if where is None else where))
+            logits = None if self.loss_function else items.part(outputs, self.outputs, "model's output")
+        metric.update(outputs if logits is None else logits, items.part(batch, 1 if where is None else where))
 
     def has_eval_loss(self, outputs: Any) -> bool:
         """Whether there is a loss function, or the model's outputs hold a loss."""
@@ -311,51 +314,6 @@ class SupervisedTask(Task):
         self.network = module
 
 
-#: Methods in which models of other libraries compute their loss.
-_STEPS = {
-    "training_step": "Lightning", "train_step": "Keras", "shared_step": "Lightning", "training_epoch_end": "Lightning",
-    "compute_loss": "transformers", "validation_step": "Lightning",
-}  # fmt: skip
-
-
-#: Methods of a Task whose arguments are checked in advance; exceptions of forward and loss get notes about the batch.
-_CALLED = (
-    "train_batch", "eval_forward", "metrics", "update_metric", "count", "split", "join", "configure_optimizers",
-    "extra_state", "load_extra_state",
-)  # fmt: skip
-
-
-#: Names of outputs.
-_OUTPUTS = ("outputs", "output", "out", "preds", "pred", "predictions", "logits", "y_hat", "y_pred")
-
-
-def _check_methods(task: Task) -> None:
-    """Raise TypeError for methods of a task that cannot be called with the arguments that hocket gives."""
-    kind = type(task).__name__
-    for name in ("forward", "loss", *_CALLED):
-        ours, method = getattr(Task, name), getattr(task, name)
-        if getattr(method, "__func__", None) is ours:
-            continue
-        first, *arguments = inspect.signature(ours).parameters
-        form = f"Define def {name}({', '.join([first, *arguments])})."
-        if not callable(method):
-            raise TypeError(f"{kind}.{name} is {short(method)}, and has to be a method. {form}")
-        if name in _CALLED:
-            try:
-                inspect.signature(method).bind(*arguments)
-            except TypeError as error:
-                raise TypeError(
-                    f"{name} of {kind} takes other arguments than ({', '.join(arguments)}): {error}. {form}"
-                ) from None
-        if arguments[-2:] in (["outputs", "batch"], ["batch", "step"]):
-            given = [each.lower() for each in inspect.signature(method).parameters][len(arguments) - 2 : len(arguments)]
-            if len(given) == 2 and (given[0] == arguments[-1] or given[1] in _OUTPUTS):
-                raise TypeError(
-                    f"{name} of {kind} takes ({', '.join(given)}) in another order: it is called with "
-                    f"({', '.join(arguments)}). {form}"
-                )
-
-
 class TaskEvents:
     """The methods of a task that listen to events, by the name of the event; attached like a plug-in."""
 
@@ -365,8 +323,10 @@ class TaskEvents:
 
 def events_of(task: Task) -> TaskEvents | None:
     """Return the methods of a task that listen to events, or None. Raises TypeError for one with other arguments."""
-    found = {event.value: getattr(task, event.value, None) for event in Event}
-    methods = {name: each for name, each in found.items() if callable(each) and not isinstance(each, nn.Module)}
+    attributes = {event.value: getattr(task, event.value, None) for event in Event}
+    methods = {
+        name: method for name, method in attributes.items() if callable(method) and not isinstance(method, nn.Module)
+    }
     for name, method in methods.items():
         if list(inspect.signature(method).parameters) != ["state"]:
             raise TypeError(
@@ -377,59 +337,26 @@ def events_of(task: Task) -> TaskEvents | None:
     return TaskEvents(methods) if methods else None
 
 
-def _has_loss(model: nn.Module) -> bool:
-    return isinstance(model, Task) and (type(model).loss is not Task.loss or model.owns_steps)
-
-
 def task_of(
     model: nn.Module,
     loss: Any,
-    inputs: Any = None,
-    targets: Any = None,
-    outputs: Any = None,
+    inputs: Where = None,
+    targets: Where = None,
+    outputs: Where = None,
 ) -> Task:
     """Return a Task as it is, or one made of a module and a loss. Raises TypeError for arguments that a Task does not take."""
-    foreign = [name for name in _STEPS if hasattr(type(model), name)]
-    if foreign and (loss is None or isinstance(model, Task)) and not _has_loss(model):
-        from hocket.help import installing
+    if isinstance(model, Task):
+        from hocket.help import tasks
 
-        library = names.library(model) or _STEPS[foreign[0]]
-        runs = (
-            f"hocket_migration runs it as it is: model=hocket_migration.lightning.LightningTask({type(model).__name__}(…)); "
-            f"{installing.command('lightning', 'hocket-migration')}. Or write"
-            if _STEPS[foreign[0]] == "Lightning"
-            and hasattr(type(model), "training_step")
-            and not isinstance(model, Task)
-            else "Write"
-        )
-        raise TypeError(
-            f"{type(model).__name__} has {foreign[0]}(), which belongs to another library ({library}) and is not called here. "
-            f"{runs} a hocket.Task with forward(self, batch) and loss(self, outputs, batch) instead; a task of several steps "
-            "has train_batch(self, batch, step). Or give the inner torch.nn.Module and loss=."
-        )
-    if not isinstance(model, Task):
-        for name, given in (("inputs", inputs), ("targets", targets), ("outputs", outputs)):
-            if isinstance(given, list | set):
-                several = ", ".join(f"{'output' if name == 'outputs' else 'batch'}[{each!r}]" for each in given)
-                write = f"{name}=lambda {'output' if name == 'outputs' else 'batch'}: ({several}), which passes on one tuple"
-                omit = (
-                    f" From a dict a model gets the entries by name: omit inputs=, and write def forward(self, "
-                    f"{', '.join(map(str, given))}, **others)."
-                )
-                raise TypeError(
-                    f"{name}={short(given)} is a {type(given).__name__}; it should be one name, one index or a function. Write "
-                    f"{write}.{omit if name == 'inputs' else ''}"
-                )
-        return SupervisedTask(model, loss, inputs, targets, outputs)
-    kind = type(model).__name__
-    if text := attributes.uncalled(type(model), Task, [event.value for event in Event]):
-        warn(text)
-    if inputs is not None or targets is not None or outputs is not None:
-        raise TypeError(
-            f"{kind} is a Task: its forward, loss and update_metric select their inputs from a batch and from the outputs. "
-            "Omit inputs=, targets= and outputs=."
-        )
-    if loss is not None:
-        raise TypeError(f"{kind} is a Task, which defines its own loss. Omit loss=.")
-    _check_methods(model)
-    return model
+        tasks.check(model, loss, inputs, targets, outputs)
+        return model
+    if (
+        loss is None
+        or isinstance(inputs, list | set)
+        or isinstance(targets, list | set)
+        or isinstance(outputs, list | set)
+    ):
+        from hocket.help import tasks
+
+        tasks.check_module(model, loss, inputs, targets, outputs)
+    return SupervisedTask(model, loss, inputs, targets, outputs)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import MethodType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,26 +18,6 @@ if TYPE_CHECKING:
     from hocket.training.aggregates import Aggregates, Over
 
 _MISSING: Any = object()
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _unless_theirs(method: F) -> F:
-    """Make a method a property: an attribute, submodule, parameter or buffer that a task has by its name comes first."""
-    name = method.__name__
-
-    def getter(task: Any) -> Any:
-        for theirs in (task.__dict__, task._modules, task._parameters, task._buffers):
-            if theirs.get(name) is not None:
-                return theirs[name]
-        return MethodType(method, task)
-
-    def setter(task: Any, value: Any) -> None:
-        task.__dict__[name] = value
-
-    def deleter(task: Any) -> None:
-        del task.__dict__[name]
-
-    return cast("F", property(getter, setter, deleter, method.__doc__))
 
 
 class LogsValues(nn.Module):
@@ -47,16 +26,15 @@ class LogsValues(nn.Module):
     #: Takes the values; None outside of a run. Copies of the task have None.
     _aggregates: Aggregates | None = None
 
-    @_unless_theirs
     def log(
         self,
         name: str | Mapping[str, Any],
-        value: Any = _MISSING,
+        value: object = _MISSING,
         *,
         reduce: Reduce | None = None,
         over: Over = "interval",
         weight: float | Tensor | None = None,
-        **others: Any,
+        **others: object,
     ) -> None:
         """Log a value, or several by name, from any method of the task: ``train/name``, and ``label/name`` in an evaluation.
 
@@ -98,29 +76,15 @@ class LogsValues(nn.Module):
             return _uncompiled(self, name, value, reduce, over, weight, others)
         _log(self, name, value, reduce, over, weight, others)
 
-    # torch refuses a parameter, buffer or module by the name of a method; theirs counts.
-
-    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """See `torch.nn.Module.register_parameter`."""
-        if name == "log":
-            self._parameters.setdefault(name, None)
-        super().register_parameter(name, param)
-
-    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        """See `torch.nn.Module.register_buffer`."""
-        if name == "log":
-            self._buffers.setdefault(name, None)
-        super().register_buffer(name, tensor, persistent)
-
-    def add_module(self, name: str, module: nn.Module | None) -> None:
-        """See `torch.nn.Module.add_module`."""
-        if name == "log":
-            self._modules.setdefault(name, None)
-        super().add_module(name, module)
-
 
 def _log(
-    task: LogsValues, name: Any, value: Any, reduce: Any, over: Any, weight: Any, others: Mapping[str, Any]
+    task: LogsValues,
+    name: str | Mapping[str, Any],
+    value: object,
+    reduce: Reduce | None,
+    over: Over,
+    weight: float | Tensor | None,
+    others: Mapping[str, object],
 ) -> None:
     if others:
         raise help_logged.foreign(others, "self.log(…)")
@@ -142,7 +106,7 @@ def _log(
     aggregates.log(values, reduce, over, weight, True)
 
 
-def _uncompiled(*arguments: Any) -> None:
+def _uncompiled(*arguments: object) -> None:
     torch.compiler.disable(_log_copies)(*arguments)
 
 
@@ -153,15 +117,15 @@ def _log_copies(task: LogsValues, *arguments: Any) -> None:
 @contextmanager
 def connected(task: nn.Module, aggregates: Aggregates) -> Iterator[None]:
     """Let a task, and the tasks inside it, log values inside the context."""
-    tasks = [each for each in task.modules() if isinstance(each, LogsValues)]
-    before = [vars(each).get("_aggregates") for each in tasks]
-    for each in tasks:
-        vars(each)["_aggregates"] = aggregates
+    tasks = [module for module in task.modules() if isinstance(module, LogsValues)]
+    before = [vars(inner).get("_aggregates") for inner in tasks]
+    for inner in tasks:
+        vars(inner)["_aggregates"] = aggregates
     try:
         yield
     finally:
-        for each, outer in zip(tasks, before, strict=True):
+        for inner, outer in zip(tasks, before, strict=True):
             if outer is None:
-                vars(each).pop("_aggregates", None)
+                vars(inner).pop("_aggregates", None)
             else:
-                vars(each)["_aggregates"] = outer
+                vars(inner)["_aggregates"] = outer

@@ -27,7 +27,7 @@ from hocket.parts import Parts, shows_only
 from hocket.plugins import switches
 from hocket.plugins.bus import Bus
 from hocket.settings import Settings
-from hocket.state import State, by_own_names
+from hocket.state import State
 from hocket.task import Task
 from hocket.task_log import connected
 from hocket.time import Interval, Time
@@ -523,6 +523,8 @@ class Trainer:
                 f"These are the training weights, and evaluation uses those of the algorithm {others[0]!r}. Write "
                 "trainer.model_state_dict(evaluated=True) for the latter, or evaluated=False."
             )
+        from hocket.content import by_own_names  # here, so that importing this module stays cheap
+
         return by_own_names(state, state.bus.model_state(state.prepared))
 
     @understood

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 #: A batch is whatever the loader yields: tensors, in any nesting of sequences and mappings, or objects of the user's own.
 Batch: TypeAlias = Any
+#: Where something is in a batch: a name, an index, or a function of the batch; None for the usual place.
+Where: TypeAlias = "str | int | Callable[[Batch], Any] | None"
 #: A function of a batch that returns a batch, or several, which are called in order.
 Transforms: TypeAlias = "Callable[[Batch], Batch] | Sequence[Callable[[Batch], Batch]]"
 #: The same for all batches, or for those of ``"train"`` and ``"eval"``.

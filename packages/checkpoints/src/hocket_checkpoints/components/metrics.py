@@ -40,7 +40,7 @@ class Metrics(Attribute):
     """The latest values of evaluation sets and train metrics."""
 
     def __init__(self, state: State) -> None:
-        super().__init__("metrics", state, "metrics")
+        super().__init__("metrics", state.values, "metrics")
         self._state = state
 
     def load_state_dict(self, saved: Any) -> None:

@@ -66,6 +66,10 @@ class Remote:
         #: Completely downloaded checkpoints, kept by `damage`: by SHA-256 of the manifest.
         self._complete: dict[str, Path] = {}
 
+    @property
+    def where(self) -> str:
+        return self._url
+
     def manifests(self) -> dict[str, Manifest | str]:
         folders = self._folders()
         paths = {name: f"{self._root}/{name}/{manifests.NAME}" for name in folders}

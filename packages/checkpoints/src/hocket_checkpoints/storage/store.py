@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hocket.distributed.ranks import ALONE, Ranks
 from hocket.errors import CheckpointError, DamagedCheckpointWarning
 from hocket.help import warn
+from hocket.run_folder import is_url
 from hocket_checkpoints.storage import disk, format as formats, locks, manifest as manifests, partials
 from hocket_checkpoints.storage.locks import InUse, Lock
 from hocket_checkpoints.storage.manifest import LATEST, Manifest, Unfinished
@@ -32,6 +33,10 @@ _NAME = re.compile(r"[A-Za-z0-9_][\w.=+-]*", re.ASCII)
 
 class Place(Protocol):
     """The place where a store keeps its checkpoints. Every method raises CheckpointError if the place fails."""
+
+    @property
+    def where(self) -> str:
+        """The canonical path or URL."""
 
     def manifests(self) -> dict[str, Manifest | str]:
         """Return by checkpoint the manifest, or the problem with it."""
@@ -84,15 +89,7 @@ class Store:
     """
 
     def __init__(self, folder: str | os.PathLike[str], **options: Any) -> None:
-        self._place: Place
-        if "://" in os.fspath(folder):
-            from hocket_checkpoints.storage.remote import Remote
-
-            self._place = Remote(os.fspath(folder), **options)
-        elif options:
-            raise TypeError(f"Options ({', '.join(options)}) are for URLs, and {folder} is a local folder.")
-        else:
-            self._place = Local(Path(folder).absolute())  # processes change their working directory
+        self._place = _place(folder, options)
         self.folder = folder
         self._lock = threading.Lock()
         #: The run that holds the lock, and the lock, if it could be acquired.
@@ -102,11 +99,7 @@ class Store:
     @property
     def where(self) -> str:
         """The canonical path or URL of the store."""
-        return (
-            os.path.realpath(self._place.folder)
-            if isinstance(self._place, Local)
-            else os.fspath(self.folder).rstrip("/")
-        )
+        return self._place.where
 
     def __repr__(self) -> str:
         return f"Store({os.fspath(self.folder)!r})"
@@ -331,11 +324,26 @@ def _check_name(name: str) -> None:
         )
 
 
+def _place(folder: str | os.PathLike[str], options: Mapping[str, Any]) -> Place:
+    """Return the place of a folder or URL. Raises TypeError for options of a local folder."""
+    if is_url(folder):
+        from hocket_checkpoints.storage.remote import Remote
+
+        return Remote(os.fspath(folder), **options)
+    if options:
+        raise TypeError(f"Options ({', '.join(options)}) are for URLs, and {folder} is a local folder.")
+    return Local(Path(folder).absolute())  # processes change their working directory
+
+
 class Local:
     """A `Place` on this machine's disks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    @property
+    def where(self) -> str:
+        return os.path.realpath(self.folder)
 
     def manifests(self) -> dict[str, Manifest | str]:
         found: dict[str, Manifest | str] = {}

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from hocket.run_folder import is_url
 from hocket_checkpoints.storage.manifest import LATEST
 
 
@@ -16,7 +17,7 @@ def local_folder(place: Path | str, only: Sequence[str] | None = None) -> Iterat
     ``place`` may be the file ``latest`` of a folder of checkpoints, as in `newest`.
     """
     place = newest(place)
-    if "://" not in str(place):
+    if not is_url(place):
         yield Path(place)
         return
     from hocket_checkpoints.storage.store import Store

@@ -67,12 +67,12 @@ def _core() -> tuple[type[DataSource], ...]:
     return (ByIndex, TorchdataLoader, Stateful, Batches, StatefulDataset, Replay)
 
 
-def serves_itself(data: Any) -> bool:
+def serves_itself(data: object) -> bool:
     """Whether data is a source, or is served by a registered adapter that is not one of core's."""
     return isinstance(data, Source) or any(cls not in _core() for cls in _serving(data))
 
 
-def _serving(data: Any) -> Iterator[type[DataSource]]:
+def _serving(data: object) -> Iterator[type[DataSource]]:
     """Yield the adapters that serve ``data``. One of a third party that raises is skipped, with a warning."""
     for cls in sorted([*_core(), *_FURTHER], key=lambda each: -each.priority):
         try:
@@ -96,7 +96,7 @@ def _serving(data: Any) -> Iterator[type[DataSource]]:
 _skipped: set[type[DataSource]] = set()
 
 
-def adapt(data: Any, slices: Slices | None = None, given: Any = None) -> Source:
+def adapt(data: object, slices: Slices | None = None, given: object = None) -> Source:
     """Return the source of ``data`` by the first adapter that serves it; a source is returned as it is.
 
     Args:

@@ -12,6 +12,7 @@ from hocket.task import SupervisedTask
 
 if TYPE_CHECKING:
     from hocket.state import State
+    from hocket.types import Batch
 
 
 class BatchPart:
@@ -54,7 +55,7 @@ class BatchPart:
         """Return a copy of ``state.batch`` with ``value`` as this part."""
         return value if self._is_whole(state.batch) else set_item(state.batch, self.place(state), value)
 
-    def _is_whole(self, batch: Any) -> bool:
+    def _is_whole(self, batch: Batch) -> bool:
         return self.which == "input" and self.key is None and isinstance(batch, Tensor)
 
     def place(self, state: State) -> Any:
@@ -66,7 +67,7 @@ class BatchPart:
             raise self._missing(state.batch, f"cannot replace what the function given as {self.which}s= returns")
         return (0 if self.which == "input" else 1) if given is None else given
 
-    def _missing(self, batch: Any, what: str) -> KeyError:
+    def _missing(self, batch: Batch, what: str) -> KeyError:
         keys = f" with {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else ""
         name = repr(list(batch)[0 if self.which == "input" else -1]) if keys else "…"
         found = "" if batch is None else f", in a batch that is a {type(batch).__name__}{keys}"

@@ -6,13 +6,16 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from hocket.data.containers import container_of
 from hocket.data.nesting import fields_of, like_mapping, with_fields
 from hocket.data.reading import How, how_divided, is_numbers, is_per_sample, may_hold_samples, read
+
+if TYPE_CHECKING:
+    from hocket.types import Batch
 
 
 class Counts(NamedTuple):
@@ -39,15 +42,15 @@ class Padding:
         torch.Size([2, 3])
     """
 
-    batch: Any
+    batch: Batch
 
 
-def unpadded(batch: Any) -> tuple[Any, bool]:
+def unpadded(batch: Batch) -> tuple[Any, bool]:
     """Return the batch to compute on, and whether it counts."""
     return (batch.batch, False) if isinstance(batch, Padding) else (batch, True)
 
 
-def count(batch: Any) -> Counts:
+def count(batch: Batch) -> Counts:
     """Count samples, the common size of dimension 0 of all tensors, and tokens, the elements of ``input_ids``.
 
     Where these sizes differ, lists in the batch, or the batch itself, are lists of samples if their lengths agree: images and
@@ -76,7 +79,7 @@ def count(batch: Any) -> Counts:
     return Counts(read(batch).samples, _tokens(batch))
 
 
-def split(batch: Any, size: int, samples: int | None = None) -> list[Any]:
+def split(batch: Batch, size: int, samples: int | None = None) -> list[Any]:
     """Split a batch along dimension 0 into microbatches of ``size`` samples, the last one perhaps smaller.
 
     Tensors become views, and lists of per-sample items are sliced, but never the tensors in them. Numbers, strings, None and
@@ -117,12 +120,12 @@ def split(batch: Any, size: int, samples: int | None = None) -> list[Any]:
     return [take(slice(start, start + size)) for start in range(0, samples, size)]
 
 
-def slice_samples(batch: Any, start: int, stop: int, samples: int | None = None) -> Any:
+def slice_samples(batch: Batch, start: int, stop: int, samples: int | None = None) -> Any:
     """Return samples ``start`` to ``stop`` of a batch of ``samples``; see :func:`split`."""
     return _Slicer(batch, count(batch).samples if samples is None else samples, samples is None)(slice(start, stop))
 
 
-def take_samples(batch: Any, indices: list[int] | torch.Tensor, samples: int) -> Any:
+def take_samples(batch: Batch, indices: list[int] | torch.Tensor, samples: int) -> Any:
     """Return copies of the samples with these indices of a batch of ``samples``.
 
     Indices in a tensor on the device of the batch are not read on the host, unless the batch has parts that are no tensors.
@@ -177,7 +180,7 @@ def _join(parts: Sequence[Any], how: How, top: bool = False) -> Any:
 class _Slicer:
     """Take samples out of a batch, after checking every part of it; ``counted``: interpret sequences as :func:`count` does."""
 
-    def __init__(self, batch: Any, samples: int, counted: bool) -> None:
+    def __init__(self, batch: Batch, samples: int, counted: bool) -> None:
         self._batch, self._samples = batch, samples
         self._counted = counted
         #: What the sequences hold, if the batch itself tells.
@@ -298,7 +301,7 @@ _UNSPLITTABLE = (
 )
 
 
-def _tokens(batch: Any) -> int:
+def _tokens(batch: Batch) -> int:
     """Return the number of elements of ``input_ids``: the batch's, or those of the batches by name in it."""
     if not isinstance(batch, Mapping):
         return 0

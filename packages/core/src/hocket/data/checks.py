@@ -14,7 +14,7 @@ from hocket.data.several import MODES, Several
 from hocket.help import names
 
 
-def check_batches(data: Any, argument: str) -> None:
+def check_batches(data: object, argument: str) -> None:
     """Raise TypeError unless ``data`` may be an iterable of batches; nothing is read from it.
 
     Data sets, tensors, arrays and tables hold samples; a DataLoader makes batches of them.
@@ -104,7 +104,7 @@ def _given(argument: str, value: str) -> str:
     return f"{call}({value})" if inside else f"{argument}={value}"
 
 
-def _check_not_data(data: Any, argument: str) -> None:
+def _check_not_data(data: object, argument: str) -> None:
     """Raise TypeError for a model, a number, a function or a data module in the place of data."""
     from hocket.data.module import is_foreign, is_module
 

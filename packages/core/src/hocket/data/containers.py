@@ -65,7 +65,7 @@ def register_batch(
     _REGISTERED[kind] = Container(count, take, join)
 
 
-def container_of(item: Any) -> Container | None:
+def container_of(item: object) -> Container | None:
     """Return how to divide an object that is a container of samples; None for anything else."""
     if isinstance(item, Tensor):
         return _JAGGED if item.is_nested and item.layout is torch.jagged else None

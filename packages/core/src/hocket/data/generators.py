@@ -63,7 +63,7 @@ class DataGenerators:
                     yield f"{role}.{name}", value
 
 
-def _is_generator(value: Any) -> bool:
+def _is_generator(value: object) -> bool:
     if isinstance(value, torch.Generator | random.Random):
         return True
     numpy = sys.modules.get("numpy")

@@ -35,7 +35,7 @@ def sized(data: Iterable[Any], size: int, ranks: int = 1) -> Source:
     return adapt(loader, checked, given=data)
 
 
-def resized(data: Any, size: int, ranks: int = 1) -> tuple[Any, Slices]:
+def resized(data: object, size: int, ranks: int = 1) -> tuple[Any, Slices]:
     """Return data with the batch size set if it can be, and the slices that check it if it cannot; see `sized`."""
     if isinstance(size, bool) or not isinstance(size, int) or size < ranks:
         raise ValueError(

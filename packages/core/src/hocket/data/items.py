@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hocket.data.errors import MissingPartError
 from hocket.data.nesting import like_mapping, with_fields
 
+if TYPE_CHECKING:
+    from hocket.types import Batch, Where
 
-def get_item(batch: Any, key: Any) -> Any:
+
+def get_item(batch: Batch, key: Any) -> Any:
     """Return ``batch[key]`` for a mapping or a sequence, and the attribute ``key`` for anything else and for named tuples.
 
     Example:
@@ -22,11 +25,11 @@ def get_item(batch: Any, key: Any) -> Any:
     return getattr(batch, key)
 
 
-def _is_field(batch: Any, key: Any) -> bool:
+def _is_field(batch: Batch, key: object) -> bool:
     return isinstance(key, str) and isinstance(batch, tuple) and key in getattr(batch, "_fields", ())
 
 
-def part(batch: Any, where: Any, what: str = "batch") -> Any:
+def part(batch: Batch, where: Where, what: str = "batch") -> Any:
     """Return the part of a batch at a name or index, or what a function returns for it.
 
     Args:
@@ -54,7 +57,7 @@ def part(batch: Any, where: Any, what: str = "batch") -> Any:
         ) from None
 
 
-def set_item(batch: Any, key: Any, value: Any) -> Any:
+def set_item(batch: Batch, key: Any, value: Any) -> Any:
     """Return a copy of a batch with ``value`` at ``key``.
 
     Raises KeyError, IndexError or AttributeError if there is nothing at ``key`` to replace.

@@ -28,7 +28,7 @@ from hocket.data.stateful import has_state
 # --- queries
 
 
-def by_index(data: Any) -> TypeGuard[DataLoader[Any]]:
+def by_index(data: object) -> TypeGuard[DataLoader[Any]]:
     """Whether this is a DataLoader over a map-style data set, whose samples can be chosen before they are loaded."""
     return isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
 
@@ -46,7 +46,7 @@ def sampler_name(loader: DataLoader[Any]) -> str:
     return "sampler" if loader.batch_sampler is None else "batch_sampler"
 
 
-def has_own_state(data: Any) -> bool:
+def has_own_state(data: object) -> bool:
     """Whether data has a state that is not inherited from torch's DataLoader (pytorch#166732 plans one).
 
     The state planned there is tied to one process and one number of workers, so a plain DataLoader keeps its adapter.
@@ -61,14 +61,14 @@ def has_own_state(data: Any) -> bool:
 # --- changed copies
 
 
-def with_sampler(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
+def with_sampler(loader: DataLoader[Any], **changes: object) -> DataLoader[Any]:
     """Return a copy of a loader with another ``batch_sampler`` or ``sampler``; a new loader would lose what subclasses add."""
     changed = copy.copy(loader)
     vars(changed).update(changes, _iterator=None)
     return changed
 
 
-def independent(data: Any) -> Any:
+def independent(data: object) -> Any:
     """Return data whose iteration does not end an iteration of ``data`` in progress; a loader gets workers of its own."""
     if isinstance(data, DataLoader) and data.persistent_workers:
         data = copy.copy(data)
@@ -76,7 +76,7 @@ def independent(data: Any) -> Any:
     return data
 
 
-def exchange_dataset(loader: DataLoader[Any], dataset: Any, workers: Any) -> tuple[Any, Any]:
+def exchange_dataset(loader: DataLoader[Any], dataset: object, workers: object) -> tuple[Any, Any]:
     """Give a loader another data set, and the iterator whose persistent workers load from it; return its previous ones."""
     before = loader.dataset, loader._iterator
     vars(loader).update(dataset=dataset, _iterator=workers)
@@ -84,7 +84,7 @@ def exchange_dataset(loader: DataLoader[Any], dataset: Any, workers: Any) -> tup
 
 
 @contextmanager
-def standing_in(loader: DataLoader[Any], name: str, indices: Any) -> Iterator[None]:
+def standing_in(loader: DataLoader[Any], name: str, indices: object) -> Iterator[None]:
     """Have iterators that begin inside take their indices from ``indices``; restore the loader afterwards."""
     sampler = getattr(loader, name)
     vars(loader)[name] = indices
@@ -101,12 +101,12 @@ def standing_in(loader: DataLoader[Any], name: str, indices: Any) -> Iterator[No
 # --- iterators and their workers
 
 
-def is_loader_iterator(data: Any) -> bool:
+def is_loader_iterator(data: object) -> bool:
     """Whether this is an iterator over a DataLoader."""
     return isinstance(data, _BaseDataLoaderIter)
 
 
-def has_workers(batches: Any) -> bool:
+def has_workers(batches: object) -> bool:
     """Whether an iterator has worker processes that can be ended at once."""
     return hasattr(batches, "_shutdown_workers")
 

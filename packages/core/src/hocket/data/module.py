@@ -67,12 +67,12 @@ class DataModule:
         raise NotImplementedError(f"{type(self).__name__} needs a load_extra_state(state)")
 
 
-def is_module(given: Any) -> bool:
+def is_module(given: object) -> bool:
     """Whether it is a data module, one of Lightning included, or the class of one."""
     return issubclass(given if isinstance(given, type) else type(given), DataModule) or is_foreign(given)
 
 
-def is_foreign(given: Any) -> bool:
+def is_foreign(given: object) -> bool:
     """Whether it is an object or a class with the methods of a LightningDataModule, which is not a `DataModule`."""
     cls = given if isinstance(given, type) else type(given)
     return not issubclass(cls, DataModule | nn.Module) and callable(getattr(given, "train_dataloader", None))

@@ -6,14 +6,17 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping, MutableMapping
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
+if TYPE_CHECKING:
+    from hocket.types import Batch
 
-def map_tensors(function: Callable[[torch.Tensor], Any], batch: Any) -> Any:
+
+def map_tensors(function: Callable[[torch.Tensor], Any], batch: Batch) -> Any:
     """Apply ``function`` to every tensor and return the same nesting; everything else is passed through.
 
     Tensors are found in sequences, mappings, named tuples, dataclasses, attrs classes, `types.SimpleNamespace`, objects with a
@@ -29,7 +32,7 @@ def map_tensors(function: Callable[[torch.Tensor], Any], batch: Any) -> Any:
     return _map(function, batch, None)
 
 
-def move(batch: Any, device: torch.device) -> Any:
+def move(batch: Batch, device: torch.device) -> Any:
     """Move a batch to ``device``; tensors that are there already stay the same. Copies from pinned memory to CUDA are
     asynchronous.
 
@@ -51,7 +54,7 @@ def move(batch: Any, device: torch.device) -> Any:
     return _map(lambda tensor: tensor.to(device, non_blocking=device.type == "cuda"), batch, device)
 
 
-def _map(function: Callable[[torch.Tensor], Any], batch: Any, device: torch.device | None) -> Any:
+def _map(function: Callable[[torch.Tensor], Any], batch: Batch, device: torch.device | None) -> Any:
     """See `map_tensors`. Objects that move themselves are moved to ``device``, unless it is None."""
     if isinstance(batch, torch.Tensor):
         return function(batch)
@@ -75,16 +78,16 @@ def _map(function: Callable[[torch.Tensor], Any], batch: Any, device: torch.devi
     return batch
 
 
-def _moves_itself(item: Any) -> bool:
+def _moves_itself(item: object) -> bool:
     return callable(getattr(item, "to", None)) and not isinstance(item, type) and not hasattr(item, "__array__")
 
 
-def is_graphs(item: Any) -> bool:
+def is_graphs(item: object) -> bool:
     """Whether it is a batch of graphs of torch_geometric, which is not imported to find out."""
     return hasattr(item, "to_data_list") and hasattr(item, "num_graphs") and not isinstance(item, type)
 
 
-def fields_of(item: Any) -> dict[str, Any] | None:
+def fields_of(item: object) -> dict[str, Any] | None:
     """Return the fields of an object by name, or None if it has no fields.
 
     Objects with fields are named tuples, instances of dataclasses and attrs classes, `SimpleNamespace`, and others that have a
@@ -108,7 +111,7 @@ def fields_of(item: Any) -> dict[str, Any] | None:
     return {name: getattr(item, name) for name in names if hasattr(item, name)}
 
 
-def with_fields(item: Any, fields: Mapping[str, Any]) -> Any:
+def with_fields(item: object, fields: Mapping[str, Any]) -> Any:
     """Return a copy of an object of `fields_of` with other values of some fields."""
     if isinstance(item, tuple):
         return item._replace(**fields)  # type: ignore[attr-defined]  # a named tuple

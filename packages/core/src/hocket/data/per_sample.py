@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset
 from hocket.training import seeding
 
 
-def seeded(dataset: Any, seed: int = 0) -> SeededDataset:
+def seeded(dataset: object, seed: int = 0) -> SeededDataset:
     """Return a view of a map-style data set in which every sample has its own random numbers.
 
     Python's, NumPy's and torch's global generators are seeded by ``(seed, epoch, index)`` while a sample is loaded, and
@@ -73,7 +73,7 @@ class SeededDataset(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         before = seeding.capture(devices=False)
         digest = hashlib.blake2b(f"{self.seed}/{self.epoch}/{index}".encode(), digest_size=8).digest()
         try:

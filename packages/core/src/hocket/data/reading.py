@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
 from hocket.data.containers import container_of
 from hocket.data.nesting import fields_of
+
+if TYPE_CHECKING:
+    from hocket.types import Batch
 
 
 class How(Enum):
@@ -36,7 +39,7 @@ class Reading(NamedTuple):
     how: How
 
 
-def read(batch: Any) -> Reading:
+def read(batch: Batch) -> Reading:
     """Return how a batch is read. Raises ValueError if that is not certain."""
     if batch is None:
         raise ValueError(
@@ -66,7 +69,7 @@ def read(batch: Any) -> Reading:
     return Reading(lengths.pop(), How.LISTS)
 
 
-def how_divided(batch: Any) -> How | None:
+def how_divided(batch: Batch) -> How | None:
     """Return what the sequences of a batch hold, if it has any and that is certain; else None."""
     items = batch.values() if type(batch) is dict else batch if type(batch) is tuple or type(batch) is list else ()
     if items and all(type(item) is Tensor for item in items):  # the usual batches have none
@@ -77,7 +80,7 @@ def how_divided(batch: Any) -> How | None:
         return None
 
 
-def samples_of_part(part: Any, how: How | None) -> int:
+def samples_of_part(part: Batch, how: How | None) -> int:
     """Return the number of samples in a part of a batch that was divided as `how_divided` says.
 
     A part alone may be less certain: one sample of a list may have as many entries as another field.
@@ -88,7 +91,7 @@ def samples_of_part(part: Any, how: How | None) -> int:
     return lengths.pop() if len(lengths) == 1 else read(part).samples
 
 
-def samples_of_fields(batch: Any) -> int:
+def samples_of_fields(batch: Batch) -> int:
     """Return the common size of dimension 0 of all tensors. Raises ValueError if sizes differ, or there is no tensor."""
     sizes = set(_sizes(batch))
     if len(sizes) != 1:
@@ -96,7 +99,7 @@ def samples_of_fields(batch: Any) -> int:
     return sizes.pop()
 
 
-def _problem(batch: Any, found: str) -> str:
+def _problem(batch: Batch, found: str) -> str:
     return (
         f"Cannot tell how many samples a batch of {type(batch).__name__} holds: its tensors and lists should agree on the size "
         f"of dimension 0, {found}. Give inputs and targets as tensors or lists with one entry for each sample, or define "
@@ -109,7 +112,7 @@ def is_per_sample(item: Sequence[Any]) -> bool:
     return bool(item) and all(type(part) in _PLAIN or _is_whole(part) for part in item)
 
 
-def _is_whole(item: Any) -> bool:
+def _is_whole(item: object) -> bool:
     return (
         not isinstance(item, Tensor | Mapping | list | tuple) and container_of(item) is None and fields_of(item) is None
     )
@@ -124,7 +127,7 @@ def is_numbers(item: Sequence[Any]) -> bool:
     return all(isinstance(part, int | float) for part in item)
 
 
-def signature(item: Any) -> Any:
+def signature(item: object) -> Any:
     """Return a value that is equal for samples of one kind."""
     if isinstance(item, Tensor):
         return item.dtype, item.dim()
@@ -133,7 +136,7 @@ def signature(item: Any) -> Any:
     return type(item)
 
 
-def holds_scalars(batch: Any) -> bool:
+def holds_scalars(batch: Batch) -> bool:
     """Whether something in a batch belongs to no sample: numbers, strings and tensors without dimensions."""
     if isinstance(batch, Tensor):
         return not batch.dim()
@@ -148,7 +151,7 @@ def holds_scalars(batch: Any) -> bool:
     return batch is not None
 
 
-def _is_list_of_samples(batch: Any) -> bool:
+def _is_list_of_samples(batch: Batch) -> bool:
     """Whether a batch is a list of samples: mappings or tuples of parts whose sizes do not agree, or with numbers."""
     if (
         not isinstance(batch, list | tuple)
@@ -165,7 +168,7 @@ def _is_list_of_samples(batch: Any) -> bool:
     return any(holds_scalars(item) or len(set(_sizes(item))) > 1 for item in batch)
 
 
-def _children(batch: Any) -> Sequence[Any]:
+def _children(batch: Batch) -> Sequence[Any]:
     """Return the fields of a batch that is not a tensor, container or list of samples."""
     if isinstance(batch, Mapping):
         return list(batch.values())
@@ -174,7 +177,7 @@ def _children(batch: Any) -> Sequence[Any]:
     return batch if isinstance(batch, list | tuple) else ()
 
 
-def _sizes(batch: Any) -> Iterator[int]:
+def _sizes(batch: Batch) -> Iterator[int]:
     """Yield the sizes of dimension 0, where every sequence holds fields."""
     if (container := container_of(batch)) is not None:
         yield container.count(batch)
@@ -188,7 +191,7 @@ def _sizes(batch: Any) -> Iterator[int]:
             yield from _sizes(item)
 
 
-def _sequences(batch: Any) -> Iterator[Sequence[Any]]:
+def _sequences(batch: Batch) -> Iterator[Sequence[Any]]:
     """Yield the outermost sequences within a batch that may be lists of samples, and are not certainly."""
     for item in _children(batch):
         if may_hold_samples(item):
@@ -198,7 +201,7 @@ def _sequences(batch: Any) -> Iterator[Sequence[Any]]:
             yield from _sequences(item)
 
 
-def _lengths(batch: Any) -> Iterator[int]:
+def _lengths(batch: Batch) -> Iterator[int]:
     """Yield the numbers of samples, where the sequences within a batch are lists of samples."""
     for item in _children(batch):
         if may_hold_samples(item):

@@ -25,7 +25,7 @@ DRAWN = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 DRAW_ONCE = (SequentialSampler, *DRAWN, list, tuple, range)
 
 
-def draws_once(sampler: Any) -> bool:
+def draws_once(sampler: object) -> bool:
     """Whether this is one of :data:`DRAW_ONCE`, or torch's BatchSampler over one; subclasses may do anything."""
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
     return type(inner) in DRAW_ONCE or getattr(inner, "own_stream", False)
@@ -50,15 +50,22 @@ def skip_items(items: Iterator[Any], number: int) -> int:
 
     For the first item torch's samplers draw a list, and then yield from it: millions of its items are skipped at once.
     """
-    done = sum(1 for _ in islice(items, min(number, 1)))
-    drawn: Any = getattr(items, "gi_yieldfrom", items)
-    if type(drawn) in _LISTED and (ahead := min(number - done, length_hint(drawn))):
-        _, _, position = (
-            drawn.__reduce__()
-        )  # as pickle has it; Python 3.12 changes a range iterator's range, not its position
-        drawn.__setstate__((position or 0) + ahead)
-        done += ahead
-    return done + sum(1 for _ in islice(items, number - done))
+    skipped = _skip_one_by_one(items, min(number, 1))
+    skipped += _skip_at_once(getattr(items, "gi_yieldfrom", items), number - skipped)
+    return skipped + _skip_one_by_one(items, number - skipped)
+
+
+def _skip_one_by_one(items: Iterator[Any], number: int) -> int:
+    return sum(1 for _ in islice(items, number))
+
+
+def _skip_at_once(items: Any, number: int) -> int:
+    """Move the position of an iterator over a list, tuple or range as pickle would; 0 for any other iterator."""
+    number = min(number, length_hint(items)) if type(items) in _LISTED else 0
+    if number:
+        position = items.__reduce__()[2] or 0  # Python 3.12 changes a range iterator's range, not its position
+        items.__setstate__(position + number)
+    return number
 
 
 _LISTED: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(range(0))))

@@ -135,7 +135,7 @@ class Several:
 
 
 def prepared(
-    data: Any, prepare_data: Callable[[Any, bool, int | None], Any], train: bool, global_batch: int | None = None
+    data: object, prepare_data: Callable[[Any, bool, int | None], Any], train: bool, global_batch: int | None = None
 ) -> Any:
     """Return this rank's slices of ``data``: what the strategy's ``prepare_data`` returns, for each loader of `Several`.
 
@@ -192,7 +192,7 @@ class SeveralSource:
             )
 
     @classmethod
-    def serves(cls, data: Any) -> bool:
+    def serves(cls, data: object) -> bool:
         """Whether this is `Several`."""
         return isinstance(data, Several)
 
@@ -367,7 +367,7 @@ class SeveralSource:
 register(SeveralSource)
 
 
-def _check_loaders(loaders: Any) -> None:
+def _check_loaders(loaders: object) -> None:
     if not isinstance(loaders, Mapping) or not loaders or not all(isinstance(name, str) for name in loaders):
         raise TypeError(
             f"Several takes a dict of loaders by name, such as Several({{'labelled': a, 'unlabelled': b}}, 'cycle'), not "

@@ -95,7 +95,7 @@ def one_epoch(source: Source) -> Iterator[Iterator[Any]]:
         raise
 
 
-def underlying(data: Any) -> Any:
+def underlying(data: object) -> Any:
     """Return the underlying data of the object that a strategy's ``prepare_data`` returned."""
     return data.data if isinstance(data, Source) else data
 
@@ -109,7 +109,7 @@ def known_length(data: Any, limit: int | None = None) -> int | None:
     return known if limit is None else min(known, limit)
 
 
-def limited(data: Any, limit: float | None, argument: str) -> int | None:
+def limited(data: object, limit: float | None, argument: str) -> int | None:
     """Return the number of batches that ``limit`` allows: itself, or for a float that fraction of ``data``, at least one.
 
     Args:
@@ -131,13 +131,13 @@ def limited(data: Any, limit: float | None, argument: str) -> int | None:
     return max(int(length * Fraction(str(limit))), 1)
 
 
-def set_epoch(data: Any, epoch: int) -> None:
+def set_epoch(data: object, epoch: int) -> None:
     """Call ``set_epoch`` of a loader, its samplers and its data set, once for each object that has it."""
     for owner in epoch_owners(data):
         owner.set_epoch(epoch)
 
 
-def epoch_owners(data: Any) -> Iterator[Any]:
+def epoch_owners(data: object) -> Iterator[Any]:
     """Yield the objects whose ``set_epoch`` is called: a loader, its samplers and its data set."""
     data, done = underlying(data), set()
     for owner in (data, *(getattr(data, name, None) for name in ("batch_sampler", "sampler", "dataset"))):

@@ -18,7 +18,7 @@ class Stateful:
             raise ValueError(f"{type(self).__name__} has no state, but was given {sorted(state_dict)}")
 
 
-def has_state(owner: Any) -> bool:
+def has_state(owner: object) -> bool:
     """Whether an object has ``state_dict`` and ``load_state_dict``."""
     return callable(getattr(owner, "state_dict", None)) and callable(getattr(owner, "load_state_dict", None))
 
@@ -28,7 +28,7 @@ _PAIRS = (("state_dict", "load_state_dict"), ("extra_state", "load_extra_state")
 _DEFAULTS = (__name__, "hocket.task", "hocket.data.module", "hocket.component")
 
 
-def one_sided(owner: Any) -> str:
+def one_sided(owner: object) -> str:
     """Return which methods an object has and lacks, if it saves a state that it cannot restore, or the reverse; or empty."""
     for pair in _PAIRS:
         found = {name: getattr(owner, name, None) for name in pair}

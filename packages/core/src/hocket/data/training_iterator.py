@@ -20,7 +20,7 @@ from hocket.help import warn
 ENDLESS = (itertools.cycle, itertools.repeat, itertools.count)
 
 
-def iterates_once(data: Any) -> bool:
+def iterates_once(data: object) -> bool:
     """Whether data certainly cannot be iterated again: a generator, or an iterator of Python itself or of a DataLoader."""
     if not isinstance(data, Iterator):
         return False

@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch.utils.data import DataLoader
 
@@ -16,7 +15,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, *([signal.SIGUSR1] if hasattr(signal,
 
 
 @contextmanager
-def sheltered(loader: Any) -> Iterator[None]:
+def sheltered(loader: object) -> Iterator[None]:
     """Have workers that ``loader`` starts inside end only by a signal from this process, or with it.
 
     Clusters, torch's elastic agent and Control-C signal all processes of a run at once. If a worker ended then, the run could

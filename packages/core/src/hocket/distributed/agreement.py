@@ -7,6 +7,7 @@ import torch
 from hocket.data.batches import Counts
 from hocket.distributed.ranks import Ranks
 from hocket.help import logged as help_logged, warn
+from hocket.hookspecs.strategies import replicas
 from hocket.state import State
 from hocket.training.requests import Decision
 
@@ -18,9 +19,8 @@ def total(state: State, loaded: Counts, trained_on: int, skip: bool) -> tuple[Co
     # int64 on the CPU: exact, and no rank waits for its device.
     mine = torch.tensor([loaded.samples, loaded.tokens, trained_on, int(skip)])
     *counts, skips = state.bus.all_reduce(mine, "sum").tolist()
-    # All ranks with the same slice have counted it.
-    duplicates = state.strategy.world_size // state.strategy.data_ranks
-    samples, tokens, trained = (count // duplicates for count in counts)
+    copies = replicas(state.strategy)
+    samples, tokens, trained = (count // copies for count in counts)
     return Counts(samples, tokens), trained, bool(skips)
 
 

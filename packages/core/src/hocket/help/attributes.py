@@ -6,7 +6,7 @@ import difflib
 import enum
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +16,7 @@ from hocket.ours import is_ours
 T = TypeVar("T")
 
 
-def missing(owner: str, name: str, obj: Any) -> str:
+def missing(owner: str, name: str, obj: object) -> str:
     """Return the message for an attribute that does not exist: what other libraries mean by it, or a similar name."""
     if name.startswith("_"):  # dir() itself looks for some
         return f"{owner} has no {name!r}."
@@ -68,25 +68,38 @@ class Elsewhere:
     def __init__(self, owner: str, name: str) -> None:
         self._owner, self._name = owner, name
 
-    def __get__(self, obj: Any, owner: type) -> Any:
+    def __get__(self, obj: object, owner: type) -> Any:
         raise AttributeError(missing(self._owner, self._name, obj), name=self._name)
 
-    def __set__(self, obj: Any, value: Any) -> None:
+    def __set__(self, obj: object, value: object) -> None:
         text = names.listed(self._name, "attributes", self._owner)
         raise AttributeError(f"{self._owner}.{self._name} cannot be set: nothing would read it. Write {text}.")
 
 
-def elsewhere(*others: str) -> Callable[[type[T]], type[T]]:
-    """Decorate a class: attributes by these names of other libraries say what to write instead."""
+#: The names of other libraries that are no attributes of a class; ``others.toml`` says what to write instead.
+_OTHERS = {
+    "State": """
+        epoch current_epoch global_step step_number batch_idx batch_index lr learning_rate trainer optimizer logger log_dict
+        stop should_stop stop_training callback_metrics logged_metrics output predictions logits train_dataloader dataloader
+    """,
+    "Steps": """
+        backward zero_grad optimizer optimizers batch_idx index global_step epoch current_epoch log state trainer step clip loss
+    """,
+    "LoopSteps": """
+        batch batch_idx index global_step backward step zero_grad optimizer_step loss losses manual model optimizer optimizers
+        state_dict load_state_dict
+    """,
+}
 
-    def decorated(cls: type[T]) -> type[T]:
-        for name in others:
-            setattr(cls, name, Elsewhere(cls.__name__, name))
-        listed = cls.__dir__
-        cls.__dir__ = lambda self: [name for name in listed(self) if name not in others]  # type: ignore[method-assign]
-        return cls
 
-    return decorated
+def elsewhere(cls: type[T]) -> type[T]:
+    """Decorate a class: attributes by names of other libraries say what to write instead."""
+    others = _OTHERS[cls.__name__].split()
+    for name in others:
+        setattr(cls, name, Elsewhere(cls.__name__, name))
+    listed = cls.__dir__
+    cls.__dir__ = lambda self: [name for name in listed(self) if name not in others]  # type: ignore[method-assign]
+    return cls
 
 
 def instead(owner: str, name: str, there: Iterable[str]) -> str:
@@ -141,7 +154,7 @@ def _names_in(code: CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names_in, inner))
 
 
-def near(name: Any, there: Iterable[str]) -> str | None:
+def near(name: object, there: Iterable[str]) -> str | None:
     """Return the name most like this one, such as ``eval/loss`` for ``eval_loss``, or None."""
     return next(iter(difflib.get_close_matches(str(name), list(there), 1, 0.5)), None)
 
@@ -166,7 +179,7 @@ class Columns:
 class Values(Columns, dict[str, float]):
     """Values by name, such as ``eval/loss``, that lists the names if one does not exist."""
 
-    def __missing__(self, name: Any) -> float:
+    def __missing__(self, name: object) -> float:
         there = ", ".join(map(repr, self)) or "none, without an evaluation"
         if found := near(name, self):
             write = f"Write {found!r}"

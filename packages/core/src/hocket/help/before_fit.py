@@ -38,7 +38,8 @@ def check(state: State, settings: Settings, metrics: bool) -> None:
         )
     if settings.sanity_eval and not state.eval_sets:
         warn("sanity_eval= evaluates before training, and this fit has no evaluation set. Pass eval_data=.")
-    begins = settings.lasting and state.resumed_from is None and not state.timestamp.batch and state.strategy.rank == 0
+    resumed = state.identity.resumed_from is not None
+    begins = settings.lasting and not resumed and not state.timestamp.batch and state.strategy.rank == 0
     if settings.seed is not None and begins and torch.initial_seed() >= _CHOSEN:
         _say_unseeded(settings.seed)
     norm = next((each for each in state.task.modules() if isinstance(each, _BATCH_NORMS) and each.training), None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -17,6 +17,9 @@ from hocket.help.causes import CAUSES
 from hocket.help.failure import Failure
 from hocket.task import Task
 
+if TYPE_CHECKING:
+    from hocket.types import Batch
+
 #: How to use what a step returns.
 RESULT = (
     "step(…) returns an object with loss, losses, gradient_norm, taken and kept. Write step(…).loss for the loss, a tensor, "
@@ -24,7 +27,7 @@ RESULT = (
 )
 
 
-def explain(error: BaseException, where: str, task: Task, batch: Any, outputs: Any = None) -> None:
+def explain(error: BaseException, where: str, task: Task, batch: Batch, outputs: object = None) -> None:
     """Add a note to an exception that was raised in ``"forward"``, ``"loss"`` or ``"backward"``. Never raises."""
     with suppress(Exception):
         failure = Failure(error, where, task, batch, outputs)
@@ -62,7 +65,7 @@ def explain_backward(error: BaseException, loss: object, stepper: bool) -> None:
             )
 
 
-def explain_metric(error: BaseException, name: str, metric: object, outputs: Any, batch: Any) -> None:
+def explain_metric(error: BaseException, name: str, metric: object, outputs: object, batch: Batch) -> None:
     """Add a note to an exception of a metric's update. Never raises."""
     with suppress(Exception):
         error.add_note(
@@ -91,7 +94,7 @@ def _other_classes(metric: Any, outputs: Any) -> str:
     return ""
 
 
-def explain_step(error: BaseException, batch: Any) -> None:
+def explain_step(error: BaseException, batch: Batch) -> None:
     """Add a note to an exception of ``train_batch`` if ``step`` was called, or its result used, in another way."""
     text = str(error)
     call = re.match(r"Steps\.__call__\(\) (missing|got an unexpected keyword argument '(\w+)')", text)

@@ -197,3 +197,8 @@ class StrategyHooks:
         /,
     ) -> bool:
         """Load the full state of the optimizer, or the state that ``optimizer_shards`` returned."""
+
+
+def replicas(strategy: StrategyLike) -> int:
+    """Return the number of ranks that compute on the same slice: a sum over all ranks counts each slice so many times."""
+    return strategy.world_size // strategy.data_ranks

@@ -127,7 +127,9 @@ class Stepped(TimeOnly):
     def start(self, state: State) -> None:
         """Check the scheduler's lengths: it has set the first learning rate when it was created."""
         if self._every == Time(1, Unit.BATCH) and self._steps == 0:
-            _check_lengths(self._scheduler, state, self.by_default)
+            from hocket.help import schedulers
+
+            schedulers.check_lengths(self._scheduler, state, self.by_default)
 
     def step(self, state: State) -> None:
         """See :class:`LearningRate`."""
@@ -156,43 +158,6 @@ class Stepped(TimeOnly):
         self._steps = state_dict["steps"]
         if has_state(self._scheduler):
             self._scheduler.load_state_dict(state_dict["scheduler"])
-
-
-def _check_lengths(scheduler: Any, state: State, by_default: bool) -> None:
-    """Compare a torch scheduler's lengths, in steps, with those of a run that steps it after each batch.
-
-    Raises ValueError for one whose steps are fewer than the run's. Warns of one that seems to count epochs, unless somebody
-    asked for batches.
-    """
-    duration, batches = state.max_duration, None
-    if duration is not None and duration.unit is Unit.EPOCH and state.epoch_length:
-        batches = int(duration.value) * state.epoch_length
-    elif duration is not None and duration.unit is Unit.BATCH:
-        batches = int(duration.value)
-    name, known = type(scheduler).__name__, vars(scheduler)
-    if batches is not None and name == "OneCycleLR" and known["total_steps"] < batches:
-        raise ValueError(
-            f"{name} has total_steps={known['total_steps']}, and this run of {duration} steps it after each of its {batches} "
-            f"batches. Write total_steps={batches}; or pass schedule_every='1ep', so that it counts epochs."
-        )
-    if batches is not None and name == "OneCycleLR" and known["total_steps"] > batches:
-        warn(
-            f"{name} has total_steps={known['total_steps']}, and this run of {duration} takes {batches} steps, so it does not "
-            f"reach its end. Write total_steps={batches}."
-        )
-    if not by_default or duration is None or duration.unit is not Unit.EPOCH or (state.epoch_length or 2) < 2:
-        return
-    lengths = [known[key] for key in ("step_size", "T_max", "T_0", "total_iters") if key in known]
-    lengths += list(known.get("milestones", ()))
-    counts_epochs = lengths and max(lengths) <= duration.value
-    functions = [each for each in known.get("lr_lambdas", ()) if each is not None]
-    named = any("epoch" in code.co_varnames[:1] for each in functions if (code := getattr(each, "__code__", None)))
-    if isinstance(scheduler, LRScheduler) and (counts_epochs or name == "ExponentialLR" or named):
-        said = f" of {max(lengths)}" if counts_epochs else ""
-        warn(
-            f"{name}{said} is stepped after each batch, not each epoch. For epochs write schedule_every='1ep' in the "
-            "Trainer; if batches are meant, schedule_every='1ba'."
-        )
 
 
 def _notice_added_groups(scheduler: LRScheduler) -> None:
@@ -280,7 +245,7 @@ class OnPlateau:
 
 
 def make_schedules(
-    given: Any, optimizers: Sequence[Optimizer], every: str | Time | None, names: Sequence[str] = ()
+    given: object, optimizers: Sequence[Optimizer], every: str | Time | None, names: Sequence[str] = ()
 ) -> list[LearningRate]:
     """Return the schedule of every optimizer.
 
@@ -308,7 +273,7 @@ def make_schedules(
     return made
 
 
-def _make_all(given: Any, optimizers: Sequence[Optimizer], every: Time, names: Sequence[str]) -> list[LearningRate]:
+def _make_all(given: object, optimizers: Sequence[Optimizer], every: Time, names: Sequence[str]) -> list[LearningRate]:
     if given is None:
         return []
     if not optimizers:
@@ -390,7 +355,7 @@ def _make(given: Any, optimizer: Optimizer, every: Time, number: int) -> Learnin
     return (Updated if callable(getattr(made, "step_update", None)) else Stepped)(made, optimizer, every)
 
 
-def _is_scheduler(given: Any) -> bool:
+def _is_scheduler(given: object) -> bool:
     """Whether it is an object that sets learning rates when its ``step`` is called; an optimizer is none."""
     steps = callable(getattr(given, "step", None)) and not isinstance(given, type | Optimizer)
     return isinstance(given, LRScheduler) or steps

@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from hocket.algorithm import Algorithm, Phase
 from hocket.help import names
 from hocket.hookspecs import SPECS, Actions, Event, Events, Loggers, PrecisionHooks, StrategyHooks
-from hocket.hookspecs.needs import Need
 from hocket.ours import is_ours
 from hocket.plugins.delivery import Delivery
 from hocket.plugins.errors import HookError
@@ -42,7 +40,6 @@ from hocket.plugins.spec import HOOKS, Attachment
 
 _HOOKS = HOOKS
 _EVENTS = {event.value: event for event in Event}
-_ACTIONS = {name for name in vars(Actions) if not name.startswith("_")}
 _NAMES = [event.value for event in Event]
 _IN_A_BATCH = set(_NAMES[_NAMES.index(Event.AFTER_DATALOADER.value) : _NAMES.index(Event.BATCH_END.value) + 1])
 #: Every listener of these events runs, even if another one raises.
@@ -419,67 +416,9 @@ def _implementations(attachment: Attachment) -> dict[str, Callable[..., Any]]:
                 _check_returns(attachment, name, function)
     if not found and attachment.kind in ("callbacks", "loggers"):
         _check_called(attachment)
-    if isinstance(obj, Algorithm):
-        for name in found:
-            if name not in _ACTIONS:
-                raise HookError(
-                    f"Algorithm '{attachment.name}' defines {name}(), but algorithms act on events in apply(event, state). Add "
-                    f"Event.{name.upper()} to its `events`, or make it a hocket.Callback."
-                    if name in _EVENTS
-                    else f"Algorithm '{attachment.name}' defines {name}(), a hook that algorithms do not implement. They may "
-                    f"implement actions: {', '.join(sorted(_ACTIONS))}."
-                )
-        _check_declarations(attachment)
-        if not obj.events and type(obj).apply is not Algorithm.apply:
-            raise HookError(
-                f"Algorithm '{attachment.name}' defines apply(), which would never be called: it declares no events. Write "
-                "events = {hocket.Event.AFTER_LOSS} in the class, with the events to act on."
-            )
-        for event in sorted(obj.events, key=lambda event: event.value):
-            found[event.value] = _listener(obj, event)
+    if (declared := getattr(type(obj), "declared_listeners", None)) is not None:
+        found |= declared(obj, attachment.name, found)
     return found
-
-
-def _check_declarations(attachment: Attachment) -> None:
-    """Raise HookError for an algorithm whose `events`, `phase` or names of other algorithms are of another form."""
-    obj, who = attachment.obj, f"Algorithm '{attachment.name}' ({type(attachment.obj).__name__})"
-    given = obj.events if isinstance(obj.events, Collection) and not isinstance(obj.events, str) else [obj.events]
-    if given is not obj.events or not all(isinstance(event, Event) for event in given):
-        meant = [str(getattr(event, "value", event)).rpartition(".")[2].lower() for event in given]
-        near = [difflib.get_close_matches(names.hook(name) or name, _NAMES, 1) for name in meant]
-        write = ", ".join(f"hocket.Event.{name[0].upper()}" for name in near if name) or "hocket.Event.AFTER_LOSS"
-        raise HookError(
-            f"{who} has events = {obj.events!r}; it should be a set of members of hocket.Event. Write events = {{{write}}}. "
-            f"The members are {', '.join(Event.__members__)}."
-        )
-    for name, kind in (("phase", Phase), ("needs", Need)):
-        if not isinstance(given := getattr(obj, name), kind | int):
-            there = list(kind.__members__)
-            like = difflib.get_close_matches(str(given).upper(), there, 1) or there
-            raise HookError(
-                f"{who} has {name} = {given!r}; it should be a member of hocket.{kind.__name__}. Write {name} = "
-                f"hocket.{kind.__name__}.{like[0]}. The members are {', '.join(there)}."
-            )
-    for name in ("before", "after", "conflicts"):
-        given = getattr(obj, name)
-        if isinstance(given, str) or not isinstance(given, Collection) or not all(isinstance(n, str) for n in given):
-            raise HookError(
-                f"{who} has {name} = {given!r}; it should be a set of names of algorithms. Write {name} = "
-                f"{{{given if isinstance(given, str) else 'label-smoothing'!r}}}."
-            )
-
-
-def _listener(algorithm: Algorithm, event: Event) -> Callable[[Any], None]:
-    """Return the listener of an algorithm for one of its events, as a plain function of the state."""
-    apply, match = algorithm.apply, algorithm.match
-    if type(algorithm).match is Algorithm.match:
-        return lambda state: apply(event, state)
-
-    def listener(state: Any) -> None:
-        if match(event, state):
-            apply(event, state)
-
-    return listener
 
 
 def _check_returns(attachment: Attachment, name: str, function: Callable[..., Any]) -> None:

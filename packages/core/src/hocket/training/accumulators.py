@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -76,7 +76,7 @@ class Total:
 
 
 class Accumulator:
-    """The running reduction of one name. Its tensors stay on the device until `read`.
+    """The running reduction of one name. Its tensors stay on the device until `read`. Subclasses inherit the documentation.
 
     Args:
         device: where the tensors are; values on other devices are moved there.
@@ -156,7 +156,6 @@ class Mean(Accumulator):
         self._values, self._weights = Total(), Total()
 
     def add(self, value: float | Tensor, weight: float | Tensor) -> None:
-        """See `Accumulator.add`."""
         if type(weight) is float:
             self._values.add(value if type(value) is float else self.prepared(value), weight)  # type: ignore[arg-type]
             self._weights.add(weight)
@@ -170,37 +169,30 @@ class Mean(Accumulator):
         self.count += 1
 
     def snapshot(self) -> Accumulator:
-        """See `Accumulator.snapshot`."""
         copied = copy.copy(self)
         copied._values, copied._weights = copy.copy(self._values), copy.copy(self._weights)
         return copied
 
     def tensors(self) -> list[Tensor]:
-        """See `Accumulator.tensors`."""
         return [*self._values.tensors(), *self._weights.tensors()]
 
     def held(self, values: Sequence[float]) -> Held:
-        """See `Accumulator.held`."""
         split = len(self._values.tensors())
         return self._values.read(values[:split]), self._weights.read(values[split:])
 
     @staticmethod
     def reduced(ranks: Sequence[Held]) -> float | None:
-        """See `Accumulator.reduced`."""
         weight = added(weight for _, weight in ranks)
         return added(value for value, _ in ranks) / weight if weight else None
 
     def state(self) -> dict[str, Any]:
-        """See `Accumulator.state`."""
         return {"values": self._values.state(), "weights": self._weights.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """See `Accumulator.load`."""
         self._values.load(state["values"], self._device)
         self._weights.load(state["weights"], self._device)
 
     def merge(self, other: Accumulator) -> None:
-        """See `Accumulator.merge`."""
         value, weight = other.held([tensor.item() for tensor in other.tensors()])
         self._values.add(value)
         self._weights.add(weight)
@@ -216,36 +208,29 @@ class Sum(Accumulator):
         self._values = Total()
 
     def add(self, value: float | Tensor, weight: float | Tensor) -> None:
-        """See `Accumulator.add`."""
         self._values.add(value if type(value) is float else self.prepared(value))  # type: ignore[arg-type]
         self.count += 1
 
     def snapshot(self) -> Accumulator:
-        """See `Accumulator.snapshot`."""
         copied = copy.copy(self)
         copied._values = copy.copy(self._values)
         return copied
 
     def tensors(self) -> list[Tensor]:
-        """See `Accumulator.tensors`."""
         return self._values.tensors()
 
     def held(self, values: Sequence[float]) -> Held:
-        """See `Accumulator.held`."""
         return self._values.read(values), self.count
 
     def state(self) -> dict[str, Any]:
-        """See `Accumulator.state`."""
         return {"values": self._values.state(), "count": self.count}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """See `Accumulator.load`."""
         self._values.load(state["values"], self._device)
         self.count = state["count"]
 
     @staticmethod
     def reduced(ranks: Sequence[Held]) -> float | None:
-        """See `Accumulator.reduced`."""
         return added(value for value, count in ranks if count) if any(count for _, count in ranks) else None
 
 
@@ -257,16 +242,16 @@ class _Extreme(Accumulator):
         self._number: float | None = None
         self._tensor: Tensor | None = None
 
-    @staticmethod
-    def _of_tensors(one: Tensor, other: Tensor) -> Tensor:
-        raise NotImplementedError
+    #: Of tensors and of numbers; the latter without NaN.
+    _of_tensors: Callable[[Tensor, Tensor], Tensor]
+    _of_numbers: Callable[..., float]
 
-    @staticmethod
-    def _of(numbers: Iterable[float]) -> float:
-        raise NotImplementedError
+    @classmethod
+    def _of(cls, numbers: Iterable[float]) -> float:
+        numbers = list(numbers)
+        return math.nan if any(map(math.isnan, numbers)) else cls._of_numbers(numbers)
 
     def add(self, value: float | Tensor, weight: float | Tensor) -> None:
-        """See `Accumulator.add`."""
         self.count += 1
         if type(value) is float:
             self._number = value if self._number is None else self._of((self._number, value))
@@ -275,52 +260,37 @@ class _Extreme(Accumulator):
             self._tensor = value.clone() if self._tensor is None else self._of_tensors(self._tensor, value)
 
     def tensors(self) -> list[Tensor]:
-        """See `Accumulator.tensors`."""
         return [] if self._tensor is None else [self._tensor]
 
     def held(self, values: Sequence[float]) -> Held:
-        """See `Accumulator.held`."""
-        there = [*values, *([] if self._number is None else [self._number])]
-        return (self._of(there) if there else 0.0), self.count
+        numbers = [*values, *([] if self._number is None else [self._number])]
+        return (self._of(numbers) if numbers else 0.0), self.count
 
     def state(self) -> dict[str, Any]:
-        """See `Accumulator.state`."""
         return {"number": self._number, "tensor": self._tensor, "count": self.count}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """See `Accumulator.load`."""
         tensor, self._number, self.count = state["tensor"], state["number"], state["count"]
         self._tensor = None if tensor is None else tensor.to(self._device, self._dtype)
 
     @classmethod
     def reduced(cls, ranks: Sequence[Held]) -> float | None:
-        """See `Accumulator.reduced`."""
-        there = [value for value, count in ranks if count]
-        return cls._of(there) if there else None
+        values = [value for value, count in ranks if count]
+        return cls._of(values) if values else None
 
 
 class Min(_Extreme):
     """The smallest value."""
 
     reduce = "min"
-    _of_tensors = staticmethod(torch.minimum)  # type: ignore[assignment]
-
-    @staticmethod
-    def _of(numbers: Iterable[float]) -> float:
-        numbers = list(numbers)
-        return math.nan if any(map(math.isnan, numbers)) else min(numbers)
+    _of_tensors, _of_numbers = staticmethod(torch.minimum), staticmethod(min)
 
 
 class Max(_Extreme):
     """The largest value."""
 
     reduce = "max"
-    _of_tensors = staticmethod(torch.maximum)  # type: ignore[assignment]
-
-    @staticmethod
-    def _of(numbers: Iterable[float]) -> float:
-        numbers = list(numbers)
-        return math.nan if any(map(math.isnan, numbers)) else max(numbers)
+    _of_tensors, _of_numbers = staticmethod(torch.maximum), staticmethod(max)
 
 
 class Last(_Extreme):
@@ -329,7 +299,6 @@ class Last(_Extreme):
     reduce = "last"
 
     def add(self, value: float | Tensor, weight: float | Tensor) -> None:
-        """See `Accumulator.add`."""
         self.count += 1
         self._number = self._tensor = None
         if type(value) is float:
@@ -337,8 +306,8 @@ class Last(_Extreme):
         else:
             self._tensor = self.prepared(value).clone()  # type: ignore[arg-type]
 
-    @staticmethod
-    def _of(numbers: Iterable[float]) -> float:
+    @classmethod
+    def _of(cls, numbers: Iterable[float]) -> float:
         return next(iter(numbers))
 
 
@@ -384,7 +353,6 @@ class OfMetric(Accumulator):
         self._saved = []
 
     def snapshot(self) -> Accumulator:
-        """See `Accumulator.snapshot`."""
         copied = copy.copy(self)
         copied._saved = list(self._saved)
         if self._metric is not None:
@@ -405,13 +373,12 @@ class OfMetric(Accumulator):
         super().clear()
 
     def held(self, values: Sequence[float]) -> Held:
-        """See `Accumulator.held`. A metric that was not logged since the run was resumed has one saved state at most."""
+        """Return its state, and 1 or 0. A metric that was not logged since the run was resumed has one saved state at most."""
         if self._metric is None:
             return self._saved[0] if self._saved else None, len(self._saved)
         return encode(map_tensors(_to_host, self._metric.state()), "a logged metric"), 1
 
     def state(self) -> dict[str, Any]:
-        """See `Accumulator.state`."""
         return {"states": self._saved if self._metric is None else [self.held([])[0]]}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -419,7 +386,6 @@ class OfMetric(Accumulator):
         self._saved = list(state["states"])
 
     def merge(self, other: Accumulator) -> None:
-        """See `Accumulator.merge`."""
         self._saved += other.state()["states"]
 
     def computed(self, ranks: Sequence[Held]) -> Any:
@@ -431,9 +397,9 @@ class OfMetric(Accumulator):
             with self._metric.alone():
                 return self.metric.compute()
         whole, *others = (adapted(copy_of(self.metric)) for _ in states)
-        for each, state in zip((whole, *others), states, strict=True):
-            each.restore(move(decode(state), self._device))
-        whole.merge([each.metric for each in others])
+        for copied, state in zip((whole, *others), states, strict=True):
+            copied.restore(move(decode(state), self._device))
+        whole.merge([later.metric for later in others])
         with whole.alone():
             return whole.metric.compute()
 

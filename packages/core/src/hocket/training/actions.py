@@ -203,8 +203,7 @@ def accumulate_gradients(
     mine, everyone, metrics = step.samples, step.trained_on, observer or step.metrics
     bus.before_train_batch(state)
     bus.zero_grad(state)
-    full_batch, world = step.batch, state.strategy.world_size
-    world = 1 if world == 1 else state.strategy.data_ranks
+    full_batch, world = step.batch, state.strategy.data_ranks
     step.kept = []
     if step.boundary is not None:
         step.boundary.begin()

@@ -14,6 +14,7 @@ from hocket.plugins.spec import Attachment
 
 if TYPE_CHECKING:
     from hocket.state import State
+    from hocket.types import Batch
 
 Transform = Callable[[Any], Any]
 
@@ -90,7 +91,7 @@ class BatchTransform:
         state.batch = batch
 
 
-def _lengths(batch: Any) -> Iterator[int]:
+def _lengths(batch: Batch) -> Iterator[int]:
     """Return the length of the first tensor of a batch that has one."""
     found: list[int] = []
     map_tensors(lambda tensor: found.append(len(tensor)) if tensor.dim() else None, batch)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hocket.help import warn
 from hocket.hookspecs.needs import Need
+from hocket.hookspecs.strategies import replicas
 from hocket.losses import Apart, Loss, as_loss
 from hocket.optim.closures import needs_closure
 from hocket.plugins.errors import PlanError
@@ -145,16 +146,16 @@ class ByHand:
             raise RuntimeError("by_hand.clip(…) has no gradients to clip. Call by_hand.backward(loss) first.")
         state, configured = self._state, self._state.clipping
         if norm is not None:
-            state.clipping = "norm", norm
+            state.optimization.clipping = "norm", norm
         elif value is not None:
-            state.clipping = "value", value
+            state.optimization.clipping = "value", value
         try:
             with self._outside():
                 if not self._complete:
                     self._hooks().gradients(state)
                 found = self._hooks().clip_gradients(state)
         finally:
-            state.clipping = configured
+            state.optimization.clipping = configured
         self._clipped = True
         state.gradient_norm = None if type(found) is bool else found
         return state.gradient_norm
@@ -329,7 +330,7 @@ def check(state: State, optimizers: Sequence[torch.optim.Optimizer]) -> None:
             "step.manual computes on the batch as a whole, so microbatch= and accumulate= cannot divide it. Omit them, and "
             f"call by_hand.backward once for each part of the batch; or {instead[0].lower()}{instead[1:]}, which divides it."
         )
-    if Need.FULL_PARAMETERS not in strategy.offers or strategy.data_ranks != strategy.world_size:
+    if Need.FULL_PARAMETERS not in strategy.offers or replicas(strategy) > 1:
         raise PlanError(
             f"step.manual needs full parameters on every rank, and strategy {type(strategy).__name__} shards them. {instead}, "
             "or use strategy='ddp'."

@@ -326,7 +326,7 @@ def sanity_check(
             each.source.restore(positions[label])
             each.metrics.reset()
         state.requests.load_state_dict(requests)
-        state.logged = logged
+        state.values.logged = logged
         state.aggregates.restore(aggregates)
 
 

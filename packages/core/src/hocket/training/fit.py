@@ -162,7 +162,7 @@ class FitLoop:
         if left is None:
             state.requests.take(Decision.STOP)
         train_mode(state.task)
-        state.parameters = list(state.task.parameters())
+        state.optimization.parameters = list(state.task.parameters())
         state.aggregates.samples = None
         state.aggregates.reserve({"train/loss": _LOSS, **self.metrics.reserved})
         intervals = [self._log_every, *(each.every for each in state.eval_sets.values())]

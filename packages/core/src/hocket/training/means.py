@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from hocket.hookspecs.strategies import replicas
 from hocket.training.weights import CountedLabels
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def mean(state: State, parts: Sequence[Part], weighting: Weighting) -> torch.Ten
         packed = torch.cat([flags, on_device(here, sums).view(1), sums])  # float32 if the sums are 16-bit
         flags, reduced = state.bus.all_reduce(packed, "sum").split([len(flags), 1 + len(sums)])
         # Ranks that compute on the same data each contributed to the sum.
-        total = state.strategy.world_size // state.strategy.data_ranks if summed else reduced[0]
+        total = replicas(state.strategy) if summed else reduced[0]
         sums = reduced[1:]
     if compared:
         different = (flags > 0).sum() > 1
@@ -158,6 +159,5 @@ def mean(state: State, parts: Sequence[Part], weighting: Weighting) -> torch.Ten
     # Losses of transformers are float32, whatever the model's dtype.
     dtype = torch.promote_types(sums.dtype, state.parameters[0].dtype)
     if state.strategy.averages_gradients:
-        replicas = state.strategy.world_size // state.strategy.data_ranks  # each of them contributed the same weight
-        return torch.as_tensor(weighting.correction(total.to(dtype) / replicas))
+        return torch.as_tensor(weighting.correction(total.to(dtype) / replicas(state.strategy)))
     return torch.where(here > 0, weighting.correction(here.to(dtype)), 0.0)  # the weight on this rank may be 0

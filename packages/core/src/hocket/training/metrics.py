@@ -11,6 +11,7 @@ import torch
 
 from hocket.data.nesting import move
 from hocket.help import objects
+from hocket.hookspecs.strategies import replicas
 from hocket.plain_data import decode, encode
 from hocket.state import State
 from hocket.task import SupervisedTask, Task
@@ -72,7 +73,7 @@ class MetricSet:
                     f"Metric '{name}' ({type(each.metric).__name__}) cannot be combined over {strategy.world_size} "
                     "ranks. Use a torchmetrics metric, or give it merge_state(others)."
                 )
-            if strategy.data_ranks < strategy.world_size:
+            if replicas(strategy) > 1:
                 each.reduce_within(strategy.data_group)
             each.to(state.device)
         self._seen = False
@@ -101,7 +102,7 @@ class MetricSet:
             each.metric.reset()
         self._seen = False
 
-    def update(self, outputs: Any, batch: Batch) -> None:
+    def update(self, outputs: object, batch: Batch) -> None:
         """Update every metric with one microbatch, without gradients."""
         self._seen = True
         with torch.no_grad():

@@ -13,6 +13,7 @@ import torch
 from hocket.data.batches import unpadded
 from hocket.data.windows import Window
 from hocket.help import warn
+from hocket.hookspecs.strategies import replicas
 from hocket.state import State
 from hocket.task import Task
 from hocket.training.actions import miscounted
@@ -58,8 +59,8 @@ def _parts(state: State, number: int) -> Iterator[_Part]:
     parts, samples = _divided(state, _sizes(state, number))
     totals = samples
     if state.strategy.world_size > 1:
-        duplicates = state.strategy.world_size // state.strategy.data_ranks
-        totals = [total // duplicates for total in state.bus.all_reduce(torch.tensor(samples), "sum").tolist()]
+        copies = replicas(state.strategy)
+        totals = [total // copies for total in state.bus.all_reduce(torch.tensor(samples), "sum").tolist()]
     if sum(totals) < number and state.strategy.rank == 0:
         warn(
             f"{number} steps were requested on a batch of {sum(totals)} samples, and {sum(map(bool, totals))} are taken: each "

@@ -65,8 +65,8 @@ class RunData:
         """Train on this data from now on. Raises TypeError, which names the argument, for anything but batches."""
         check_batches(data, argument)
         state, settings = self._state, self._settings
-        state.train_data = data
-        state.train_loader = prepared(data, state.bus.prepare_data, True, settings.global_batch)
+        state.data.train_data = data
+        state.data.train_loader = prepared(data, state.bus.prepare_data, True, settings.global_batch)
         source = adapt(state.train_loader, given=data)
         limit = limited(source, settings.limit_train, "limit_train")
         from hocket.help import before_fit
@@ -74,7 +74,7 @@ class RunData:
         before_fit.warn_of_window(settings.accumulate, source.length())
         self._loop.data = iterator = TrainingIterator(source, limit, settings.overfit, settings.accumulate or 1)
         state.progress.epoch_length = iterator.length
-        state.sample_indices, state.is_last_batch = iterator.indices, iterator.is_last
+        state.data.sample_indices, state.data.is_last_batch = iterator.indices, iterator.is_last
 
         def again() -> Source:
             size, prepare = settings.global_batch, state.bus.prepare_data
@@ -82,7 +82,7 @@ class RunData:
                 prepared(data, lambda loader, *how: prepare(independent(loader), *how), True, size), given=data
             )
 
-        state.another_epoch = partial(iterator.another_epoch, again)
+        state.data.another_epoch = partial(iterator.another_epoch, again)
         state.content.train_data_is_set()
 
     def evaluate_on(
@@ -92,4 +92,4 @@ class RunData:
     ) -> None:
         """Evaluate this data from now on; None for nothing. Raises TypeError, which names the argument, for anything else."""
         state, settings = self._state, self._settings
-        state.eval_sets = {} if data is None else prepare_sets(state, data, settings.metrics, settings, argument)
+        state.data.eval_sets = {} if data is None else prepare_sets(state, data, settings.metrics, settings, argument)

@@ -19,18 +19,20 @@ _PACKED = {torch.float32, torch.bfloat16, torch.float16}
 
 def flush(state: State) -> None:
     """Pass all values logged since the last flush to the loggers and the history, with one transfer per device."""
-    values, state.logged = state.logged, {}
+    kept = state.values
+    values, kept.logged = kept.logged, {}
     if values:
         numbers = to_floats(values)
-        state.history.add(state.timestamp, numbers)
+        kept.history.add(state.timestamp, numbers)
         state.bus.log_metrics(state, numbers)
 
 
 def log(state: State, values: Mapping[str, Any]) -> None:
     """Log values under any names; plug-ins use `State.log`, which keeps the names of the loop."""
-    state.logged.update(values)
-    if state.watched.names:
-        state.watched.update(values)
+    kept = state.values
+    kept.logged.update(values)
+    if kept.watched.names:
+        kept.watched.update(values)
 
 
 def log_losses(state: State, losses: Mapping[str, torch.Tensor]) -> None:

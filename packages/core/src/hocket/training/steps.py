@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hocket.data.nesting import map_tensors
 from hocket.help import attributes, warn
+from hocket.hookspecs.strategies import replicas
 from hocket.plugins.errors import PlanError
 from hocket.plugins.kinds import singular
 from hocket.task import Task
@@ -53,7 +54,7 @@ StepResult.__getattr__ = _missing  # type: ignore[attr-defined]
 _NOTHING: Any = object()
 
 
-def _code(function: Any) -> Any:
+def _code(function: object) -> Any:
     """Return the code of a loss function, which is the same in every batch for a method, a lambda and a partial."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -61,16 +62,13 @@ def _code(function: Any) -> Any:
     return getattr(function, "__code__", type(function))
 
 
-def _described(function: Any) -> str:
+def _described(function: object) -> str:
     """Return the name of a loss function, by which ranks compare it."""
     code = _code(function)
     return f"{code.co_qualname} (line {code.co_firstlineno})" if hasattr(code, "co_qualname") else code.__qualname__
 
 
-@attributes.elsewhere(
-    "backward", "zero_grad", "optimizer", "optimizers", "batch_idx", "index", "global_step", "epoch", "current_epoch", "log",
-    "state", "trainer", "step", "clip", "loss",
-)  # fmt: skip
+@attributes.elsewhere
 class Steps:
     """Call it to take a step: ``step(loss_function, batch, *optimizers)``.
 
@@ -189,7 +187,7 @@ class Steps:
 
     # --- inside
 
-    def _check_call(self, loss_function: Any, batch: Batch, optimizers: Sequence[Any]) -> None:
+    def _check_call(self, loss_function: object, batch: Batch, optimizers: Sequence[Any]) -> None:
         """Raise TypeError for arguments that are something else; RuntimeError if a step cannot be taken now."""
         if self._busy:
             raise RuntimeError(f"step(…) is called in {self.caller}, not in a loss function: return the loss there.")
@@ -255,7 +253,7 @@ class Steps:
             own = set(map(id, parameters_of(step.optimizers)))
             step.others = [p for p in parameters_of(others) if p.requires_grad and id(p) not in own]
 
-    def _compile(self, own: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _compile(self, own: object, function: Callable[..., Any]) -> Callable[..., Any]:
         if self._compiled is None or own is None:
             return function
         if own not in self._functions:
@@ -278,8 +276,8 @@ class Steps:
         mine = self._samples(batch)
         if state.strategy.world_size == 1:
             return mine, mine
-        identical = state.strategy.world_size // state.strategy.data_ranks  # ranks that compute on the same samples
-        return mine, int(self._agree("step", f"{function} for {name or 'all optimizers'}", mine)) // identical
+        total = int(self._agree("step", f"{function} for {name or 'all optimizers'}", mine))
+        return mine, total // replicas(state.strategy)
 
     def _samples(self, batch: Batch) -> int:
         """Return the number of samples in a step's batch on this rank; 0 on a padding batch."""
@@ -398,7 +396,7 @@ def _versions(batch: Batch) -> list[int]:
     return found
 
 
-def _attributes(task: Any) -> dict[str, Any]:
+def _attributes(task: object) -> dict[str, Any]:
     """Return the numbers and texts among the attributes of a task, and the identities of tensors."""
     values = {name: each for name, each in vars(task).items() if name[0] != "_"}
     kinds = {name: id(each) if isinstance(each, Tensor) else each for name, each in values.items()}

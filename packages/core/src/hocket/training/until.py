@@ -80,9 +80,10 @@ def fit_until(
             "batches ('1000ba') or limit an epoch with limit_train=1000."
         )
     left = until.value - state.timestamp.count(until.unit)
-    if left <= 0 and state.resumed_from is not None:
+    resumed_from = state.identity.resumed_from
+    if left <= 0 and resumed_from is not None:
         warn(
-            f"Training is over: {until} were done before the checkpoint {state.resumed_from}. Nothing is trained; give a "
+            f"Training is over: {until} were done before the checkpoint {resumed_from}. Nothing is trained; give a "
             "longer duration=, or fit(duration=…) for more."
         )
     loop.data.check(left if until.unit is Unit.EPOCH else 0, left if until.unit is Unit.BATCH else 0)

@@ -13,9 +13,10 @@ from hocket.training.step import count
 if TYPE_CHECKING:
     from hocket.data.training_iterator import TrainingIterator
     from hocket.state import State
+    from hocket.types import Batch
 
 
-def count_window(state: State, batch: Any) -> Counts:
+def count_window(state: State, batch: Batch) -> Counts:
     """Return the samples and tokens in a batch that may be a window."""
     if type(batch) is not Window:
         return count(state, batch)

@@ -220,7 +220,7 @@ def _rehearse(make: Make, ranks: int, arguments: dict[str, Any]) -> Rehearsal:
         trainer = stack.enter_context(make(stage, ARGUMENTS | arguments))
         state = trainer.state
         stage.modules(state.model)
-        state.loss_reduction = state.loss_reduction or "mean"  # which is otherwise found by trying losses
+        state.optimization.loss_reduction = state.loss_reduction or "mean"  # which is otherwise found by trying losses
         with stage.modes():
             ledger.see([*state.task.parameters(), *state.task.buffers()])
         kinds: dict[str, set[int]] = {"gradients": set(), "optimizer": set(), "batch": set()}

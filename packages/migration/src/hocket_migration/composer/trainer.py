@@ -357,7 +357,7 @@ class Trainer:
         made = self._made_schedulers(given, ssr, every, next(iter(self.state.optimizers), None))
         if made is not None:
             interval = "1ba" if made.every_batch else "1ep"
-            state.schedules += make_schedules(lambda _: made, state.optimizers, interval, state.optimizer_names)
+            state.schedules.extend(make_schedules(lambda _: made, state.optimizers, interval, state.optimizer_names))
             state.bus.attach(Attachment("callbacks", "schedulers of fit", StartSchedules(made)))
             self._schedulers = made
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from hocket import hookimpl
 from hocket.data.windows import Window
 from hocket.hookspecs.needs import Need
+from hocket.hookspecs.strategies import replicas
 from hocket.plugins.errors import PlanError
 from hocket.plugins.spec import Attachment
 from hocket_migration.lightning.framework import overrides
@@ -90,7 +91,7 @@ class Actions:
         if self._module.automatic_optimization:
             self._trainer.strategy._step = self._step
         else:
-            if Need.FULL_PARAMETERS not in strategy.offers or strategy.data_ranks != strategy.world_size:
+            if Need.FULL_PARAMETERS not in strategy.offers or replicas(strategy) > 1:
                 raise PlanError(
                     f"{type(self._module).__name__} has manual optimization, which needs full parameters on every rank, and "
                     f"strategy {type(strategy).__name__} shards them. Use strategy='ddp', or automatic optimization."

@@ -34,10 +34,7 @@ if TYPE_CHECKING:
 REPORT_EVERY = 10
 
 
-@attributes.elsewhere(
-    "batch", "batch_idx", "index", "global_step", "backward", "step", "zero_grad", "optimizer_step", "loss", "losses", "manual",
-    "model", "optimizer", "optimizers", "state_dict", "load_state_dict",
-)  # fmt: skip
+@attributes.elsewhere
 class LoopSteps(Steps):
     """The steps of a custom loop: call it to take one, as described in `Steps`.
 
@@ -140,14 +137,15 @@ def make_steps(
         folder=TemporaryFolder(Path(), run),
         microbatch=microbatch,
     )
-    state.prepared, state.clipping = inner(model), clipping
-    state.loss_reduction = settings.reduction(state.task.loss_reduction)
-    state.parameters = list(model.parameters())
+    state.prepared, state.optimization.clipping = inner(model), clipping
+    state.optimization.loss_reduction = settings.reduction(state.task.loss_reduction)
+    state.optimization.parameters = list(model.parameters())
     if "torch._dynamo" in sys.modules:  # without it nothing is compiled
         from hocket.training.graphs import may_overwrite
 
         state.overwrites = may_overwrite(state.task, None, state.device)
-    state.optimizer_names, state.optimizers = list(optimizers), list(optimizers.values())
+    state.optimization.optimizer_names = list(optimizers)
+    state.optimization.optimizers = list(optimizers.values())
     _check_optimizers(state)
     given = {"optimizers": state.optimizer_names, "clip": clip, "nonfinite": nonfinite}
     over_ranks(runtime.bus, runtime.world_size, of_values({f"stepper({name})": value for name, value in given.items()}))

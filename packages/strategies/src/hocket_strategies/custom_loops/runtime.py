@@ -21,6 +21,7 @@ from hocket.help.arguments import explained, understood, unknown
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
 from hocket.hookspecs.needs import Need
+from hocket.hookspecs.strategies import replicas
 from hocket.joined import Joined
 from hocket.optim.clipping import clip_gradients
 from hocket.optim.closures import closure_for
@@ -524,8 +525,7 @@ class Runtime(Joined):
     def _sum(self, weight: float) -> float:
         if self.world_size == 1:
             return weight
-        duplicates = self.world_size // self.strategy.data_ranks  # ranks with the same slice have the same weight
-        return self.bus.all_reduce(torch.tensor(weight, dtype=torch.float64), "sum").item() / duplicates
+        return self.bus.all_reduce(torch.tensor(weight, dtype=torch.float64), "sum").item() / replicas(self.strategy)
 
 
 def _close(one: float, other: float) -> bool:

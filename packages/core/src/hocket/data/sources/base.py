@@ -56,7 +56,7 @@ class DataSource:
         self._iterator: ReferenceType[Any] | None = None
 
     @classmethod
-    def serves(cls, data: Any) -> bool:
+    def serves(cls, data: object) -> bool:
         """Whether this adapter can iterate ``data`` and restore positions in it."""
         raise NotImplementedError
 

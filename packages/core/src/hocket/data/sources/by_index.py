@@ -37,7 +37,7 @@ class ByIndex(DataSource):
         self._warned = False
 
     @classmethod
-    def serves(cls, data: Any) -> bool:
+    def serves(cls, data: object) -> bool:
         """Whether samples can be chosen by index before they are loaded."""
         return loaders.by_index(data)
 
@@ -139,7 +139,7 @@ class ByIndex(DataSource):
         )
 
 
-def _drawn(given: Any) -> dict[str, int | str | None]:
+def _drawn(given: object) -> dict[str, int | str | None]:
     """Return the properties of the user's loader that must not change for indices to be drawn again; None if unknown."""
     samplers = [getattr(given, name, None) for name in ("batch_sampler", "sampler")]
     names = [type(sampler).__qualname__ for sampler in samplers if sampler is not None]

@@ -23,7 +23,7 @@ class Replay(DataSource):
         self._warned = False
 
     @classmethod
-    def serves(cls, data: Any) -> bool:
+    def serves(cls, data: object) -> bool:
         """Whether this can be iterated, and its samples cannot be chosen by index."""
         iterable = isinstance(data, Iterable) or hasattr(type(data), "__getitem__")
         return iterable and not loaders.by_index(data)

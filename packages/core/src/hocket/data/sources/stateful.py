@@ -29,7 +29,7 @@ class Stateful(DataSource):
         self._over = False
 
     @classmethod
-    def serves(cls, data: Any) -> bool:
+    def serves(cls, data: object) -> bool:
         """Whether the data has its own state, and its samples cannot be chosen by index."""
         return loaders.has_own_state(data) and not loaders.by_index(data)
 
@@ -43,7 +43,7 @@ class Stateful(DataSource):
         """Whether the last batch was the end of the data. If its state were loaded then, it might yield another epoch."""
         return loaders.has_ended(self._fetcher)
 
-    def loadable(self, state: Any) -> bool:
+    def loadable(self, state: object) -> bool:
         """Whether the data continues correctly from this state of it; otherwise past batches are read again."""
         return True
 

@@ -30,7 +30,7 @@ class TorchdataLoader(Stateful):
         self.between = data.dataset if not data.num_workers and has_state(data.dataset) else None
 
     @classmethod
-    def serves(cls, data: Any) -> bool:
+    def serves(cls, data: object) -> bool:
         """Whether this is a StatefulDataLoader over an iterable data set. Imports nothing."""
         torchdata = sys.modules.get("torchdata.stateful_dataloader")
         return torchdata is not None and isinstance(data, torchdata.StatefulDataLoader) and not loaders.by_index(data)
@@ -39,7 +39,7 @@ class TorchdataLoader(Stateful):
         """See :meth:`Stateful.has_ended`."""
         return all(ended_workers(self.data.state_dict())) if self.data.num_workers else super().has_ended()
 
-    def loadable(self, state: Any) -> bool:
+    def loadable(self, state: object) -> bool:
         """See :meth:`Stateful.loadable`: not if some workers have ended and others not."""
         return len(set(ended_workers(state))) < 2
 
@@ -55,13 +55,13 @@ class TorchdataLoader(Stateful):
         return ""
 
 
-def ended_workers(state: Any) -> list[bool]:
+def ended_workers(state: object) -> list[bool]:
     """Return whether each worker has ended, from the state of a StatefulDataLoader; empty without workers."""
     snapshot = state.get("_snapshot") if isinstance(state, dict) else None
     workers = snapshot.get("_worker_snapshots") if isinstance(snapshot, dict) else None
     return [bool((each.get("fetcher_state") or {}).get("fetcher_ended")) for each in (workers or {}).values()]
 
 
-def is_loader_state(state: Any) -> bool:
+def is_loader_state(state: object) -> bool:
     """Whether this is the state of a StatefulDataLoader in the middle of an epoch."""
     return isinstance(state, dict) and "_iterator_finished" in state

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -201,7 +200,7 @@ def _forward_missing(failure: Failure) -> str:
     return f"Define def forward(self, {'batch' if isinstance(failure.network, Task) else 'inputs'}) in {kind}."
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def _tensors(value: object) -> list[Tensor]:
     found: list[Tensor] = []
     nesting.map_tensors(found.append, value)
     return found
