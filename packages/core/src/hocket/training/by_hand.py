@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hocket.plugins.spec import Attachment
     from hocket.state import State
     from hocket.training.guard import NonFiniteGuard
-    from hocket.training.step import Step
+    from hocket.training.step import Step, UserStep
 
 #: The kinds of plug-ins that may be unable to act; strategy, precision and the default actions always act.
 _KINDS = ("algorithms", "task", "callbacks", "loggers")
@@ -48,13 +48,13 @@ class ByHand:
     def __init__(
         self,
         state: State,
-        step: Step,
+        step: UserStep,
         guard: NonFiniteGuard,
         hooks: Callable[[], Any],
         outside: Callable[[], AbstractContextManager[None]],
         agree: Callable[[str, float], float],
         changed: Callable[[], None],
-        report: Callable[[Step, bool], None],
+        report: Callable[[UserStep, bool], None],
     ) -> None:
         self._state, self.current, self._guard = state, step, guard
         self._hooks, self._outside, self._agree, self._changed, self._report = hooks, outside, agree, changed, report

@@ -20,11 +20,13 @@ from hocket.losses import Loss
 from hocket.state import State
 from hocket.task import Task
 from hocket.time import Interval, time_of
-from hocket.training import scalars, seeding, weights
-from hocket.training.means import on_device
+from hocket.training import loss_weights, scalars, seeding
+from hocket.training.loss_watch import LossWatch
+from hocket.training.loss_weights import CountedLabels, MeanOver
 from hocket.training.metrics import MetricSet, named_loss
 from hocket.training.modes import eval_mode
 from hocket.training.step import count
+from hocket.training.weighing import on_device
 
 if TYPE_CHECKING:
     from hocket.settings import Settings
@@ -80,7 +82,7 @@ class PreparedSet:
                 f"The evaluation set '{label}' ({type(given.data).__name__}) never ends. Pass data that does, or limit it: "
                 "limit_eval=100."
             )
-        self._weight: weights.Weight | None = None
+        self._mean_over: MeanOver | CountedLabels | None = None
         #: Whether a weight that is not an integer was checked.
         self._checked = False
         #: Samples of the first batch; None once a batch of another size was seen and the loss was checked.
@@ -92,14 +94,14 @@ class PreparedSet:
         weight: Any = loss.weight
         if not self._checked and isinstance(weight, torch.Tensor) and weight.is_floating_point():
             self._checked = True
-            weights.check_weight(state)
+            loss_weights.check_weight(state)
         if weight is None and not summed:
-            weight_of = self._weight
-            if weight_of is None:
-                weight_of = weights.in_evaluation(state, loss, label)
-                self._weight = None if weight_of is weights.nothing else weight_of
-            weight = weights.weight(state, weight_of)
-        if state.step.composed and weight is not None and not summed:
+            mean_over = self._mean_over
+            if mean_over is None:
+                mean_over = loss_weights.in_evaluation(state, loss, label)
+                self._mean_over = None if mean_over is MeanOver.NOTHING else mean_over
+            weight = loss_weights.weight(state, mean_over)
+        if state.step.watch is not None and state.step.watch.composed and weight is not None and not summed:
             self._check(state, label, count(state, state.batch).samples)
         if weight is None:
             weight = samples = count(state, state.batch).samples
@@ -118,7 +120,7 @@ class PreparedSet:
             self._samples = samples
             return
         self._samples = None
-        if weights.tried(state, samples) == "sum":
+        if loss_weights.tried(state, samples) == "sum":
             warn(
                 f"The loss of a sample given twice is twice its loss, so this is a sum over samples, and {label}/loss is "
                 "neither their sum nor their mean. Pass loss_reduction='sum' to the Trainer, or take the mean."
@@ -221,7 +223,6 @@ def _evaluate_set(
     limit: int | None = None,
 ) -> dict[str, float]:
     bus, step, metrics, logged = state.bus, state.step, evaluated.metrics, state.aggregates
-    step.divided = True
     limits = [each for each in (limit, evaluated.limit) if each is not None]
     metrics.reset()
     # Sums in double precision, where the device has it, make the mean exact whatever the batch size.
@@ -247,7 +248,11 @@ def _evaluate_set(
                 step.outputs = copied(step.outputs)
             bus.eval_after_forward(state)
             if counts and state.task.has_eval_loss(step.outputs):
-                sums += evaluated.weighted(state, label, bus.loss(state, step.outputs, step.batch), precise)
+                step.watch = LossWatch()
+                with step.watch:
+                    loss = bus.loss(state, step.outputs, step.batch)
+                sums += evaluated.weighted(state, label, loss, precise)
+                step.watch = None
             if counts:
                 metrics.update(step.outputs, step.batch)
             bus.eval_batch_end(state)

@@ -19,7 +19,7 @@ from hocket.plugins.errors import PlanError
 from hocket.plugins.kinds import singular
 from hocket.task import Task
 from hocket.training.carry import check_carry
-from hocket.training.step import Boundary, Step, count
+from hocket.training.step import Boundary, Step, UserStep, count
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -100,8 +100,8 @@ class Steps:
         compiled: Callable[[Callable[..., Any]], Callable[..., Any]] | None,
     ) -> None:
         self._state, self._take, self._compiled = state, take, compiled
-        #: A `Step` for each loss function and its optimizers, which remembers how its losses are weighted.
-        self._steps: dict[tuple[Any, str], Step] = {}
+        #: The step of each loss function and its optimizers, which remembers how its losses are weighted.
+        self._steps: dict[tuple[Any, str], UserStep] = {}
         self._functions: dict[Any, Callable[..., Any]] = {}
         #: Whether a step is running, and whether the listeners were checked.
         self._busy = self._checked = False
@@ -171,7 +171,7 @@ class Steps:
         kept, step.kept = state.task.join(step.kept) if step.kept else before, []
         return StepResult(step.loss, step.losses, step.gradient_norm, bool(taken), kept if taken else before)
 
-    def _report(self, step: Step, outer: Step, taken: bool) -> None:
+    def _report(self, step: UserStep, outer: Step, taken: bool) -> None:
         """Count a step, and log its losses, if any rank has a sample in it."""
         if taken:
             self._taken.update(map(id, self._state.optimizers if step.optimizers is None else step.optimizers))
@@ -229,11 +229,12 @@ class Steps:
                 f"arguments: {error}. Write {form}."
             ) from None
 
-    def _begin(self, function: Callable[..., Any], name: str, indices: Sequence[int], arguments: Sequence[str]) -> Step:
+    def _begin(
+        self, function: Callable[..., Any], name: str, indices: Sequence[int], arguments: Sequence[str]
+    ) -> UserStep:
         key = (_code(function), name)
         if (step := self._steps.get(key)) is None:
-            step = self._steps[key] = Step()
-            step.name = name
+            step = self._steps[key] = UserStep(name)
             self._check_function(function, arguments)
             self._check_shared(indices)
             self._check_names()
@@ -246,7 +247,7 @@ class Steps:
         step.losses = {}
         return step
 
-    def _choose(self, step: Step, indices: Sequence[int]) -> None:
+    def _choose(self, step: UserStep, indices: Sequence[int]) -> None:
         """Set the optimizers of a step, and the parameters that get no gradients in it."""
         if indices:
             state = self._state
@@ -309,7 +310,7 @@ class Steps:
             )
         return float(total)
 
-    def _about_frozen(self, step: Step) -> str:
+    def _about_frozen(self, step: UserStep) -> str:
         mine = step.name.split("+")
         others = [name for name in self._state.optimizer_names if name not in mine]
         frozen = set(step.others)
@@ -387,7 +388,7 @@ class Steps:
         """Return the context of a step."""
         return nullcontext()
 
-    def _log(self, step: Step) -> None:
+    def _log(self, step: UserStep) -> None:
         """Log the losses of a step."""
 
 

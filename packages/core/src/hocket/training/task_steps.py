@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.help import warn
 from hocket.training import by_hand, scalars
 from hocket.training.by_hand import ByHand
-from hocket.training.step import Step
+from hocket.training.step import UserStep
 from hocket.training.steps import StepResult, Steps
 
 if TYPE_CHECKING:
@@ -207,8 +207,7 @@ class TaskSteps(Steps):
         indices = self._indices(names)
         if names not in self._by_hand:
             self._check_shared(indices)
-            step = Step()
-            step.name = "+".join(names)
+            step = UserStep("+".join(names))
             self._by_hand[names] = ByHand(
                 self._state,
                 step,
@@ -259,7 +258,7 @@ class TaskSteps(Steps):
             return 0
         return self._state.step.samples if batch is self._whole else super()._samples(batch)
 
-    def _log(self, step: Step) -> None:
+    def _log(self, step: UserStep) -> None:
         prefix = f"train/{step.name}" if step.name and len(self._state.optimizers) > 1 else "train"
         assert step.loss is not None
         parts = {f"{prefix}/{name}": value for name, value in step.losses.items()}
