@@ -52,7 +52,7 @@ class FitLoop:
         compiled: Callable[[Any], Any] | None = None,
         windows: Windows | None = None,
     ) -> None:
-        self.state = state
+        self.state: State = state
         #: The training data, and the metrics over an epoch; the Trainer sets them.
         self.data: TrainingIterator
         self.metrics: MetricSet
@@ -330,7 +330,7 @@ class FitLoop:
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the fit as a tree. Raises RuntimeError in the middle of a batch."""
         left = self.left if self.stage is None else None
-        stages.check_complete(self.stage, left and left["stage"], evaluating=self.state.eval_label is not None)
+        stages.check_complete(self.stage, left["stage"] if left else None, self.state.eval_label is not None)
         if left is not None:
             return dict(left)
         return self._position("" if self.stage is None or self.stage is stages.OVER else self.stage.name)

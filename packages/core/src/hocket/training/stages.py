@@ -31,6 +31,10 @@ class Stage:
     inexact: str = ""
 
 
+def _begin_batch_again(loop: FitLoop) -> None:
+    loop.state.progress.begin_batch_again()
+
+
 # In the order of a fit:
 START = Stage("start")
 EPOCH_START = Stage(
@@ -39,7 +43,7 @@ EPOCH_START = Stage(
 DATA = Stage("data")
 GRADIENTS = Stage(
     "gradients",
-    lambda loop: loop.state.progress.begin_batch_again(),
+    _begin_batch_again,
     complete=False,
     inexact="in batch {}, before the optimizer stepped. Training continues with that batch, from the weights before it, "
     "but random numbers, batch statistics and metrics may have advanced. Resume from a checkpoint for a bitwise identical run.",
