@@ -181,11 +181,11 @@ class Steps:
 
     def any(self, flag: bool | Tensor) -> bool:
         """Whether ``flag`` is true on any rank. Decide by it where all ranks must do the same. Waits for the device."""
-        return bool(self._agree("any", "", float(bool(flag))))
+        return bool(self.agree("any", "", float(bool(flag))))
 
     def mean(self, value: float | Tensor) -> float:
         """Return the mean of a number over ranks. Waits for the device."""
-        return self._agree("mean", "", float(value)) / self._state.strategy.world_size
+        return self.agree("mean", "", float(value)) / self._state.strategy.world_size
 
     # --- inside
 
@@ -280,7 +280,7 @@ class Steps:
         if state.strategy.world_size == 1:
             return mine, mine
         identical = state.strategy.world_size // state.strategy.data_ranks  # ranks that compute on the same samples
-        return mine, int(self._agree("step", f"{function} for {name or 'all optimizers'}", mine)) // identical
+        return mine, int(self.agree("step", f"{function} for {name or 'all optimizers'}", mine)) // identical
 
     def _samples(self, batch: Batch) -> int:
         """Return the number of samples in a step's batch on this rank; 0 on a padding batch."""
@@ -290,7 +290,7 @@ class Steps:
             error.add_note(f"The batch is the one that {self.caller} gave to step(…).")
             raise
 
-    def _agree(self, what: str, name: str, value: float) -> float:
+    def agree(self, what: str, name: str, value: float) -> float:
         """Return the sum of ``value`` over ranks. Raises RuntimeError, naming each rank's call, if the calls differ."""
         state = self._state
         world = state.strategy.world_size
