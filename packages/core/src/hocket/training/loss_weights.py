@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -63,12 +64,22 @@ class CountedLabels:
         return labels[:, 1:] if self.shifted else labels
 
 
-def weight(state: State, over: MeanOver | CountedLabels) -> float | Tensor | None:
+def weight(
+    state: State, known: KnownWeights, determine: Callable[[], MeanOver | CountedLabels]
+) -> float | Tensor | None:
     """Return the weight of the current loss; None for its number of samples.
+
+    Args:
+        known: what is known of earlier losses.
+        determine: returns what the loss is a mean over; called until it is over something.
 
     Raises:
         ValueError: the loss was a mean over selected elements in an earlier batch, and is not in this one.
     """
+    over = known.mean_over
+    if over is None:
+        over = determine()
+        known.mean_over = None if over is MeanOver.NOTHING else over
     divisor = _divisor(state)
     if over is MeanOver.SAMPLES:
         return None
@@ -104,7 +115,7 @@ def in_training(state: State, loss: Loss, samples: int) -> MeanOver | CountedLab
     """Return what the losses of microbatches and ranks are means over, determined on the first that is not over nothing.
 
     Args:
-        samples: samples in ``state.batch``.
+        samples: samples in ``state.batch``; 0 to count them.
 
     Raises:
         ValueError: the loss is a sum over samples; or the model computes it, and its weight cannot be determined.
@@ -127,6 +138,7 @@ def in_training(state: State, loss: Loss, samples: int) -> MeanOver | CountedLab
             )
         return over
     if state.loss_reduction is None:
+        samples = samples or count(state, state.batch).samples
         if (over := _over_divisor(state, samples)) is not None:
             return over
         check_composed(state, samples)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ class TaskSteps(Steps):
         #: Whether `train_batch` is running.
         self._open = False
         #: The precision's context around `train_batch`; steps leave it.
-        self._context: AbstractContextManager[Any] | None = None
+        self._context: ExitStack
         #: Whether a step was called in the current batch.
         self._called = False
         #: Numbers of batches and of steps of each optimizer, by id, in the epoch so far; None after its first part was missed
@@ -136,7 +136,8 @@ class TaskSteps(Steps):
         for parameter in state.parameters:
             parameter.grad = None
         try:
-            with self._within():
+            with ExitStack() as self._context:
+                self._context.enter_context(bus.forward_context())
                 train_batch: Callable[..., Any] = state.task.train_batch
                 returned = train_batch(whole, self)
             self.agree("return", "", 0.0)
@@ -212,13 +213,11 @@ class TaskSteps(Steps):
     @contextmanager
     def outside(self) -> Iterator[None]:
         """Leave the precision's context around `train_batch`."""
-        assert self._context is not None
-        self._context.__exit__(None, None, None)
+        self._context.close()
         try:
             yield
         finally:
-            self._context = self._state.bus.forward_context()
-            self._context.__enter__()
+            self._context.enter_context(self._state.bus.forward_context())
 
     # --- inside
 
@@ -282,16 +281,6 @@ class TaskSteps(Steps):
         assert step.loss is not None
         parts = {f"{prefix}/{name}": value for name, value in step.losses.items()}
         scalars.log_losses(self._state, {f"{prefix}/loss": step.loss, **parts})
-
-    @contextmanager
-    def _within(self) -> Iterator[None]:
-        """Enter the precision's context; steps leave it meanwhile (`outside`)."""
-        self._context = self._state.bus.forward_context()
-        self._context.__enter__()
-        try:
-            yield
-        finally:
-            self._context.__exit__(None, None, None)
 
     def _around(self) -> AbstractContextManager[None]:
         return self.outside()

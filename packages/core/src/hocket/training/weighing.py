@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -39,7 +40,6 @@ from hocket.distributed.dtensors import mesh_of
 from hocket.losses import WHOLE, Loss
 from hocket.training import loss_weights
 from hocket.training.loss_weights import CountedLabels, MeanOver
-from hocket.training.step import count
 from hocket.training.whole_batch import check_part
 
 if TYPE_CHECKING:
@@ -139,11 +139,7 @@ def weigh(state: State, loss: Loss, samples: int) -> Weight:
         check_part(state, over, samples)
     known, amount = step.weighing, loss.weight
     if amount is None:
-        mean_over = known.mean_over
-        if mean_over is None:
-            mean_over = loss_weights.in_training(state, loss, samples or count(state, step.batch).samples)
-            known.mean_over = None if mean_over is MeanOver.NOTHING else mean_over
-        amount = loss_weights.weight(state, mean_over)
+        amount = loss_weights.weight(state, known, partial(loss_weights.in_training, state, loss, samples))
     elif (
         known.mean_over is None
         and samples
