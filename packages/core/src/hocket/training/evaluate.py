@@ -131,7 +131,7 @@ def prepare_sets(
     if (
         isinstance(data, list | tuple)
         and data
-        and all(isinstance(each, str) and each in state.eval_sets for each in data)
+        and all(isinstance(label, str) and label in state.eval_sets for label in data)
     ):
         raise TypeError(
             f"{data!r} names evaluation sets and has no batches. Write evaluate() to evaluate all sets, or "

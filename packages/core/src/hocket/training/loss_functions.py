@@ -1,11 +1,13 @@
-"""Call the loss function of a step of `hocket.Task.train_batch` or `hocket.Runtime`, and keep its losses apart in backward."""
+"""Loss functions of steps of `hocket.Task.train_batch` and `hocket.Runtime`: call them, and keep their losses apart."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from hocket.data.nesting import map_tensors
 from hocket.distributed.dtensors import mesh_of
@@ -14,6 +16,7 @@ from hocket.training.step import CHANGED_IN_PLACE, UserStep
 
 if TYPE_CHECKING:
     from hocket.state import State
+    from hocket.types import Batch
 
 
 def call_loss_function(state: State) -> tuple[Loss, Mapping[str, torch.Tensor] | None]:
@@ -91,3 +94,34 @@ def backward_apart(state: State, losses: Mapping[str, torch.Tensor], factor: flo
             state.bus.backward(state, loss if factor is None else loss * factor)
         finally:
             step.inputs, step.retain_graph = None, False
+
+
+# --- what loss functions are, and what they must not change
+
+
+def code_of(function: Any) -> Any:
+    """Return the code of a loss function, which is the same in every batch for a method, a lambda and a partial."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    return getattr(function, "__code__", type(function))
+
+
+def described(function: Any) -> str:
+    """Return the name of a loss function, by which ranks compare it."""
+    code = code_of(function)
+    return f"{code.co_qualname} (line {code.co_firstlineno})" if hasattr(code, "co_qualname") else code.__qualname__
+
+
+def versions_of(batch: Batch) -> list[int]:
+    """Return how often each tensor of a batch was changed in place."""
+    versions: list[int] = []
+    map_tensors(lambda tensor: versions.append(0 if tensor.is_inference() else tensor._version), batch)
+    return versions
+
+
+def attributes_of(task: nn.Module) -> dict[str, int | float | str | None]:
+    """Return the numbers and texts among the attributes of a task, and the identities of tensors."""
+    values = {name: value for name, value in vars(task).items() if name[0] != "_"}
+    kinds = {name: id(value) if isinstance(value, torch.Tensor) else value for name, value in values.items()}
+    return {name: value for name, value in kinds.items() if isinstance(value, int | float | str | None)}

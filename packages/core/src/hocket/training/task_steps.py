@@ -252,7 +252,7 @@ class TaskSteps(Steps):
                 "follows it is not indented."
             )
 
-    def _check_call(self, loss_function: object, batch: Batch, optimizers: Sequence[str]) -> None:
+    def _check_call(self, loss_function: object, batch: Batch, optimizers: Sequence[object]) -> None:
         self._check_open()
         super()._check_call(loss_function, batch, optimizers)
         if self._by_hand and tuple(optimizers) in self.waiting:
