@@ -19,8 +19,8 @@ CORE = SOURCES / "core/src/hocket"
 #: The part, and the modules that write its attributes.
 OWNERS = {
     "step": {
-        "state.py", "training/actions.py", "training/means.py", "training/steps.py", "training/task_steps.py",
-        "training/by_hand.py", "training/parts_of_batch.py", "training/divisors.py", "training/weights.py",
+        "state.py", "training/actions.py", "training/weighing.py", "training/steps.py", "training/task_steps.py",
+        "training/by_hand.py", "training/parts_of_batch.py", "training/loss_functions.py", "training/loss_weights.py",
         "training/fit.py", "training/evaluate.py", "training/predict.py", "training/windows.py",
         "checkpoints/src/hocket_checkpoints/components/step.py", "algorithms-general/src/hocket_general/auto_microbatch.py",
         "algorithms-general/src/hocket_general/swa.py",  # in a step of its own

@@ -26,9 +26,8 @@ from hocket.state import State
 from hocket.training import seeding
 from hocket.training.actions import compute_gradients, compute_microbatch
 from hocket.training.carry import split_carry
-from hocket.training.means import Weighting
 from hocket.training.metrics import MetricSet
-from hocket.training.step import count
+from hocket.training.step import UserStep, count
 from hocket.training.trial import without_trace
 from hocket.types import Batch
 
@@ -213,15 +212,19 @@ def _try(state: State, batch: Batch, size: int) -> bool:
 
     It is a separate function because a caught error keeps the graph alive until the function returns.
     """
-    bus, prepared, carry = state.bus, state.prepared, state.step.carry
+    bus, step, prepared = state.bus, state.step, state.prepared
+    carry = step.carry if isinstance(step, UserStep) else ()
     # The task itself, because the module that the strategy prepared may wait for other ranks.
     state.prepared = state.task
     try:
         microbatches = bus.split_batch(state, batch, size)
-        state.step.carry = split_carry(state, microbatches, lambda carried: bus.split_batch(state, carried, size))[0]
+        if isinstance(step, UserStep):
+            step.carry = split_carry(state, carry, microbatches, lambda carried: bus.split_batch(state, carried, size))[
+                0
+            ]
         for _ in range(2):  # the second runs while the gradients of the first occupy memory
             with bus.accumulate(prepared, False):
-                compute_microbatch(state, microbatches[0], size, Weighting(1), None)
+                compute_microbatch(state, microbatches[0], size, None, None)
         return True
     except RuntimeError as error:
         if not is_out_of_memory(error):
@@ -229,7 +232,8 @@ def _try(state: State, batch: Batch, size: int) -> bool:
         return False
     finally:
         state.prepared, state.batch, state.outputs, state.loss = prepared, batch, None, None
-        state.step.carry = carry
+        if isinstance(step, UserStep):
+            step.carry = carry
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from hocket.hookspecs import Event, hookimpl
 from hocket.losses import WHOLE, Loss
 from hocket.span import Span
 from hocket.task import SupervisedTask
-from hocket.training import weights
+from hocket.training import loss_weights
 from hocket.training.step import count
 
 if TYPE_CHECKING:
@@ -299,7 +299,7 @@ class LabelSmoothing(Algorithm):
         if loss.weight is not None or over == "sum" or over in WHOLE or not self._replaces_indices(state, targets):
             return loss
         if not self._tried and (samples := count(state, state.batch).samples) != state.step.trained_on:
-            weights.in_training(state, loss, samples)
+            loss_weights.in_training(state, loss, samples)
             self._tried = True
         return loss._replace(weight=self._counted(targets))
 

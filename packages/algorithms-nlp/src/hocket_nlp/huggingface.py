@@ -17,12 +17,12 @@ from hocket.data import batches
 from hocket.data.batches import Counts
 from hocket.losses import own_loss
 from hocket.task import SupervisedTask
-from hocket.training import weights
-from hocket.training.weights import CountedLabels
+from hocket.training.loss_weights import CountedLabels, MeanOver
 from hocket_nlp.adapters import AdapterSettings, check_targets, with_adapters
 from hocket_nlp.generation import Prompts, check_options, new_tokens, padding_of, prompts_of
 from hocket_nlp.huggingface_checks import check_tokenizer, transformers_model, without_loss
 from hocket_nlp.metrics import MaskedAccuracy, Perplexity, that_count
+from hocket_nlp.own_losses import of_own_loss
 from hocket_nlp.pretrained import save_pretrained
 
 if TYPE_CHECKING:
@@ -255,9 +255,9 @@ class HuggingFaceTask(SupervisedTask):
         if not self._seen and own_loss(outputs) is not None:
             if _logits(outputs) is None and self._causal:
                 return CountedLabels("labels", shifted=True)  # a fused loss, which makes no logits
-            found = weights.of_own_loss(outputs, self.with_labels(batch), self.network)
-            self._seen = found is not weights.nothing
-            self._counted = found if isinstance(found, CountedLabels) else None
+            mean_over = of_own_loss(outputs, self.with_labels(batch), self.network)
+            self._seen = mean_over is not MeanOver.NOTHING
+            self._counted = mean_over if isinstance(mean_over, CountedLabels) else None
         return self._counted
 
     def _arguments(self, batch: Batch) -> dict[str, Any]:

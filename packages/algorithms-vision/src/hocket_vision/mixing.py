@@ -20,7 +20,7 @@ from hocket.span import Span
 from hocket.surgery import NoEffectWarning
 from hocket.task import SupervisedTask
 from hocket.time import Time
-from hocket.training.means import on_device
+from hocket.training.weighing import on_device
 from hocket_vision.layout import take_first
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
@@ -17,7 +16,7 @@ from hocket.callback import Callback
 from hocket.content import by_own_names
 from hocket.distributed.agreement import ranks_of
 from hocket.distributed.dtensors import local
-from hocket.help import objects, warn
+from hocket.help import objects
 from hocket.help.arguments import understood
 from hocket.hookspecs import hookimpl
 from hocket.plain_data import encode
@@ -27,7 +26,6 @@ from hocket.time import Interval
 from hocket.training import seeding
 from hocket.training.due import Due
 from hocket.training.requests import Decision
-from hocket.training.watching import label_of, warn_of_nothing, watch
 from hocket.unusual import taken_apart
 from hocket_checkpoints import offered, resuming
 from hocket_checkpoints.components.plugins import described
@@ -35,6 +33,7 @@ from hocket_checkpoints.content import of_run
 from hocket_checkpoints.frozen import FrozenWeights
 from hocket_checkpoints.hidden import UnsavedState
 from hocket_checkpoints.listing import Listing
+from hocket_checkpoints.measured import Measured
 from hocket_checkpoints.ownership import Ownership
 from hocket_checkpoints.retention import Retention
 from hocket_checkpoints.signals import Signals
@@ -119,18 +118,13 @@ class Checkpoints(Callback):
         self._weights_only, self._on_error = weights_only, on_error
         self._new_writer = functools.partial(Writer, self.store, self._owned, self._retention, asynchronous, on_error)
         self._state: Callable[[], State | None] = lambda: None
-        #: Epoch and batch of the latest evaluation, by the set's label.
-        self._evaluated: dict[str, tuple[int, int]] = {}
-        #: The logged value that ranks checkpoints, by name, and epoch and batch where it was looked at.
-        self._logged: dict[str, float] = {}
-        self._logged_at: tuple[int, int] | None = None
-        self._warned = False
+        self._measured = Measured(self._retention.metric)
         #: Seconds for which training has waited for checkpoints so far.
         self.blocked_seconds = 0.0
         self._writer, self._unsaved, self._signals = self._new_writer(), UnsavedState(), Signals(requeue)
         self._requeue = requeue
         if asynchronous:  # otherwise save the microsecond that a wrapper takes in every step
-            self.gradients = self._then_wait_for_the_copy
+            self.gradients = self._wait_before_the_step
 
     @hookimpl(tryfirst=True)
     def init(self, state: State) -> None:
@@ -149,8 +143,8 @@ class Checkpoints(Callback):
         self._state = weakref.ref(state)
         self._frozen = FrozenWeights() if (self._only or state.task.checkpoints_only) else None
         self._writer.close()
-        self._evaluated, self._writer, self._unsaved = {}, self._new_writer(), UnsavedState()
-        self._logged, self._logged_at = {}, None
+        self._measured = Measured(self._retention.metric)
+        self._writer, self._unsaved = self._new_writer(), UnsavedState()
 
     def before_load(self, state: State) -> None:
         """Note the weights as constructed. Raises PlanError, if there is a tensor that checkpoints cannot hold."""
@@ -208,53 +202,25 @@ class Checkpoints(Callback):
             )
         self._due.fit_start(state)
         self._unsaved.begin(state)
-        if self._retention.metric is not None:
-            watch(state, "Checkpoints(best=)", _WATCHES, self._retention.metric)
+        self._measured.fit_start(state)
         self._signals.listen()
 
-    @hookimpl(wrapper=True)
-    def _then_wait_for_the_copy(self) -> Generator[None, bool, bool]:
-        """Wait until the weights are copied, after the gradients: an interrupt here leaves the batch to the next fit."""
-        computed = yield
-        with self._timed():
-            self._writer.settle()
-        return computed
-
-    def _settle(self, state: State) -> None:
-        with self._timed():
-            self._writer.settle()
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.blocked_seconds += time.perf_counter() - began
-
-    # Before workers are forked, and before work that is slower while writes are watched.
-    epoch_start = epoch_end = eval_before_all = fit_end = exception = _settle
-
     def eval_end(self, state: State) -> None:
-        """Record the evaluation, which may be a new best."""
-        assert state.eval_label is not None
-        self._evaluated[state.eval_label] = _place(state)
+        """Note the evaluation, which may be a new best."""
+        self._measured.eval_end(state)
 
     def batch_end(self, state: State) -> None:
         """Request a checkpoint if a signal arrived."""
         self._signals.request_checkpoint(state)
 
     def batch_checkpoint(self, state: State) -> None:
-        """Write a checkpoint if one is due, requested, or among the best."""
+        """Write a checkpoint if one is due, requested, or among the best; a signal has requested one in batch_end."""
         self._unsaved.observe(state)
-        asked, due, best = (
-            state.requests.take(Decision.CHECKPOINT),
-            self._due(state),
-            self._is_among_the_best(state, False),
-        )
-        if asked or due or best:
+        requested, due = state.requests.take(Decision.CHECKPOINT), self._due(state)
+        best = self._is_among_the_best(state, epoch_ends=False)
+        if requested or due or best:
             self._save(state)
-        if asked and self._signals.anywhere(state):
+        if requested and self._signals.anywhere(state):
             self._end(state)
 
     def is_due(self, state: State) -> bool:
@@ -263,7 +229,8 @@ class Checkpoints(Callback):
 
     def epoch_checkpoint(self, state: State) -> None:
         """Write a checkpoint if one is due, among the best, or if a signal arrived since the last batch."""
-        due, best, signaled = self._due(state), self._is_among_the_best(state, True), self._signals.anywhere(state)
+        due, best = self._due(state), self._is_among_the_best(state, epoch_ends=True)
+        signaled = self._signals.anywhere(state)
         if due or best or signaled:
             self._save(state)
         if signaled:
@@ -275,7 +242,7 @@ class Checkpoints(Callback):
         ``weights_only`` always writes, because plug-ins may change the weights at the end of the fit.
         """
         self._writer.wait(state)
-        self._check_metric(state)
+        self._measured.check(state)
         if self._weights_only or self._writer.saved != self._moment(state):
             self._save(state)
         self._writer.wait(state)
@@ -298,65 +265,42 @@ class Checkpoints(Callback):
         self._writer.wait(state)
         self._signals.end(state)
 
-    # --- the best
-
-    def _is_new(self, state: State, metric: str) -> bool:
-        """Whether a metric was computed right here: by its set's evaluation or, for one without a set, by any evaluation."""
-        here = [label for label, place in self._evaluated.items() if place == _place(state)]
-        if metric in self._logged:
-            return self._logged_at == _place(state)
-        its = label_of(state, metric)
-        return (bool(here) and metric in state.metrics) if its is None else its in here
-
-    def _take_logged(self, state: State, metric: str, epoch_ends: bool) -> None:
-        """Look for a logged value of this name after an evaluation or epoch. Every rank has to call this."""
-        evaluated = _place(state) in self._evaluated.values()
-        if metric in state.metrics or not (evaluated or epoch_ends):
-            return
-        if (value := state.watched.take(state, _WATCHES)) is not None:
-            self._logged, self._logged_at = {metric: value}, _place(state)
-        elif epoch_ends and not self._logged and not self._warned and label_of(state, metric) is None:
-            self._warned = True
-            warn_of_nothing(state, "Checkpoints(best=)", metric)
-
-    def _warn_of_nan(self, metric: str, value: float) -> None:
-        if not math.isfinite(value) and not self._warned:
-            self._warned = True
-            warn(
-                f"{metric} is {value}, which ranks no checkpoint, so none is kept as the best. Look for NaN in the evaluation "
-                "data, or lower the learning rate."
-            )
-
-    def _check_metric(self, state: State) -> None:
-        metric = self._retention.metric
-        if metric is None or metric in state.metrics or metric in self._logged:
-            return
-        if self._is_new(state, metric):
-            there = ", ".join(sorted(state.metrics)) or "none"
-            raise ValueError(
-                f"Checkpoints should keep the best by '{metric}', but there is no such metric. There are: {there}."
-            )
-
     def _is_among_the_best(self, state: State, epoch_ends: bool) -> bool:
-        metric = self._retention.metric
-        if metric is None:
+        if not self._measured.ranks(state, epoch_ends):
             return False
-        self._take_logged(state, metric, epoch_ends)
-        if not self._is_new(state, metric):
-            return False
-        self._check_metric(state)
-        self._warn_of_nan(metric, {**state.metrics, **self._logged}.get(metric, 0.0))
         self._writer.wait(state)  # because it also removes checkpoints
         leads = False
         if state.strategy.rank == 0:
             with self._writer.recorded(), seeding.preserved(devices=False):
-                leads = self._retention.leads(self._metrics(state), self._owned)
+                leads = self._retention.leads(self._measured.values(state), self._owned)
         leads = bool(state.bus.broadcast_object(leads))
         self._writer.report(state)
         return leads
 
-    def _metrics(self, state: State) -> dict[str, float]:
-        return {**state.metrics, **self._logged}
+    # --- waiting for the copies of an asynchronous checkpoint
+
+    @hookimpl(wrapper=True)
+    def _wait_before_the_step(self) -> Generator[None, bool, bool]:
+        """Wait after the gradients, before weights change: an interrupt here leaves the batch to the next fit."""
+        computed = yield
+        with self._timed():
+            self._writer.settle()
+        return computed
+
+    def _wait(self, state: State) -> None:
+        """Wait before workers are forked, and before work that is slower while writes are watched."""
+        with self._timed():
+            self._writer.settle()
+
+    epoch_start = epoch_end = eval_before_all = fit_end = exception = _wait
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.blocked_seconds += time.perf_counter() - began
 
     # --- what
 
@@ -383,8 +327,8 @@ class Checkpoints(Callback):
             if not self._weights_only:
                 tree["omitted"] = omitted
         about = {
-            "metrics": self._metrics(state),
-            "evaluated": [each for each in self._metrics(state) if self._is_new(state, each)],
+            "metrics": self._measured.values(state),
+            "evaluated": [name for name in self._measured.values(state) if self._measured.is_new(state, name)],
             "timestamp": {"epoch": now.epoch, "batch": now.batch, "sample": now.sample},
             "plugins": [f"{v.kind}/{v.name} {v.dist} {v.version}".strip() for v in state.bus.attachments],
             "weights_only": self._weights_only, "omitted": list(omitted), "run": self._owned.about(),
@@ -397,12 +341,4 @@ class Checkpoints(Callback):
 
     def _moment(self, state: State) -> tuple[int, dict[str, tuple[int, int]]]:
         """Return the batch and the evaluations until now, after which nothing is left to save."""
-        return state.timestamp.batch, dict(self._evaluated)
-
-
-#: The key of the watched value; see `hocket.training.watching`.
-_WATCHES = "checkpoints"
-
-
-def _place(state: State) -> tuple[int, int]:
-    return state.timestamp.epoch, state.timestamp.batch
+        return state.timestamp.batch, dict(self._measured.evaluated)

@@ -11,20 +11,27 @@ import torch
 from hocket import elsewhere
 from hocket.data import nesting
 from hocket.data.batches import unpadded
-from hocket.data.nesting import map_tensors
 from hocket.data.reading import how_divided
 from hocket.data.windows import Window
-from hocket.distributed.dtensors import mesh_of
-from hocket.losses import WHOLE, Apart, Loss, as_loss
+from hocket.losses import Loss, as_loss
 from hocket.optim.clipping import clip_gradients
 from hocket.optim.closures import closure_for
 from hocket.state import State
-from hocket.training import weights
 from hocket.training.carry import check_kept, split_carry
-from hocket.training.divisors import Divisors, check_added, weighed
-from hocket.training.means import Part, Weighting, mean, on_device
-from hocket.training.step import CHANGED_IN_PLACE, count, count_part
-from hocket.training.whole_batch import check_part
+from hocket.training.loss_functions import backward_apart, call_loss_function
+from hocket.training.loss_watch import LossWatch
+from hocket.training.loss_weights import try_again
+from hocket.training.step import UserStep, count_part
+from hocket.training.weighing import (
+    Kind,
+    Part,
+    Weight,
+    Weighting,
+    mean,
+    stop_gradients_of_nothing,
+    weigh,
+    zero_loss,
+)
 
 if TYPE_CHECKING:
     from hocket.training.guard import NonFiniteGuard
@@ -49,7 +56,7 @@ class DefaultActions:
     def split_batch(self, state: State, batch: Batch, size: int) -> Sequence[Any]:
         """Call the task's ``split``, which by default returns views along dimension 0; for each batch of a `Window`."""
         if type(batch) is Window:
-            return [part for each in batch.batches for part in self.split_batch(state, each, size)]
+            return [part for inner in batch.batches for part in self.split_batch(state, inner, size)]
         microbatches = state.task.split(batch, size)
         if type(microbatches) is list:
             return microbatches
@@ -82,8 +89,8 @@ class DefaultActions:
         """Compute the task's loss in the precision's context."""
         with state.bus.forward_context():
             try:
-                if state.step.divided:
-                    return weighed(state, state.task.loss, outputs, batch, seen=state.step.seen)[0]
+                if (watch := state.step.watch) is not None:
+                    return watch.weighed(state, state.task.loss, outputs, batch)
                 returned = state.task.loss(outputs, batch)
             except Exception as error:
                 _explain(error, "loss", state.task, batch, outputs)
@@ -200,56 +207,74 @@ def accumulate_gradients(
     Returns the factor that the gradients still have to be multiplied by, before they are clipped; None for 1.
     """
     bus, step = state.bus, state.step
-    mine, everyone, metrics = step.samples, step.trained_on, observer or step.metrics
+    metrics = observer or step.metrics
     bus.before_train_batch(state)
     bus.zero_grad(state)
-    full_batch, world = step.batch, state.strategy.data_ranks
-    step.kept = []
-    if step.boundary is not None:
-        step.boundary.begin()
-    # Strategies average gradients over the ranks with different data, so the sum over them is `world` times the mean.
-    weighting = Weighting(everyone, world) if state.strategy.averages_gradients else Weighting(max(mine, 1))
+    full_batch, ranks = step.batch, state.strategy.data_ranks
+    if isinstance(step, UserStep):
+        step.kept = []
+        if step.boundary is not None:
+            step.boundary.begin()
     if split is not None:
         microbatches = split(full_batch)
+    elif state.microbatch is None:
+        microbatches = [full_batch]
     else:
-        microbatches = (
-            [full_batch] if state.microbatch is None else bus.split_batch(state, full_batch, state.microbatch)
-        )
-    factor = None
-    step.divided = len(microbatches) > 1 or world > 1
-    if step.divided and step.tried:
-        weights.try_again(step)
-    if not step.divided:
+        microbatches = bus.split_batch(state, full_batch, state.microbatch)
+    correction = None
+    if len(microbatches) < 2 and ranks == 1:
         with bus.accumulate(state.prepared, True):
-            step.losses = compute_microbatch(state, microbatches[0], mine, None, metrics)[3]
+            compute_microbatch(state, microbatches[0], step.samples, None, metrics)
     else:
-        parts: list[Part] = []
-        gradients: dict[int, torch.Tensor] = {}
-        remaining, carry = mine, step.carry
-        carries = split_carry(state, microbatches, split)
-        how = how_divided(full_batch.batches[0] if type(full_batch) is Window else full_batch)
-        for number, (microbatch, carried) in enumerate(zip(microbatches, carries, strict=True), 1):
-            microbatch, counts = unpadded(microbatch)
-            samples = (
-                0 if not counts else mine if microbatch is full_batch else min(mine, count_part(state, microbatch, how))
-            )
-            remaining -= samples
-            step.carry = carried
-            if parts and state.overwrites:
-                from hocket.training.graphs import keep_gradients
-
-                keep_gradients(state.parameters, gradients)
-            with bus.accumulate(state.prepared, number == len(microbatches)):
-                parts.append(Part(*compute_microbatch(state, microbatch, samples, weighting, metrics)))
-        step.carry = carry
-        if remaining:
-            raise ValueError(miscounted(state, mine, remaining))
-        factor = mean(state, parts, weighting)
+        # Strategies average gradients over the ranks with different data, so the sum over them is `ranks` times the mean.
+        averages = state.strategy.averages_gradients
+        weighting = Weighting(step.trained_on, ranks) if averages else Weighting(max(step.samples, 1))
+        correction = mean(state, _compute_parts(state, microbatches, split, weighting, metrics), weighting)
     step.batch, step.outputs = full_batch, None
     if step.boundary is not None:
         step.boundary.backward()
         bus.reduce_gradients(state.prepared, state.trained_parameters())
-    return factor
+    return correction
+
+
+def _compute_parts(
+    state: State,
+    microbatches: Sequence[Batch],
+    split: Callable[[Any], Sequence[Any]] | None,
+    weighting: Weighting,
+    metrics: OutputObserver | None,
+) -> list[Part]:
+    """Compute the microbatches of a batch that is divided, into microbatches or over ranks. Return their weighed losses."""
+    bus, step = state.bus, state.step
+    full_batch, mine = step.batch, step.samples
+    if step.weighing.batches:
+        try_again(step.weighing)
+    parts: list[Part] = []
+    gradients: dict[int, torch.Tensor] = {}
+    remaining, carry = mine, step.carry if isinstance(step, UserStep) else ()
+    carries = split_carry(state, carry, microbatches, split)
+    how = how_divided(full_batch.batches[0] if type(full_batch) is Window else full_batch)
+    for number, (microbatch, carried) in enumerate(zip(microbatches, carries, strict=True), 1):
+        microbatch, counts = unpadded(microbatch)
+        samples = (
+            0 if not counts else mine if microbatch is full_batch else min(mine, count_part(state, microbatch, how))
+        )
+        remaining -= samples
+        if isinstance(step, UserStep):
+            step.carry = carried
+        if parts and state.overwrites:
+            from hocket.training.graphs import keep_gradients
+
+            keep_gradients(state.parameters, gradients)
+        with bus.accumulate(state.prepared, number == len(microbatches)):
+            part = compute_microbatch(state, microbatch, samples, weighting, metrics)
+        assert part is not None
+        parts.append(part)
+    if isinstance(step, UserStep):
+        step.carry = carry
+    if remaining:
+        raise ValueError(miscounted(state, mine, remaining))
+    return parts
 
 
 def miscounted(state: State, samples: int, remaining: int) -> str:
@@ -266,22 +291,23 @@ def gradients_again(state: State, guard: NonFiniteGuard) -> torch.Tensor:
     """Compute the gradients of the current step again, at the current weights, and return its loss: an optimizer's closure."""
     step = state.step
     step.metrics = None  # they were updated with this batch already
-    kept = step.kept
+    kept = step.kept if isinstance(step, UserStep) else None
     with state.unlogged():
         state.bus.gradients(state)
-    step.kept = kept
+    if isinstance(step, UserStep) and kept is not None:
+        step.kept = kept
     guard.allows(state)
     return step.loss  # type: ignore[return-value]  # set by `gradients`
 
 
 def compute_microbatch(
     state: State, batch: Batch, samples: int, weighting: Weighting | None, metrics: OutputObserver | None
-) -> tuple[Any, ...]:
-    """Run forward, loss and backward, and return the fields of a `Part`.
+) -> Part | None:
+    """Run forward, loss and backward. Return the loss with its weight; None if the batch is not divided.
 
     Args:
         samples: number of samples that count; 0 for a padding microbatch.
-        weighting: what the loss counts for; None to leave the loss as it is.
+        weighting: what to multiply the loss by; None for a batch that is not divided, whose loss is used as it is.
         metrics: updated with the outputs, unless None.
     """
     others, logged = state.step.others, state.aggregates
@@ -298,12 +324,12 @@ def compute_microbatch(
 
 def _compute_microbatch(
     state: State, batch: Batch, samples: int, weighting: Weighting | None, metrics: OutputObserver | None
-) -> tuple[Any, ...]:
+) -> Part | None:
     bus, step = state.bus, state.step
     step.batch = bus.move_batch(state, batch)
     bus.before_forward(state)
-    apart: Mapping[str, torch.Tensor] | None = None
-    seen = step.seen = Divisors() if step.divided else None
+    losses_apart: Mapping[str, torch.Tensor] | None = None
+    watch = step.watch = None if weighting is None else LossWatch()
     if step.loss_function is None:
         step.outputs = bus.forward(state, step.batch)
         if state.overwrites:
@@ -312,165 +338,45 @@ def _compute_microbatch(
             step.outputs = copied(step.outputs)
         bus.after_forward(state)
         bus.before_loss(state)
-        if seen is None:
+        if watch is None:
             loss = bus.loss(state, step.outputs, step.batch)
         else:
-            with seen:
+            with watch:
                 loss = bus.loss(state, step.outputs, step.batch)
     else:
-        loss, apart = _call_loss_function(state)
-    step.loss, own, parts, reduction, kept = loss
-    summed = False
-    if weighting is not None:  # otherwise the loss is used as it is
-        over = reduction or state.loss_reduction
-        summed = over == "sum"
-        if over in WHOLE:
-            check_part(state, over, samples)
-        if own is None and not summed:
-            weight_of = step.weight_of
-            if weight_of is None:
-                weight_of = weights.in_training(state, loss, samples or count(state, step.batch).samples)
-                step.weight_of = None if weight_of is weights.nothing else weight_of
-            own = weights.weight(state, weight_of)
-        elif step.composed and step.weight_of is None and samples and weights.check_composed(state, samples):
-            step.weight_of = weights.by_samples
-    if seen is None:
+        loss, losses_apart = call_loss_function(state)
+    step.loss = loss.value
+    weight = None
+    if watch is None:
         bus.after_loss(state)
     else:
-        with seen:
+        weight = weigh(state, loss, samples)
+        with watch:
             bus.after_loss(state)
-        weight_given = check_added(state, loss, seen)
-        own = weight_given if own is loss.weight else own
-        step.seen = seen = None  # it holds the outputs
+        if not watch.covers_additions(state, loss) and loss.weight is not None:
+            weight = Weight(Kind.SAMPLES, samples)
+        step.watch = watch = None  # it holds the outputs
     if metrics is not None and samples and step.loss_function is None:
         metrics.update(step.outputs, step.batch)
-    if kept is not None and samples:
-        check_kept(state, kept, samples)
-        step.kept.append(kept)
+    if loss.kept is not None and samples and isinstance(step, UserStep):
+        check_kept(state, loss.kept, samples)
+        step.kept.append(loss.kept)
     bus.before_backward(state)
-    factor: Any = None
-    weight: float | torch.Tensor = samples
-    if summed:
-        weight = 1 if samples else 0
-        factor = weight * (state.strategy.data_ranks if state.strategy.averages_gradients else 1)
-    elif weighting is not None:
-        weight = samples if own is None or not samples else own
-        if isinstance(weight, torch.Tensor):
-            weight = on_device(weight, step.loss)  # an integer tensor times a Python float would be float32
-        factor = weighting.share(weight)
-    if factor is not None:
-        _gate(step.outputs, weight)
-        if step.loss_function is not None and apart is None and _is_zero(weight):
-            step.loss, factor = _zero_loss(state, step.loss), 1.0
+    factor = None
+    if weight is not None and weighting is not None:
+        weight = weight.on_device(step.loss)
+        factor = weighting.factor(weight)
+        stop_gradients_of_nothing(step.outputs, weight)
+        if step.loss_function is not None and losses_apart is None and weight.is_known_zero:
+            step.loss, factor = zero_loss(state, step.loss), 1.0
     step.outputs = None  # the graph holds what gradients need of them; logits are often the largest tensor of a step
-    if apart is None:
+    if losses_apart is None:
         bus.backward(state, step.loss if factor is None else step.loss * factor)
     else:
-        _backward_apart(state, apart, factor)
+        backward_apart(state, losses_apart, factor)
     bus.after_backward(state)
     step.loss = step.loss.detach()
-    return step.loss, weight, own is not None and not summed, parts, summed, samples
-
-
-def _call_loss_function(state: State) -> tuple[Loss, Mapping[str, torch.Tensor] | None]:
-    """Call the step's loss function for the current microbatch; return the loss, and the losses of `hocket.Apart` or None."""
-    step, function = state.step, state.step.loss_function
-    assert function is not None
-    # After the first microbatch, fsdp may reduce the gradients of the earlier ones within a loss function.
-    without = [parameter for parameter in state.parameters if parameter.grad is None] if step.loss is None else ()
-    apart: Mapping[str, torch.Tensor] | None = None
-
-    def call(*args: Any) -> Any:
-        nonlocal apart
-        if step.divided:
-            assert step.seen is not None
-            with step.seen:
-                loss, returned = weighed(state, function, *args, seen=step.seen)
-        else:
-            loss = as_loss(returned := function(*args))
-        if isinstance(returned, Apart):
-            apart = returned.losses
-        if state.overwrites:
-            from hocket.training.graphs import copied
-
-            loss = copied(loss)
-        kept = map_tensors(torch.Tensor.detach, loss.kept)
-        return loss._replace(kept=kept)
-
-    with state.bus.forward_context():
-        arguments = (step.batch, *step.carry)
-        deferred = step.boundary is not None
-        try:
-            loss = state.bus.call_prepared(state.prepared, call, arguments, state.trained_parameters(), deferred)
-        except RuntimeError as error:
-            if step.boundary is not None and "in-place operation" in str(error):
-                error.add_note(CHANGED_IN_PLACE)
-            raise
-    if [parameter for parameter in without if parameter.grad is not None]:  # twice as fast as a generator in any()
-        raise RuntimeError(
-            "The loss function of step(…) computed gradients by backward(), which would be added to those of the loss that it "
-            "returned. Return the sum of the losses. For a gradient within the loss, such as a penalty, use "
-            "torch.autograd.grad(…, create_graph=True)."
-        )
-    return loss, apart
-
-
-def _is_zero(weight: float | torch.Tensor) -> bool:
-    """Whether a weight is known to be 0 without waiting for a device."""
-    return not weight if not isinstance(weight, torch.Tensor) else weight.device.type == "cpu" and not weight.item()
-
-
-def _zero_loss(state: State, loss: torch.Tensor) -> torch.Tensor:
-    """Return a loss that counts nothing and reaches every parameter, in place of a mean over nothing, whose gradient is NaN."""
-    trained = [parameter for parameter in state.trained_parameters() if parameter.requires_grad]
-    if any(mesh_of(parameter) is not None for parameter in trained):
-        return loss * 0
-    return torch.stack([parameter.reshape(-1)[:1].sum() * 0 for parameter in trained]).sum().to(loss)
-
-
-def _backward_apart(state: State, losses: Mapping[str, torch.Tensor], factor: Any) -> None:
-    """Backpropagate each loss into the parameters of its own optimizer only."""
-    step = state.step
-    optimizers = dict(zip(state.optimizer_names, state.optimizers, strict=True))
-    if {id(optimizers.get(name)) for name in losses} != set(map(id, state.step_optimizers)):
-        raise ValueError(
-            f"The loss function returned hocket.Apart of {', '.join(map(repr, losses))} in a step of the optimizers "
-            f"{step.name.replace('+', ', ') or 'named ' + ', '.join(state.optimizer_names)}. Give each of them one loss."
-        )
-    if step.boundary is not None:
-        raise ValueError(
-            "hocket.Apart keeps the losses of one forward pass apart, but the batch has a tensor that was computed "
-            "before the step with gradients, where they would meet. Compute that tensor in the loss function, or detach it."
-        )
-    for number, (name, loss) in enumerate(losses.items(), 1):
-        held = [p for group in optimizers[name].param_groups for p in group["params"] if p.requires_grad]
-        if any(mesh_of(parameter) is not None for parameter in held):
-            raise ValueError(
-                "hocket.Apart needs full parameters on every rank, and this strategy shards them. Use "
-                "strategy='ddp', or take a step for each loss."
-            )
-        step.inputs = held
-        step.retain_graph = number < len(losses)
-        try:
-            state.bus.backward(state, loss if factor is None else loss * factor)
-        finally:
-            step.inputs, step.retain_graph = None, False
-
-
-def _gate(outputs: Any, weight: float | torch.Tensor) -> None:
-    """Zero the gradients of the outputs if the weight is 0.
-
-    A mean over no samples is NaN, and 0 times its gradient is NaN too.
-    """
-    if not isinstance(weight, torch.Tensor) and weight:
-        return
-
-    def gated(gradient: torch.Tensor | None) -> torch.Tensor | None:
-        if gradient is None:  # of outputs that compiled code does not use
-            return None
-        # Compared on the device, without a sync.
-        return (
-            torch.where(weight != 0, gradient, 0.0) if isinstance(weight, torch.Tensor) else torch.zeros_like(gradient)
-        )
-
-    map_tensors(lambda output: output.requires_grad and output.register_hook(gated), outputs)
+    if weight is not None:
+        return Part(step.loss, weight, loss.parts, samples)
+    step.losses = loss.parts
+    return None

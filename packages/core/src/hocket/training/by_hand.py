@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from hocket.plugins.spec import Attachment
     from hocket.state import State
     from hocket.training.guard import NonFiniteGuard
-    from hocket.training.step import Step
+    from hocket.training.step import Step, UserStep
+    from hocket.training.task_steps import TaskSteps
 
 #: The kinds of plug-ins that may be unable to act; strategy, precision and the default actions always act.
 _KINDS = ("algorithms", "task", "callbacks", "loggers")
@@ -40,25 +41,12 @@ class ByHand:
 
     Args:
         step: names the optimizers; it is the current step while the block is open.
-        outside: the context in which the precision's context is left.
-        agree: returns the sum of a number over ranks, and raises if ranks make different calls.
-        changed: called when something changed that an exception cannot take back.
-        report: called after a step, with whether it was taken.
+        guard: handles non-finite losses and gradients.
+        steps: of the `train_batch` that the blocks are in.
     """
 
-    def __init__(
-        self,
-        state: State,
-        step: Step,
-        guard: NonFiniteGuard,
-        hooks: Callable[[], Any],
-        outside: Callable[[], AbstractContextManager[None]],
-        agree: Callable[[str, float], float],
-        changed: Callable[[], None],
-        report: Callable[[Step, bool], None],
-    ) -> None:
-        self._state, self.current, self._guard = state, step, guard
-        self._hooks, self._outside, self._agree, self._changed, self._report = hooks, outside, agree, changed, report
+    def __init__(self, state: State, step: UserStep, guard: NonFiniteGuard, steps: TaskSteps) -> None:
+        self._state, self.current, self._guard, self._steps = state, step, guard, steps
         #: Gradients that wait for a step in a later block, by parameter; None if there are none or the block is open.
         self.gradients: list[Tensor | None] | None = None
         #: The sums over ranks of the losses since the last step, by name, "" for the total; and this rank's newer ones.
@@ -93,14 +81,14 @@ class ByHand:
             raise TypeError(
                 "by_hand.backward takes one loss, not hocket.Apart. Open a block for each of its optimizers."
             )
-        state, step, hooks = self._state, self.current, self._hooks()
+        state, step, hooks = self._state, self.current, self._steps.hooks
         if state.overwrites:
             from hocket.training.graphs import copied
 
             loss = copied(loss)
         loss = as_loss(loss)
         share, factor = self._weigh(loss)
-        with self._outside():
+        with self._steps.outside():
             if not self._waiting:
                 hooks.before_train_batch(state)
                 state.bus.zero_grad(state)
@@ -150,14 +138,14 @@ class ByHand:
         elif value is not None:
             state.optimization.clipping = "value", value
         try:
-            with self._outside():
+            with self._steps.outside():
                 if not self._complete:
-                    self._hooks().gradients(state)
-                found = self._hooks().clip_gradients(state)
+                    self._steps.hooks.gradients(state)
+                norm_before = self._steps.hooks.clip_gradients(state)
         finally:
             state.optimization.clipping = configured
         self._clipped = True
-        state.gradient_norm = None if type(found) is bool else found
+        state.gradient_norm = None if type(norm_before) is bool else norm_before
         return state.gradient_norm
 
     def step(self) -> bool:
@@ -171,11 +159,11 @@ class ByHand:
         if not self._clipped:
             self.clip()
         state = self._state
-        with self._outside():
+        with self._steps.outside():
             allowed = self._guard.allows(state)
-            self._changed()
-            taken = allowed and bool(self._hooks().optimizer_step(state, _no_closure))
-        self._report(self.current, taken)
+            self._steps.changed()
+            taken = allowed and bool(self._steps.hooks.optimizer_step(state, _no_closure))
+        self._steps.report_by_hand(self.current, taken)
         self._forget()
         return taken
 
@@ -197,7 +185,7 @@ class ByHand:
             outer.samples,
             outer.trained_on,
         )
-        with self._outside():  # autocast forgets the weights that it has converted for other steps
+        with self._steps.outside():  # autocast forgets the weights that it has converted for other steps
             for parameter in state.parameters:
                 parameter.grad = None
             state.step = step
@@ -214,14 +202,14 @@ class ByHand:
                     "The block of step.manual ends after by_hand.clip(…) and before by_hand.step(). Call step() there, or clip "
                     "in the block that steps."
                 )
-            with self._outside():
+            with self._steps.outside():
                 if self._waiting:
                     self._keep()
         except BaseException:
             if waiting is None:
                 self._forget()  # a fit that goes on computes them anew
             else:
-                self._changed()
+                self._steps.changed()
             raise
         finally:
             self._train_others(True)
@@ -230,10 +218,14 @@ class ByHand:
     def restore(self, gradients: Sequence[Tensor | None], losses: Mapping[str, Tensor]) -> None:
         """Continue with saved gradients and losses."""
         device = self._state.device
-        self.gradients = [None if each is None else each.to(device) for each in gradients]
+        self.gradients = [None if gradient is None else gradient.to(device) for gradient in gradients]
         self.losses, self._waiting = {name: value.to(device) for name, value in losses.items()}, True
 
     # --- inside
+
+    def _agree(self, call: str, value: float) -> float:
+        """Return the sum of a number over ranks. Raises RuntimeError if they make different calls."""
+        return self._steps.agree("manual", f"by_hand.{call} of {self.current.name or 'all optimizers'}", value)
 
     def _check(self, call: str) -> None:
         if not self._open:
@@ -267,7 +259,7 @@ class ByHand:
             state.bus.unscale_gradients(optimizer)
         step.loss = self.losses[""]
         step.losses = {name: value for name, value in self.losses.items() if name}
-        self._hooks().after_train_batch(state)
+        self._steps.hooks.after_train_batch(state)
         self._complete = True
         return True
 
@@ -284,7 +276,7 @@ class ByHand:
         self.gradients = [parameter.grad for parameter in state.trained_parameters()]
         for parameter in state.parameters:
             parameter.grad = None
-        self._changed()
+        self._steps.changed()
 
     def _average(self, call: str) -> None:
         """Turn what this rank has added to gradients and losses into the means over ranks."""
@@ -325,7 +317,7 @@ def check(state: State, optimizers: Sequence[torch.optim.Optimizer]) -> None:
                 f"{type(optimizer).__name__} computes gradients itself, which step.manual cannot do again. {instead}, or use "
                 "another optimizer."
             )
-    if state.microbatch is not None or any(each.name == "auto-microbatch" for each in state.bus.attachments):
+    if state.microbatch is not None or any(attached.name == "auto-microbatch" for attached in state.bus.attachments):
         raise ValueError(
             "step.manual computes on the batch as a whole, so microbatch= and accumulate= cannot divide it. Omit them, and "
             f"call by_hand.backward once for each part of the batch; or {instead[0].lower()}{instead[1:]}, which divides it."
@@ -342,7 +334,7 @@ def check(state: State, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         )
 
 
-def hooks_without_idle(state: State, complete: Callable[[State], bool], compiled: bool) -> Any:
+def hooks_without_idle(state: State, complete: Callable[[State], bool], compiled: bool) -> SimpleNamespace:
     """Return the hooks of steps by hand, without the plug-ins that cannot act in them; warn of each of these.
 
     Args:
@@ -367,13 +359,16 @@ def _warn(what: str) -> None:
 
 def _idle(state: State) -> dict[Attachment, str]:
     """Return the plug-ins that cannot act in steps by hand, and why."""
-    bus, found = state.bus, dict[Any, str]()
+    bus = state.bus
+    reasons: dict[Attachment, str] = {}
     for hook in _OF_THE_FORWARD_PASS:
-        for each in bus.listeners(hook):
-            found.setdefault(each, f"it acts on {hook}, and train_batch computes the loss itself there")
-    for each in bus.listeners("gradients", wrappers=False):
-        found.setdefault(each, "it computes the gradients of a batch")
-    for each in bus.attachments:
-        if each.kind == "algorithms" and Need.SECOND_GRADIENT in each.obj.needs:
-            found.setdefault(each, "it computes gradients a second time, and the loss of such a step is computed once")
-    return {each: why for each, why in found.items() if each.kind in _KINDS}
+        for attachment in bus.listeners(hook):
+            reasons.setdefault(attachment, f"it acts on {hook}, and train_batch computes the loss itself there")
+    for attachment in bus.listeners("gradients", wrappers=False):
+        reasons.setdefault(attachment, "it computes the gradients of a batch")
+    for attachment in bus.attachments:
+        if attachment.kind == "algorithms" and Need.SECOND_GRADIENT in attachment.obj.needs:
+            reasons.setdefault(
+                attachment, "it computes gradients a second time, and the loss of such a step is computed once"
+            )
+    return {attachment: why for attachment, why in reasons.items() if attachment.kind in _KINDS}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hocket.types import Batch
 
 
-def check_carry(state: State, batch: Batch, carry: object) -> None:
+def check_carry(state: State, batch: Batch, carry: Batch) -> None:
     """Raise ValueError if ``carry`` has another number of samples than the batch, unless the task splits batches itself."""
     kind = type(state.task)
     if carry is None or (kind.split, kind.count) != (Task.split, Task.count):
@@ -35,27 +35,29 @@ def check_carry(state: State, batch: Batch, carry: object) -> None:
 
 
 def split_carry(
-    state: State, microbatches: Sequence[Any], split: Callable[[Any], Sequence[Any]] | None
+    state: State,
+    carry: tuple[Any, ...],
+    microbatches: Sequence[Batch],
+    split: Callable[[Any], Sequence[Any]] | None,
 ) -> Sequence[tuple[Any, ...]]:
-    """Split the step's ``carry`` as the batch was split, and return the loss function's extra arguments per microbatch."""
-    carry = state.step.carry
+    """Split the ``carry`` of a step as its batch was split, and return the loss function's extra arguments per microbatch."""
     if not carry or carry[0] is None or len(microbatches) == 1:
         return [carry] * len(microbatches)
     if split is not None:
-        of_each = split(carry[0])
+        parts = split(carry[0])
     else:
         assert state.microbatch is not None
-        of_each = state.bus.split_batch(state, carry[0], state.microbatch)
-    if len(of_each) != len(microbatches):
+        parts = state.bus.split_batch(state, carry[0], state.microbatch)
+    if len(parts) != len(microbatches):
         raise ValueError(
-            f"A batch was split into {len(microbatches)} microbatches, and its carry into {len(of_each)}. Both need one "
+            f"A batch was split into {len(microbatches)} microbatches, and its carry into {len(parts)}. Both need one "
             "entry for each sample along dimension 0 (a hidden state of shape (layers, samples, features) is carried as "
             f"hidden.transpose(0, 1)); or define split(batch, size) in {type(state.task).__name__} for both."
         )
-    return [(unpadded(each)[0],) for each in of_each]
+    return [(unpadded(part)[0],) for part in parts]
 
 
-def check_kept(state: State, kept: object, samples: int) -> None:
+def check_kept(state: State, kept: Batch, samples: int) -> None:
     """Raise ValueError unless ``kept`` has one entry for each sample, so that it can be joined over microbatches."""
     task = state.task
     if type(task).join is not Task.join:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,11 +21,12 @@ from hocket.losses import Loss
 from hocket.state import State
 from hocket.task import Task
 from hocket.time import Interval, time_of
-from hocket.training import scalars, seeding, weights
-from hocket.training.means import on_device
+from hocket.training import loss_weights, scalars, seeding
+from hocket.training.loss_watch import LossWatch
 from hocket.training.metrics import MetricSet, named_loss
 from hocket.training.modes import eval_mode
-from hocket.training.step import count
+from hocket.training.step import KnownWeights, count
+from hocket.training.weighing import on_device
 
 if TYPE_CHECKING:
     from hocket.settings import Metrics, Settings
@@ -84,7 +86,8 @@ class PreparedSet:
                 f"The evaluation set '{label}' ({type(given.data).__name__}) never ends. Pass data that does, or limit it: "
                 "limit_eval=100."
             )
-        self._weight: weights.Weight | None = None
+        #: What is known of the weights of losses.
+        self._known = KnownWeights()
         #: Whether a weight that is not an integer was checked.
         self._checked = False
         #: Samples of the first batch; None once a batch of another size was seen and the loss was checked.
@@ -93,22 +96,18 @@ class PreparedSet:
     def weighted(self, state: State, label: str, loss: Loss, precise: torch.dtype) -> torch.Tensor:
         """Return the sum of the loss over the batch and its weight, as a vector of two numbers."""
         summed = (loss.reduction or state.loss_reduction) == "sum"
-        weight: Any = loss.weight
+        weight = loss.weight
         if not self._checked and isinstance(weight, torch.Tensor) and weight.is_floating_point():
             self._checked = True
-            weights.check_weight(state)
+            loss_weights.check_weight(state)
         if weight is None and not summed:
-            weight_of = self._weight
-            if weight_of is None:
-                weight_of = weights.in_evaluation(state, loss, label)
-                self._weight = None if weight_of is weights.nothing else weight_of
-            weight = weights.weight(state, weight_of)
-        if state.step.composed and weight is not None and not summed:
-            self._check(state, label, count(state, state.batch).samples)
-        if weight is None:
-            weight = samples = count(state, state.batch).samples
+            weight = loss_weights.weight(state, self._known, partial(loss_weights.in_evaluation, state, loss, label))
+        composed = state.step.watch is not None and state.step.watch.composed
+        if weight is None or (composed and not summed):
+            samples = count(state, state.batch).samples
             if not summed:
                 self._check(state, label, samples)
+            weight = samples if weight is None else weight
         value = loss.value.to(precise)
         weight = on_device(weight, value)
         value = torch.where(weight != 0, value, 0.0)  # a mean with weight 0 is NaN
@@ -122,7 +121,7 @@ class PreparedSet:
             self._samples = samples
             return
         self._samples = None
-        if weights.tried(state, samples) == "sum":
+        if loss_weights.tried(state, samples) == "sum":
             warn(
                 f"The loss of a sample given twice is twice its loss, so this is a sum over samples, and {label}/loss is "
                 "neither their sum nor their mean. Pass loss_reduction='sum' to the Trainer, or take the mean."
@@ -136,7 +135,7 @@ def prepare_sets(
     if (
         isinstance(data, list | tuple)
         and data
-        and all(isinstance(each, str) and each in state.eval_sets for each in data)
+        and all(isinstance(label, str) and label in state.eval_sets for label in data)
     ):
         raise TypeError(
             f"{data!r} names evaluation sets and has no batches. Write evaluate() to evaluate all sets, or "
@@ -156,10 +155,10 @@ def prepare_sets(
         )
     sets = {label: given if isinstance(given, EvalSet) else EvalSet(given) for label, given in named.items()}
     every, limit = settings.eval_every, settings.limit_eval
-    result = {label: PreparedSet(each, label, state, metrics, every, limit) for label, each in sets.items()}
+    result = {label: PreparedSet(given, label, state, metrics, every, limit) for label, given in sets.items()}
     if settings.fast:
-        for each in result.values():
-            each.every = Interval("1ep")  # also test sets that are evaluated on request only
+        for prepared_set in result.values():
+            prepared_set.every = Interval("1ep")  # also test sets that are evaluated on request only
     return result
 
 
@@ -179,19 +178,31 @@ def evaluate(
     return values
 
 
-def evaluate_unseen(state: State, sets: Mapping[str, PreparedSet]) -> dict[str, float]:
-    """As `evaluate`, for weights of another time: no callback or logger is called, and no metric of the run is changed."""
+def evaluate_unseen(
+    state: State,
+    sets: Mapping[str, PreparedSet],
+    between: Callable[[], None] | None = None,
+    limit: int | None = None,
+) -> dict[str, float]:
+    """As `evaluate`, for weights of another time: no callback or logger is called, and no metric of the run is changed.
+
+    Args:
+        limit: the number of batches of each set, if it is less than the set's own; None for all.
+    """
     metrics = dict(state.metrics)
     try:
         with state.bus.without("callbacks", "loggers"):
-            return _evaluate_sets(state, sets)
+            return _evaluate_sets(state, sets, between, limit)
     finally:
         state.metrics.clear()
         state.metrics.update(metrics)
 
 
 def _evaluate_sets(
-    state: State, sets: Mapping[str, PreparedSet], between: Callable[[], None] | None = None
+    state: State,
+    sets: Mapping[str, PreparedSet],
+    between: Callable[[], None] | None,
+    limit: int | None = None,
 ) -> dict[str, float]:
     bus = state.bus
     values: dict[str, float] = {}
@@ -205,13 +216,14 @@ def _evaluate_sets(
             state.eval_label = label
             with state.aggregates.evaluation({}):
                 bus.eval_start(state)
-                values.update(new := _evaluate_set(state, label, evaluated, between))
+                values.update(new := _evaluate_set(state, label, evaluated, between, limit))
             state.metrics.update(new)
             with state.aggregates.evaluation(dict.fromkeys(new, "measured before eval_end")):
                 bus.eval_end(state)
                 if bus.listeners("eval_end"):
-                    values.update(new := _logged(state))
-                    state.metrics.update(new)
+                    logged = state.aggregates.together(bus.all_gather_object(state.aggregates.mine()))
+                    values.update(logged)
+                    state.metrics.update(logged)
         bus.eval_after_all(state)
         state.borrowed.check_returned("eval_after_all")
     return values
@@ -221,12 +233,11 @@ def _evaluate_set(
     state: State,
     label: str,
     evaluated: PreparedSet,
-    between: Callable[[], None] | None = None,
-    limit: int | None = None,
+    between: Callable[[], None] | None,
+    limit: int | None,
 ) -> dict[str, float]:
     bus, step, metrics, logged = state.bus, state.step, evaluated.metrics, state.aggregates
-    step.divided = True
-    limits = [each for each in (limit, evaluated.limit) if each is not None]
+    limits = (limit, evaluated.limit)
     metrics.reset()
     # Sums in double precision, where the device has it, make the mean exact whatever the batch size.
     precise = torch.float32 if state.device.type == "mps" else torch.float64
@@ -251,14 +262,18 @@ def _evaluate_set(
                 step.outputs = copied(step.outputs)
             bus.eval_after_forward(state)
             if counts and state.task.has_eval_loss(step.outputs):
-                sums += evaluated.weighted(state, label, bus.loss(state, step.outputs, step.batch), precise)
+                step.watch = LossWatch()
+                with step.watch:
+                    loss = bus.loss(state, step.outputs, step.batch)
+                sums += evaluated.weighted(state, label, loss, precise)
+                step.watch = None
             if counts:
                 metrics.update(step.outputs, step.batch)
             bus.eval_batch_end(state)
             state.device_kind.batch_end()
     logged.samples = None
     ranks = bus.all_gather_object((seen, logged.mine()))
-    if not any(each for each, _ in ranks):
+    if not any(number for number, _ in ranks):
         raise ValueError(
             f"The evaluation set '{label}' yielded no batch. If it is an iterator, pass an iterable that starts anew, such "
             "as a list or a DataLoader."
@@ -268,7 +283,7 @@ def _evaluate_set(
     if over and f"{label}/loss" in values:
         raise ValueError(named_loss(label))
     values = {**({f"{label}/loss": total / over} if over else {}), **values}
-    values.update(logged.together([each for _, each in ranks]))
+    values.update(logged.together([logged_there for _, logged_there in ranks]))
     decides = type(state.task).has_eval_loss is not Task.has_eval_loss  # and may measure in events
     if not values and not decides and not state.task.has_eval_loss(step.outputs):
         kind = type(state.task).__name__
@@ -278,11 +293,6 @@ def _evaluate_set(
             "loss takes the outputs of eval_forward; or pass metrics=."
         )
     return values
-
-
-def _logged(state: State) -> dict[str, float]:
-    """Return the values that were logged with a reduction in the current evaluation set."""
-    return state.aggregates.together(state.bus.all_gather_object(state.aggregates.mine()))
 
 
 def sanity_check(
@@ -297,34 +307,23 @@ def sanity_check(
     """
     if not batches:
         return
-    for label, each in sets.items():
-        if iterates_once(data := each.source.data):
+    for label, evaluated in sets.items():
+        if iterates_once(data := evaluated.source.data):
             raise ValueError(
                 f"sanity_eval={batches} would use up the first batches of the evaluation set '{label}', an iterator "
                 f"({type(data).__name__}) that can be iterated once. Pass what it iterates over, such as the list or the "
                 "DataLoader itself, or omit sanity_eval."
             )
-    requests, logged, positions = state.requests.state_dict(), dict(state.logged), {}
-    aggregates = state.aggregates.snapshot()
-    for label, each in sets.items():
-        positions[label] = each.source.position()
-    bus = state.bus
+    requests, logged, aggregates = state.requests.state_dict(), dict(state.logged), state.aggregates.snapshot()
+    positions = {label: evaluated.source.position() for label, evaluated in sets.items()}
     try:
-        with bus.without("callbacks", "loggers"), state.generators.preserved(), _training_state_preserved(state):
-            bus.eval_before_all(state)
-            for label, each in sets.items():
-                state.eval_label = label
-                with state.aggregates.evaluation({}):
-                    bus.eval_start(state)
-                    _evaluate_set(state, label, each, between, batches)
-                    bus.eval_end(state)
-            bus.eval_after_all(state)
-            state.borrowed.check_returned("eval_after_all")
+        with state.generators.preserved():
+            evaluate_unseen(state, sets, between, batches)
     finally:
-        for label, each in sets.items():
-            each.source.close()
-            each.source.restore(positions[label])
-            each.metrics.reset()
+        for label, evaluated in sets.items():
+            evaluated.source.close()
+            evaluated.source.restore(positions[label])
+            evaluated.metrics.reset()
         state.requests.load_state_dict(requests)
         state.values.logged = logged
         state.aggregates.restore(aggregates)

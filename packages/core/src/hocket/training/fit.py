@@ -15,10 +15,9 @@ from hocket.data.batches import Counts
 from hocket.data.errors import DataError
 from hocket.data.training_iterator import TrainingIterator
 from hocket.distributed import agreement
-from hocket.help import warn
 from hocket.state import State
 from hocket.time import Interval, Unit
-from hocket.training import scalars
+from hocket.training import scalars, stages
 from hocket.training.actions import gradients_again
 from hocket.training.evaluate import PreparedSet, evaluate
 from hocket.training.guard import NonFiniteGuard
@@ -26,28 +25,13 @@ from hocket.training.interruption import Interruption
 from hocket.training.metrics import MetricSet
 from hocket.training.modes import train_mode
 from hocket.training.requests import Decision
+from hocket.training.stages import Stage
 from hocket.training.step import count
 
 if TYPE_CHECKING:
     from hocket.training.task_steps import TaskSteps
     from hocket.training.windows import Windows
     from hocket.types import Batch
-
-#: The stages of a fit, in order. After an exception a fit can be continued in each of them but ``"step"``. Checkpoints are
-#: taken in ``"batch"``, ``"epoch"`` and ``"over"``.
-STAGES = ("start", "epoch_start", "data", "gradients", "step", "batch_end", "after_batch", "batch", "epoch_end",
-          "after_epoch", "epoch", "end", "over")  # fmt: skip
-_INCOMPLETE = ("gradients", "step")
-#: Warnings where a fit does not continue exactly after an exception, by stage.
-_INEXACT = {
-    "gradients": "in batch {}, before the optimizer stepped. Training continues with that batch, from the weights before it, "
-    "but random numbers, batch statistics and metrics may have advanced. Resume from a checkpoint for a bitwise identical run.",
-    "epoch_start": "in epoch_start after batch {}. All plug-ins are called with epoch_start again.",
-    "batch_end": "in batch_end after batch {}. Training continues after it; the remaining plug-ins miss that batch_end.",
-    "epoch_end": "in epoch_end after batch {}. Training continues after it; the remaining plug-ins miss that epoch_end.",
-}
-#: What measures the name of the loss, for the message about another value of that name.
-_LOSS = "the loss of training"
 
 
 class FitLoop:
@@ -68,7 +52,7 @@ class FitLoop:
         compiled: Callable[[Any], Any] | None = None,
         windows: Windows | None = None,
     ) -> None:
-        self.state = state
+        self.state: State = state
         #: The training data, and the metrics over an epoch; the Trainer sets them.
         self.data: TrainingIterator
         self.metrics: MetricSet
@@ -90,8 +74,8 @@ class FitLoop:
         #: The fractions of the duration before and after the latest batch, maintained if an interval is in ``dur``.
         self._fractions = (0.0, 0.0)
         self._by_duration = False
-        #: The current stage of the fit, "" outside; see `STAGES`.
-        self.stage = ""
+        #: The current stage of the fit, None outside.
+        self.stage: Stage | None = None
         #: The position at which a checkpoint was taken or an exception ended the fit, until a fit continues there.
         self.left: Mapping[str, Any] | None = None
         #: The exception, as text.
@@ -113,48 +97,27 @@ class FitLoop:
     def run(self, interruption: Interruption | None = None) -> None:
         """Run everything from fit_start to fit_end. After an exception the next call continues from :attr:`left`."""
         self._interruption = interruption or Interruption()
-        self.stage = "start"
+        self.stage = stages.START
         try:
             self._run()
         except BaseException as error:
             self._leave(error)
             raise
         finally:
-            self.stage = ""
+            self.stage = None
 
     def _leave(self, error: BaseException) -> None:
-        if self.stage == "start":
+        if self.stage is None or self.stage is stages.START:
             return  # `left` still has the position before this fit
-        if self.stage == "gradients":
+        if self.stage is stages.GRADIENTS:
             self.data.put_back([self._handed_out] if self._windows is None else self._windows.handed_out)
-        self.left, self._raised = self._place(self.stage), f"{type(error).__name__}: {error}".rstrip(": ")
+        self.left, self._raised = self._position(self.stage.name), f"{type(error).__name__}: {error}".rstrip(": ")
         for schedule in self.state.schedules:
             schedule.load_state_dict(schedule.state_dict())  # so that the next fit keeps the learning rates
 
     def check(self) -> None:
-        """Raise RuntimeError if the last fit cannot be continued after its exception; warn if it continues inexactly.
-
-        Called before a fit.
-        """
-        stage = "" if self.left is None else self.left["stage"]
-        batch = self.state.timestamp.batch
-        if self.state.strategy.world_size > 1:
-            places = self.state.bus.all_gather_object((stage, batch))
-            if len(set(places)) > 1:
-                raise RuntimeError(
-                    "An exception left the ranks at different places: "
-                    + ", ".join(f"rank {rank} after batch {batch}" for rank, (_, batch) in enumerate(places))
-                    + ". Start the run again, with resume='auto' to continue from its latest checkpoint."
-                )
-        if stage == "step":
-            raise RuntimeError(
-                f"The last fit raised {self._raised} while weights or learning rates were updated, in batch {batch}, so that "
-                "some may be new and others not, and training cannot be continued from there. Make a new Trainer: with "
-                "resume='auto' it continues from the latest checkpoint, with model=trainer.state.model it begins a run from "
-                "these weights."
-            )
-        if self._raised and stage in _INEXACT:
-            warn(f"The last fit raised {self._raised} {_INEXACT[stage].format(batch)}")
+        """Before a fit: raise RuntimeError if it cannot continue the last one after its exception; warn if it is inexact."""
+        stages.check(self.state, "" if self.left is None else self.left["stage"], self._raised)
 
     def _run(self) -> None:
         state, bus = self.state, self.state.bus
@@ -164,10 +127,12 @@ class FitLoop:
         train_mode(state.task)
         state.optimization.parameters = list(state.task.parameters())
         state.aggregates.samples = None
-        state.aggregates.reserve({"train/loss": _LOSS, **self.metrics.reserved})
-        intervals = [self._log_every, *(each.every for each in state.eval_sets.values())]
+        state.aggregates.reserve({"train/loss": "the loss of training", **self.metrics.reserved})
+        intervals = [self._log_every, *(evaluated.every for evaluated in state.eval_sets.values())]
         self._active_metrics = self.metrics if self.metrics else None
-        self._by_duration = any(each.every is not None and each.every.unit is Unit.DURATION for each in intervals)
+        self._by_duration = any(
+            interval.every is not None and interval.every.unit is Unit.DURATION for interval in intervals
+        )
         done = state.elapsed() if self._by_duration else state.progress.displayed()
         self._fractions = (0.0, done) if left is None else left["shares"]
         for schedule in state.schedules if not self._over() else ():
@@ -176,10 +141,12 @@ class FitLoop:
         agreement.decide(state)
         self.left, self._raised = None, ""
         if left is not None:
-            self._finish(left["stage"])
+            stages.STAGES[left["stage"]].rest(self)
+            if self._over() and self.data.in_progress and self._at_epoch_end():
+                self._epoch()
         while not self._over():
             self._epoch()
-        self.stage = "end"
+        self.stage = stages.END
         at, now = self._evaluated_at, state.timestamp.batch
         last = {label: s for label, s in state.eval_sets.items() if s.every and s.every.at_end and at.get(label) != now}
         self._evaluate(last)
@@ -188,27 +155,11 @@ class FitLoop:
         self._guard.fit_end(state)
         if self.steps is not None:
             self.steps.fit_end()
-        self._write_logs()  # before the checkpoint, so that a run resumed from it has these logs
-        self._checkpoint("over", bus.fit_end)
+        self.write_logs()  # before the checkpoint, so that a run resumed from it has these logs
+        self._checkpoint(stages.OVER, bus.fit_end)
         agreement.share_aggregates(state)
-        self._write_logs()
+        self.write_logs()
         agreement.compare_names(state)
-
-    def _finish(self, stage: str) -> None:
-        """Complete the batch or epoch in which a checkpoint was taken or an exception was raised."""
-        progress = self.state.progress
-        if stage in ("batch_end", "after_batch"):
-            self._after_batch()
-        elif stage == "batch":
-            self._batch_completed()
-        elif stage in ("epoch_end", "after_epoch"):
-            self._after_epoch()
-        elif stage == "epoch":
-            self._write_logs()
-        elif stage == "gradients":
-            progress.ready = progress.started = progress.processed
-        if self._over() and self.data.in_progress and self._at_epoch_end():
-            self._epoch()
 
     def _over(self) -> bool:
         state = self.state
@@ -235,12 +186,12 @@ class FitLoop:
         state, bus, data = self.state, self.state.bus, self.data
         self._clock = time.perf_counter()
         if not data.in_progress:
-            self.stage = "epoch_start"
+            self.stage = stages.EPOCH_START
             state.timestamp.begin_epoch()
             self.metrics.reset()
             bus.epoch_start(state)
             data.start(state.timestamp.epoch)
-        self.stage = "data"
+        self.stage = stages.DATA
         data.resume(state.timestamp.epoch)
         # A fit that stops after the last batch of an epoch ends that epoch too.
         while not self._over() or self._at_epoch_end():
@@ -264,7 +215,7 @@ class FitLoop:
                 f"The {state.timestamp.batch_in_epoch} batches of epoch {state.timestamp.epoch} count 0 samples, so nothing "
                 f"was trained. Check the data, and count(batch) of {type(state.task).__name__} if it defines it."
             )
-        self.stage = "step"
+        self.stage = stages.STEP
         state.progress.epoch_length = self.data.length
         state.previous.become(state.timestamp)
         state.timestamp.next_epoch()
@@ -272,25 +223,26 @@ class FitLoop:
             schedule.epoch_end(state)
         if self.steps is not None:
             self.steps.epoch_end()
-        self.stage = "epoch_end"
+        self.stage = stages.EPOCH_END
         self._train_metrics(epoch_ends=True)
         bus.epoch_end(state)
-        self._after_epoch()
+        self.after_epoch()
 
-    def _after_epoch(self) -> None:
-        self.stage = "after_epoch"
+    def after_epoch(self) -> None:
+        """Do what follows epoch_end."""
+        self.stage = stages.AFTER_EPOCH
         agreement.decide(self.state)
         self._note(self.state.aggregates.reduce_epoch(clear=True))  # of epoch_end
         self._evaluate_due_sets()
         self._measured([name for name in self.state.metrics if name.startswith("train/")])
-        self._checkpoint("epoch", self.state.bus.epoch_checkpoint)
-        self._write_logs()
+        self._checkpoint(stages.EPOCH, self.state.bus.epoch_checkpoint)
+        self.write_logs()
 
     # --- a batch
 
     def _batch(self, batch: Batch, counts: bool) -> None:
         state, bus, step = self.state, self.state.bus, self.state.step
-        self.stage = "gradients"
+        self.stage = stages.GRADIENTS
         if bus.interval:
             bus.begin_batch(state.timestamp.batch + 1)
         step.parts = 1
@@ -322,7 +274,7 @@ class FitLoop:
                 stepped = step_on_parts(state, step.parts, self._step)
             else:
                 stepped = self._step() if self.steps is None else self.steps.run(counts)
-        self.stage = "step"
+        self.stage = stages.STEP
         if self._windows is not None:
             self._windows.end()
         state.previous.become(state.timestamp)
@@ -332,59 +284,58 @@ class FitLoop:
         if stepped:
             bus.schedule_step(state)
         state.progress.processed += 1
-        self.stage = "batch_end"
+        self.stage = stages.BATCH_END
         bus.batch_end(state)
         state.aggregates.samples = None
         state.device_kind.batch_end()
-        self._after_batch()
+        self.after_batch()
 
     def _step(self) -> bool:
         """Compute gradients and step the optimizers of the current step. Return False if guard or precision skip the step."""
         state, bus = self.state, self.state.bus
         bus.gradients(state)
         allowed = self._guard.allows(state)
-        self.stage = "step"
+        self.stage = stages.STEP
         return allowed and bus.optimizer_step(state, partial(gradients_again, state, self._guard))
 
     def _changed(self) -> None:
         """Note that the current batch cannot be trained on anew after an exception."""
-        self.stage = "step"
+        self.stage = stages.STEP
 
-    def _after_batch(self) -> None:
+    def after_batch(self) -> None:
+        """Do what follows batch_end."""
         state = self.state
-        self.stage = "after_batch"
+        self.stage = stages.AFTER_BATCH
         if state.strategy.world_size > 1:
             agreement.decide(state)
         if self._by_duration or state.eval_sets:
             self._evaluate_due_sets()
-        self._checkpoint("batch", state.bus.batch_checkpoint)
-        self._batch_completed()
+        self._checkpoint(stages.BATCH, state.bus.batch_checkpoint)
+        self.batch_completed()
 
-    def _batch_completed(self) -> None:
+    def batch_completed(self) -> None:
+        """Do what follows the checkpoint of a batch."""
         state = self.state
         state.progress.completed += 1
         if self._log_every.due(state.previous, state.timestamp, *self._fractions):
-            self._write_logs()
+            self.write_logs()
 
     # --- at the boundaries
 
-    def _checkpoint(self, stage: str, event: Callable[[State], None]) -> None:
+    def _checkpoint(self, stage: Stage, event: Callable[[State], None]) -> None:
         self.stage = stage
         event(self.state)
-        self.stage = "end" if stage == "over" else "data"
+        self.stage = stages.END if stage is stages.OVER else stages.DATA
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the fit as a tree. Raises RuntimeError in the middle of a batch."""
-        left = self.left if not self.stage else None
-        complete = self.stage in ("", "batch", "epoch", "over") if left is None else left["stage"] not in _INCOMPLETE
-        if not complete or self.state.eval_label is not None:
-            raise RuntimeError(
-                "The state is not complete in the middle of a batch or an evaluation. Take it in a callback's "
-                "batch_checkpoint(state), epoch_checkpoint(state) or fit_end(state), or between fits."
-            )
-        return self._place("" if self.stage == "over" else self.stage) if left is None else dict(left)
+        left = self.left if self.stage is None else None
+        stages.check_complete(self.stage, left["stage"] if left else None, self.state.eval_label is not None)
+        if left is not None:
+            return dict(left)
+        return self._position("" if self.stage is None or self.stage is stages.OVER else self.stage.name)
 
-    def _place(self, stage: str) -> dict[str, Any]:
+    def _position(self, stage: str) -> dict[str, Any]:
         return {
             "stage": stage,
             "shares": list(self._fractions),
@@ -411,10 +362,10 @@ class FitLoop:
             wanted = state.requests.take(Decision.EVALUATE)
             self._due = [
                 label
-                for label, each in state.eval_sets.items()
-                if wanted or each.every.due(state.previous, state.timestamp, *self._fractions)
+                for label, evaluated in state.eval_sets.items()
+                if wanted or evaluated.every.due(state.previous, state.timestamp, *self._fractions)
             ]
-        self._evaluate({label: each for label, each in state.eval_sets.items() if label in self._due})
+        self._evaluate({label: evaluated for label, evaluated in state.eval_sets.items() if label in self._due})
         self._due = None
 
     def _evaluate(self, sets: dict[str, PreparedSet]) -> None:
@@ -435,7 +386,8 @@ class FitLoop:
         self.state.metrics.update(values)
         scalars.log(self.state, values)
 
-    def _write_logs(self) -> None:
+    def write_logs(self) -> None:
+        """Pass what was logged since the last call to the loggers."""
         if self.state.loss is not None and self._written_at != self.state.timestamp.batch:
             self._written_at = self.state.timestamp.batch
             if self.steps is None:  # steps of a `train_batch` log their own losses

@@ -158,10 +158,11 @@ def _gradients_finite(state: State) -> bool:
 
 def _weights_finite(state: State) -> bool:
     """Whether the weights are finite on every rank. Every rank has to call it, because ranks may hold different weights."""
-    shards = (dense_values(local(each.detach())) for each in state.trained_parameters() if each.is_floating_point())
-    weights = [each for each in shards if each.numel()]
-    if all(each.is_cpu for each in weights):  # on CPUs aminmax runs at memory bandwidth, a norm at a tenth of it
-        finite = all(math.isfinite(extreme.item()) for each in weights for extreme in each.aminmax())
+    parameters = (parameter for parameter in state.trained_parameters() if parameter.is_floating_point())
+    shards = (dense_values(local(parameter.detach())) for parameter in parameters)
+    weights = [shard for shard in shards if shard.numel()]
+    if all(weight.is_cpu for weight in weights):  # on CPUs aminmax runs at memory bandwidth, a norm at a tenth of it
+        finite = all(math.isfinite(extreme.item()) for weight in weights for extreme in weight.aminmax())
     else:
         finite = bool(torch.isfinite(total_norm(weights, math.inf)).item())
     if state.strategy.world_size > 1:

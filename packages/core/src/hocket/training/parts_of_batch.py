@@ -87,7 +87,7 @@ def _divided(state: State, sizes: Sequence[int]) -> tuple[list[Any], list[int]]:
     """
     batch, mine = state.step.batch, state.step.samples
     window = type(batch) is Window
-    whole = [count(state, each).samples for each in batch.batches] if window and mine else [mine]
+    whole = [count(state, loaded).samples for loaded in batch.batches] if window and mine else [mine]
     starts, ends = list(accumulate(whole, initial=0)), list(accumulate(sizes))
     kind = type(state.task)
     if kind.split is not Task.split and kind.join is Task.join:
@@ -108,5 +108,5 @@ def _divided(state: State, sizes: Sequence[int]) -> tuple[list[Any], list[int]]:
             seen += samples
     if seen != mine:
         raise ValueError(miscounted(state, mine, mine - seen))
-    joined = [[state.task.join(each) if len(each) > 1 else each[0] for each in by_batch.values()] for by_batch in held]
-    return [Window(each) if window else each[0] if each else None for each in joined], counted
+    parts = [[state.task.join(pieces) if len(pieces) > 1 else pieces[0] for pieces in part.values()] for part in held]
+    return [Window(joined) if window else joined[0] if joined else None for joined in parts], counted

@@ -76,6 +76,10 @@ class Progress:
         now = self.elapsed() if least.unit is Unit.DURATION else self.timestamp.count(least.unit)
         return now >= least.value
 
+    def begin_batch_again(self) -> None:
+        """Forget a batch that was begun and not completed; the data returns it again."""
+        self.ready = self.started = self.processed
+
     def copy(self) -> Progress:
         """Return a copy that does not change as training continues."""
         taken = copy.copy(self)

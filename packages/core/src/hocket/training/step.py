@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 
 from hocket.data.batches import Counts
 from hocket.data.nesting import map_tensors
@@ -16,33 +17,60 @@ from hocket.task import Task
 
 if TYPE_CHECKING:
     from hocket.state import State
-    from hocket.training.divisors import Divisors
+    from hocket.training.loss_watch import LossWatch
+    from hocket.training.loss_weights import CountedLabels, MeanOver
     from hocket.training.metrics import MetricSet
     from hocket.types import Batch
 
 
-class Step:
-    """The current batch and the results computed from it.
+class KnownWeights:
+    """What is known, from batch to batch, of the weights of the losses of a step; see `hocket.training.weighing`."""
 
-    Training has one, as does each step of a `hocket.Task.train_batch`, each evaluation and each prediction.
+    __slots__ = ("additions", "batches", "mean_over", "names")
+
+    def __init__(self) -> None:
+        #: What a loss that comes without a weight is a mean over; None until it is needed.
+        self.mean_over: MeanOver | CountedLabels | None = None
+        #: The number of divided batches since that was tried; 0 if it is not to be tried again.
+        self.batches = 0
+        #: The number of microbatches of divided batches to whose loss plug-ins added something.
+        self.additions = 0
+        #: The names of losses that ranks agreed on; None before the first batch, and for a single rank.
+        self.names: Sequence[str] | None = None
+
+
+class Step:
+    """The current batch and the results computed from it. Training has one, as does each evaluation and each prediction.
+
+    The values of the class are those of a `UserStep` in every other step, where they cannot be set.
     """
 
     __slots__ = (
-        "added", "batch", "boundary", "carry", "composed", "counts", "divided", "divisor", "gradient_norm", "inputs", "kept",
-        "loss", "loss_function", "loss_names", "losses", "metrics", "name", "optimizers", "others", "outputs", "part", "parts",
-        "retain_graph", "samples", "seen", "taken", "trained_on", "tried", "weight_of",
+        "batch", "counts", "gradient_norm", "loss", "losses", "metrics", "optimizers", "outputs", "part", "parts", "samples",
+        "taken", "trained_on", "watch", "weighing",
     )  # fmt: skip
+
+    name: str = ""
+    others: Sequence[nn.Parameter] = ()
+    loss_function: Callable[..., Any] | None = None
+    boundary: Boundary | None = None
+    inputs: Sequence[Tensor] | None = None
+    retain_graph: bool = False
 
     def __init__(self) -> None:
         #: The batch (the events say when it is the full batch, a microbatch, or on the device), and the model's outputs.
         self.batch: Batch = None
         self.outputs: Any = None
         #: The mean loss of the current microbatch, with its graph; from after_train_batch on that of the batch, detached.
-        self.loss: torch.Tensor | None = None
-        #: The named losses that ``loss`` is the sum of, from after_train_batch on.
-        self.losses: Mapping[str, torch.Tensor] = {}
+        self.loss: Tensor | None = None
+
+        # From after_train_batch on:
+        #: The named losses that ``loss`` is the sum of.
+        self.losses: Mapping[str, Tensor] = {}
         #: Gradient norm before clipping, if clipping by norm computed it: a scalar on the device.
-        self.gradient_norm: torch.Tensor | None = None
+        self.gradient_norm: Tensor | None = None
+
+        # For one batch of training:
         #: Samples and tokens of the batch as the loader returned it, over all ranks.
         self.counts = Counts(0)
         #: Number of real samples in the current batch on this rank, 0 for a padding batch; and on all ranks together.
@@ -54,49 +82,47 @@ class Step:
         self.part = 0
         #: Updated with the outputs; None if there are none, or while the gradients of the batch are recomputed.
         self.metrics: MetricSet | None = None
-        #: The loss names that ranks agreed on; None before the first batch, and for a single rank.
-        self.loss_names: Sequence[str] | None = None
-        #: The weight of a loss that comes without one, as a function of the batch; None until it is needed.
-        self.weight_of: Callable[[Any], torch.Tensor | None] | None = None
-        #: Whether the batch is one of several parts, over microbatches, ranks or an evaluation, whose losses need weights; and
-        #: whether the last loss is more than a mean over labels of the outputs. See `hocket.training.divisors`.
-        self.divided = False
-        self.composed = False
-        #: What the last loss is divided by, if that is written by hand.
-        self.divisor: float | torch.Tensor | None = None
-        #: What watches the calls of the current loss.
-        self.seen: Divisors | None = None
-        #: The number of divided batches since the loss was tried; 0 if it is not to be tried again.
-        self.tried = 0
-        #: The number of divided microbatches to whose loss plug-ins added something.
-        self.added = 0
-
-        # Only for the steps of `hocket.Task.train_batch` and `hocket.Runtime.stepper`; see `hocket.training.steps`.
-        #: The names of its optimizers, joined by "+"; "" for all of them.
-        self.name = ""
-        #: The optimizers that it steps, None for all; and the trained parameters of the others, which get no gradients.
+        #: The optimizers that the step is of, None for all; and how often each has stepped in the batch, by id, None if all of
+        #: them step once.
         self.optimizers: Sequence[torch.optim.Optimizer] | None = None
-        self.others: Sequence[torch.nn.Parameter] = ()
-        #: The loss as a function of a microbatch; None for the model's forward pass and then the task's loss.
-        self.loss_function: Callable[..., Any] | None = None
-        #: The loss function's second argument, as a tuple of none or one; and what it kept of each microbatch.
-        self.carry: tuple[Any, ...] = ()
-        self.kept: list[Any] = []
-        #: The leaves that replace tensors with a graph in the batch; see `Boundary`.
-        self.boundary: Boundary | None = None
-        #: The ``inputs`` of the next backward, None for all leaves; and whether to retain the graph.
-        self.inputs: Sequence[torch.Tensor] | None = None
-        self.retain_graph = False
-
-        #: Number of steps of each optimizer in the batch, by id; None if all of them step once.
         self.taken: Mapping[int, int] | None = None
+
+        # Of the losses:
+        #: What watches the current loss, if it needs a weight: if the batch is divided into microbatches or over ranks, and
+        #: in evaluation. None otherwise.
+        self.watch: LossWatch | None = None
+        #: What is known of their weights.
+        self.weighing = KnownWeights()
 
     def without_batch(self) -> Step:
         """Return a copy without tensors: the counts and settings only."""
         copied = copy.copy(self)
-        copied.batch = copied.outputs = copied.loss = copied.gradient_norm = copied.divisor = None
+        copied.batch = copied.outputs = copied.loss = copied.gradient_norm = copied.watch = None
         copied.losses = {}
         return copied
+
+
+class UserStep(Step):
+    """A step that the user's code takes, in `hocket.Task.train_batch` or a loop of `hocket.Runtime`, with some optimizers."""
+
+    __slots__ = ("boundary", "carry", "inputs", "kept", "loss_function", "name", "others", "retain_graph")
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        #: The names of its optimizers, joined by "+"; "" for all of them.
+        self.name = name
+        #: The trained parameters of the other optimizers, which get no gradients.
+        self.others = ()
+        #: The loss as a function of a microbatch; None for the model's forward pass and then the task's loss.
+        self.loss_function = None
+        #: The loss function's second argument, as a tuple of none or one; and what it kept of each microbatch.
+        self.carry: tuple[Any, ...] = ()
+        self.kept: list[Any] = []
+        #: The leaves that replace tensors with a graph in the batch; see `Boundary`.
+        self.boundary = None
+        #: The ``inputs`` of the next backward, None for all leaves; and whether to retain the graph.
+        self.inputs = None
+        self.retain_graph = False
 
 
 class Boundary:
@@ -107,8 +133,8 @@ class Boundary:
     """
 
     def __init__(self) -> None:
-        self._tensors: list[torch.Tensor] = []
-        self._leaves: list[torch.Tensor] = []
+        self._tensors: list[Tensor] = []
+        self._leaves: list[Tensor] = []
         self._versions: list[int] = []
         #: Whether backward has traversed the graph, which frees it.
         self._traversed = False
@@ -120,7 +146,7 @@ class Boundary:
         with_leaves = map_tensors(boundary._leaf, batch)
         return (with_leaves, boundary) if boundary._tensors else (batch, None)
 
-    def _leaf(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _leaf(self, tensor: Tensor) -> Tensor:
         if tensor.grad_fn is None:
             return tensor
         self._tensors.append(tensor)
@@ -129,12 +155,12 @@ class Boundary:
         return self._leaves[-1]
 
     @property
-    def tensors(self) -> Sequence[torch.Tensor]:
+    def tensors(self) -> Sequence[Tensor]:
         """The original tensors, with their graphs."""
         return self._tensors
 
     @property
-    def leaves(self) -> Sequence[torch.Tensor]:
+    def leaves(self) -> Sequence[Tensor]:
         """The leaves that replace them in microbatches."""
         return self._leaves
 

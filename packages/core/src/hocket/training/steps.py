@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import zlib
 from collections import Counter
@@ -13,14 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from hocket.data.nesting import map_tensors
 from hocket.help import attributes, warn
 from hocket.hookspecs.strategies import replicas
 from hocket.plugins.errors import PlanError
 from hocket.plugins.kinds import singular
 from hocket.task import Task
 from hocket.training.carry import check_carry
-from hocket.training.step import Boundary, Step, count
+from hocket.training.loss_functions import attributes_of, code_of, described, versions_of
+from hocket.training.step import Boundary, Step, UserStep, count
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -54,20 +53,6 @@ StepResult.__getattr__ = _missing  # type: ignore[attr-defined]
 _NOTHING: Any = object()
 
 
-def _code(function: object) -> Any:
-    """Return the code of a loss function, which is the same in every batch for a method, a lambda and a partial."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = getattr(function, "__func__", function)
-    return getattr(function, "__code__", type(function))
-
-
-def _described(function: object) -> str:
-    """Return the name of a loss function, by which ranks compare it."""
-    code = _code(function)
-    return f"{code.co_qualname} (line {code.co_firstlineno})" if hasattr(code, "co_qualname") else code.__qualname__
-
-
 @attributes.elsewhere
 class Steps:
     """Call it to take a step: ``step(loss_function, batch, *optimizers)``.
@@ -98,8 +83,8 @@ class Steps:
         compiled: Callable[[Callable[..., Any]], Callable[..., Any]] | None,
     ) -> None:
         self._state, self._take, self._compiled = state, take, compiled
-        #: A `Step` for each loss function and its optimizers, which remembers how its losses are weighted.
-        self._steps: dict[tuple[Any, str], Step] = {}
+        #: The step of each loss function and its optimizers, which remembers how its losses are weighted.
+        self._steps: dict[tuple[Any, str], UserStep] = {}
         self._functions: dict[Any, Callable[..., Any]] = {}
         #: Whether a step is running, and whether the listeners were checked.
         self._busy = self._checked = False
@@ -132,12 +117,12 @@ class Steps:
         known = len(self._steps)
         step = self._begin(loss_function, "+".join(optimizers), self._indices(optimizers), arguments)
         first = len(self._steps) > known
-        versions, attributes_before = (_versions(batch), _attributes(state.task)) if first else ([], {})
+        versions, attributes_before = (versions_of(batch), attributes_of(state.task)) if first else ([], {})
         step.batch, step.boundary = Boundary.of(batch)
         step.counts, step.metrics, step.carry = outer.counts, outer.metrics, () if carry is _NOTHING else (carry,)
         if step.carry:
             check_carry(state, batch, carry)
-        step.samples, step.trained_on = self._count(step.name, _described(loss_function), batch)
+        step.samples, step.trained_on = self._count(step.name, described(loss_function), batch)
         self._busy = True
         taken = False
         try:
@@ -155,10 +140,10 @@ class Steps:
             step.batch = step.outputs = step.boundary = None
             step.carry = ()
         if first:
-            self._check_attributes(_described(loss_function), attributes_before)
-        if first and versions != _versions(batch):
+            self._check_attributes(described(loss_function), attributes_before)
+        if first and versions != versions_of(batch):
             raise RuntimeError(
-                f"{_described(loss_function)} changed a tensor of its batch in place, so that microbatches and the next step "
+                f"{described(loss_function)} changed a tensor of its batch in place, so that microbatches and the next step "
                 "would see other values. Write x = x * 10 instead of x *= 10 or x.mul_(10)."
             )
         self._report(step, outer, taken)
@@ -169,7 +154,7 @@ class Steps:
         kept, step.kept = state.task.join(step.kept) if step.kept else before, []
         return StepResult(step.loss, step.losses, step.gradient_norm, bool(taken), kept if taken else before)
 
-    def _report(self, step: Step, outer: Step, taken: bool) -> None:
+    def _report(self, step: UserStep, outer: Step, taken: bool) -> None:
         """Count a step, and log its losses, if any rank has a sample in it."""
         if taken:
             self._taken.update(map(id, self._state.optimizers if step.optimizers is None else step.optimizers))
@@ -179,15 +164,15 @@ class Steps:
 
     def any(self, flag: bool | Tensor) -> bool:
         """Whether ``flag`` is true on any rank. Decide by it where all ranks must do the same. Waits for the device."""
-        return bool(self._agree("any", "", float(bool(flag))))
+        return bool(self.agree("any", "", float(bool(flag))))
 
     def mean(self, value: float | Tensor) -> float:
         """Return the mean of a number over ranks. Waits for the device."""
-        return self._agree("mean", "", float(value)) / self._state.strategy.world_size
+        return self.agree("mean", "", float(value)) / self._state.strategy.world_size
 
     # --- inside
 
-    def _check_call(self, loss_function: object, batch: Batch, optimizers: Sequence[Any]) -> None:
+    def _check_call(self, loss_function: object, batch: Batch, optimizers: Sequence[object]) -> None:
         """Raise TypeError for arguments that are something else; RuntimeError if a step cannot be taken now."""
         if self._busy:
             raise RuntimeError(f"step(…) is called in {self.caller}, not in a loss function: return the loss there.")
@@ -199,10 +184,10 @@ class Steps:
             )
         if isinstance(batch, str):
             raise TypeError(f"step(…) was given {batch!r} as its batch. {form}")
-        if wrong := [each for each in optimizers if not isinstance(each, str)]:
-            there = ", ".join(map(repr, self._state.optimizer_names))
+        if wrong := [name for name in optimizers if not isinstance(name, str)]:
+            known = ", ".join(map(repr, self._state.optimizer_names))
             raise TypeError(
-                f"step(…) was given {type(wrong[0]).__name__} as the name of an optimizer; the names are {there}. {form}"
+                f"step(…) was given {type(wrong[0]).__name__} as the name of an optimizer; the names are {known}. {form}"
             )
         if not torch.is_grad_enabled():
             raise RuntimeError(
@@ -223,15 +208,16 @@ class Steps:
             if getattr(function, "__func__", None) is type(self._state.task).loss:
                 form = "step(self.loss_of, batch), which calls forward(batch) and loss(outputs, batch)"
             raise TypeError(
-                f"step(…) calls its loss function with ({', '.join(arguments)}), and {_described(function)} takes other "
+                f"step(…) calls its loss function with ({', '.join(arguments)}), and {described(function)} takes other "
                 f"arguments: {error}. Write {form}."
             ) from None
 
-    def _begin(self, function: Callable[..., Any], name: str, indices: Sequence[int], arguments: Sequence[str]) -> Step:
-        key = (_code(function), name)
+    def _begin(
+        self, function: Callable[..., Any], name: str, indices: Sequence[int], arguments: Sequence[str]
+    ) -> UserStep:
+        key = (code_of(function), name)
         if (step := self._steps.get(key)) is None:
-            step = self._steps[key] = Step()
-            step.name = name
+            step = self._steps[key] = UserStep(name)
             self._check_function(function, arguments)
             self._check_shared(indices)
             self._check_names()
@@ -244,12 +230,12 @@ class Steps:
         step.losses = {}
         return step
 
-    def _choose(self, step: Step, indices: Sequence[int]) -> None:
+    def _choose(self, step: UserStep, indices: Sequence[int]) -> None:
         """Set the optimizers of a step, and the parameters that get no gradients in it."""
         if indices:
             state = self._state
             step.optimizers = [state.optimizers[index] for index in indices]
-            others = [each for number, each in enumerate(state.optimizers) if number not in indices]
+            others = [optimizer for number, optimizer in enumerate(state.optimizers) if number not in indices]
             own = set(map(id, parameters_of(step.optimizers)))
             step.others = [p for p in parameters_of(others) if p.requires_grad and id(p) not in own]
 
@@ -261,14 +247,14 @@ class Steps:
         return self._functions[own]
 
     def _indices(self, names: Sequence[str]) -> list[int]:
-        there = self._state.optimizer_names
+        known = self._state.optimizer_names
         for name in names:
-            if name not in there:
+            if name not in known:
                 raise ValueError(
-                    f"step(…, {name!r}) does not name an optimizer; there {'is' if len(there) == 1 else 'are'} "
-                    f"{', '.join(map(repr, there))}. {self._naming.format(name)}"
+                    f"step(…, {name!r}) does not name an optimizer; there {'is' if len(known) == 1 else 'are'} "
+                    f"{', '.join(map(repr, known))}. {self._naming.format(name)}"
                 )
-        return [there.index(name) for name in dict.fromkeys(names)]
+        return [known.index(name) for name in dict.fromkeys(names)]
 
     def _count(self, name: str, function: str, batch: Batch) -> tuple[int, int]:
         """Return the number of samples in a step on this rank, and on all ranks together."""
@@ -276,7 +262,7 @@ class Steps:
         mine = self._samples(batch)
         if state.strategy.world_size == 1:
             return mine, mine
-        total = int(self._agree("step", f"{function} for {name or 'all optimizers'}", mine))
+        total = int(self.agree("step", f"{function} for {name or 'all optimizers'}", mine))
         return mine, total // replicas(state.strategy)
 
     def _samples(self, batch: Batch) -> int:
@@ -287,7 +273,7 @@ class Steps:
             error.add_note(f"The batch is the one that {self.caller} gave to step(…).")
             raise
 
-    def _agree(self, what: str, name: str, value: float) -> float:
+    def agree(self, what: str, name: str, value: float) -> float:
         """Return the sum of ``value`` over ranks. Raises RuntimeError, naming each rank's call, if the calls differ."""
         state = self._state
         world = state.strategy.world_size
@@ -297,17 +283,17 @@ class Steps:
         mine = torch.tensor([asked, asked**2 % 65521, value], dtype=torch.float64)  # integers are exact up to 2**53
         first, second, total = state.bus.all_reduce(mine, "sum").tolist()
         if first != asked * world or second != asked**2 % 65521 * world:
-            said = {"return": "returned from train_batch", "any": "called step.any", "mean": "called step.mean"}
+            calls = {"return": "returned from train_batch", "any": "called step.any", "mean": "called step.mean"}
             called = f"called step(…) with {name}" if what == "step" else f"is at {name}"
-            doing = state.bus.all_gather_object(said.get(what, called))
+            doing = state.bus.all_gather_object(calls.get(what, called))
             raise RuntimeError(
                 f"Ranks make different calls in {self.caller}: "
-                + "; ".join(f"rank {rank} {each}" for rank, each in enumerate(doing))
+                + "; ".join(f"rank {rank} {call}" for rank, call in enumerate(doing))
                 + ". All take the same steps; decide with step.any(flag) or step.mean(number), which are the same on all ranks."
             )
         return float(total)
 
-    def _about_frozen(self, step: Step) -> str:
+    def _about_frozen(self, step: UserStep) -> str:
         mine = step.name.split("+")
         others = [name for name in self._state.optimizer_names if name not in mine]
         frozen = set(step.others)
@@ -327,8 +313,8 @@ class Steps:
         bus = self._state.bus
         for event in ("after_forward", "before_loss"):
             attachments = bus.listeners(event)
-            if acting := [each for each in attachments if each.kind in ("algorithms", "task")]:
-                who = ", ".join(f"{singular(each.kind)} {each.name!r}" for each in acting)
+            if acting := [attached for attached in attachments if attached.kind in ("algorithms", "task")]:
+                who = ", ".join(f"{singular(attached.kind)} {attached.name!r}" for attached in acting)
                 raise PlanError(
                     f"{who[0].upper()}{who[1:]} acts on {event}, between a model's outputs and the loss, which "
                     f"the loss functions of {type(self._state.task).__name__}.train_batch compute in one call. Remove it, or "
@@ -339,8 +325,8 @@ class Steps:
 
     def _check_attributes(self, function: str, before: Mapping[str, Any]) -> None:
         """Warn of a loss function that changes numbers or tensors of the task."""
-        now = _attributes(self._state.task)
-        if changed := [name for name, each in now.items() if name in before and before[name] != each]:
+        now = attributes_of(self._state.task)
+        if changed := [name for name, value in now.items() if name in before and before[name] != value]:
             warn(
                 f"{function} changes self.{changed[0]}, and may be called several times, as with microbatches. Change it in "
                 f"{self.caller} after step(…); a tensor is returned by hocket.Loss(loss, kept=…) as step(…).kept."
@@ -385,24 +371,10 @@ class Steps:
         """Return the context of a step."""
         return nullcontext()
 
-    def _log(self, step: Step) -> None:
+    def _log(self, step: UserStep) -> None:
         """Log the losses of a step."""
-
-
-def _versions(batch: Batch) -> list[int]:
-    """Return how often each tensor of a batch was changed in place."""
-    found: list[int] = []
-    map_tensors(lambda tensor: found.append(0 if tensor.is_inference() else tensor._version), batch)
-    return found
-
-
-def _attributes(task: object) -> dict[str, Any]:
-    """Return the numbers and texts among the attributes of a task, and the identities of tensors."""
-    values = {name: each for name, each in vars(task).items() if name[0] != "_"}
-    kinds = {name: id(each) if isinstance(each, Tensor) else each for name, each in values.items()}
-    return {name: each for name, each in kinds.items() if isinstance(each, int | float | str | None)}
 
 
 def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
     """Return the parameters of some optimizers, in their order."""
-    return [parameter for each in optimizers for group in each.param_groups for parameter in group["params"]]
+    return [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]

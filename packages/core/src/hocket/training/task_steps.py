@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from hocket.help import warn
 from hocket.training import by_hand, scalars
 from hocket.training.by_hand import ByHand
-from hocket.training.step import Step
+from hocket.training.step import UserStep
 from hocket.training.steps import StepResult, Steps
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hocket.state import State
     from hocket.training.guard import NonFiniteGuard
     from hocket.types import Batch
@@ -39,23 +42,24 @@ class TaskSteps(Steps):
         changed: Callable[[], None],
     ) -> None:
         super().__init__(state, take, compiled)
-        self._guard, self._changed = guard, changed
-        #: The gradients of steps by hand, by the names of their optimizers; those of the open block; and their hooks.
+        self._guard, self.changed = guard, changed
+        #: The gradients of steps by hand, by the names of their optimizers; and those of the open block.
         self._by_hand: dict[tuple[str, ...], ByHand] = {}
         self._open_by_hand: ByHand | None = None
-        self._hooks: Any = None
+        #: The hooks of steps by hand, from the first block on.
+        self.hooks: SimpleNamespace
         #: The batch that `train_batch` was given, and whether it counts.
-        self._whole: Any = None
+        self._whole: Batch = None
         self._counts = False
         #: Whether `train_batch` is running.
         self._open = False
         #: The precision's context around `train_batch`; steps leave it.
-        self._context: AbstractContextManager[Any] | None = None
+        self._context: ExitStack
         #: Whether a step was called in the current batch.
         self._called = False
         #: Numbers of batches and of steps of each optimizer, by id, in the epoch so far; None after its first part was missed
         #: or its end was reached once.
-        self._epoch: Counter[Any] = Counter()
+        self._epoch: Counter[int | str] = Counter()
 
     @property
     def batch(self) -> int:
@@ -104,11 +108,11 @@ class TaskSteps(Steps):
                 "step.manual(…) is called in train_batch, not in a loss function: return the loss there."
             )
         self._note_call()
-        self._agree("manual", f"step.manual({', '.join(map(repr, optimizers))})", 0.0)
+        self.agree("manual", f"step.manual({', '.join(map(repr, optimizers))})", 0.0)
         block, state, outer = self._gradients_by_hand(optimizers), self._state, self._state.step
         by_hand.check(state, state.optimizers if block.current.optimizers is None else block.current.optimizers)
-        if self._hooks is None:
-            self._hooks = by_hand.hooks_without_idle(state, self._complete, self._compiled is not None)
+        if not hasattr(self, "hooks"):
+            self.hooks = by_hand.hooks_without_idle(state, self._complete, self._compiled is not None)
         self._open_by_hand, self._outer = block, outer
         try:
             with block.opened(outer):
@@ -132,14 +136,12 @@ class TaskSteps(Steps):
         for parameter in state.parameters:
             parameter.grad = None
         try:
-            with self._within():
+            with ExitStack() as self._context:
+                self._context.enter_context(bus.forward_context())
                 train_batch: Callable[..., Any] = state.task.train_batch
                 returned = train_batch(whole, self)
-            self._agree("return", "", 0.0)
-            with bus.accumulate(state.prepared, True):
-                # Buffers that train_batch changed after its last step become those of rank 0 everywhere. Whether it did cannot
-                # be known: batch norm writes its running statistics, and `.data` anything, without a new `_version`.
-                pass
+            self.agree("return", "", 0.0)
+            self._broadcast_buffers()
         except (TypeError, AttributeError) as error:
             from hocket.help import failures  # only needed for error messages
 
@@ -175,7 +177,8 @@ class TaskSteps(Steps):
                 "step(self.loss_function, batch) where it should train."
             )
         elif epoch["batches"] == state.timestamp.batch:  # the first epoch, from its beginning
-            idle = [n for n, each in zip(state.optimizer_names, state.optimizers, strict=True) if not epoch[id(each)]]
+            optimizers = zip(state.optimizer_names, state.optimizers, strict=True)
+            idle = [name for name, optimizer in optimizers if not epoch[id(optimizer)]]
             if idle:
                 warn(
                     f"train_batch of {kind} stepped {', '.join(map(repr, idle))} in no batch of the first epoch. Write step("
@@ -193,13 +196,28 @@ class TaskSteps(Steps):
     @property
     def waiting(self) -> Mapping[tuple[str, ...], ByHand]:
         """The gradients by hand that wait for a step in a later batch, by the names of their optimizers."""
-        return {names: each for names, each in self._by_hand.items() if each.gradients is not None}
+        return {names: block for names, block in self._by_hand.items() if block.gradients is not None}
 
-    def restore(self, waiting: Mapping[tuple[str, ...], tuple[Any, Any]]) -> None:
+    def restore(self, waiting: Mapping[tuple[str, ...], tuple[Sequence[Tensor | None], Mapping[str, Tensor]]]) -> None:
         """Continue with saved gradients and losses by hand, and no others."""
         self._by_hand = {}
         for names, (gradients, losses) in waiting.items():
             self._gradients_by_hand(names).restore(gradients, losses)
+
+    # --- what `ByHand` calls, besides `changed`, `agree` and `hooks`
+
+    def report_by_hand(self, step: UserStep, taken: bool) -> None:
+        """Count a step by hand, and log its losses."""
+        self._report(step, self._outer, taken)
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Leave the precision's context around `train_batch`."""
+        self._context.close()
+        try:
+            yield
+        finally:
+            self._context.enter_context(self._state.bus.forward_context())
 
     # --- inside
 
@@ -207,20 +225,19 @@ class TaskSteps(Steps):
         indices = self._indices(names)
         if names not in self._by_hand:
             self._check_shared(indices)
-            step = Step()
-            step.name = "+".join(names)
-            self._by_hand[names] = ByHand(
-                self._state,
-                step,
-                self._guard,
-                lambda: self._hooks,
-                self._around,
-                lambda call, value: self._agree("manual", f"by_hand.{call} of {step.name or 'all optimizers'}", value),
-                self._changed,
-                lambda step, taken: self._report(step, self._outer, taken),
-            )
+            step = UserStep("+".join(names))
+            self._by_hand[names] = ByHand(self._state, step, self._guard, self)
         self._choose(self._by_hand[names].current, indices)
         return self._by_hand[names]
+
+    def _broadcast_buffers(self) -> None:
+        """Make the buffers that `train_batch` changed after its last step those of rank 0, as the strategy does after each.
+
+        Whether it changed any cannot be known: batch norm writes its running statistics, and ``.data`` anything, without a new
+        ``_version``.
+        """
+        with self._state.bus.accumulate(self._state.prepared, True):
+            pass
 
     def _complete(self, state: State) -> bool:
         assert self._open_by_hand is not None
@@ -235,7 +252,7 @@ class TaskSteps(Steps):
                 "follows it is not indented."
             )
 
-    def _check_call(self, loss_function: Any, batch: Batch, optimizers: Sequence[Any]) -> None:
+    def _check_call(self, loss_function: object, batch: Batch, optimizers: Sequence[object]) -> None:
         self._check_open()
         super()._check_call(loss_function, batch, optimizers)
         if self._by_hand and tuple(optimizers) in self.waiting:
@@ -259,28 +276,11 @@ class TaskSteps(Steps):
             return 0
         return self._state.step.samples if batch is self._whole else super()._samples(batch)
 
-    def _log(self, step: Step) -> None:
+    def _log(self, step: UserStep) -> None:
         prefix = f"train/{step.name}" if step.name and len(self._state.optimizers) > 1 else "train"
         assert step.loss is not None
         parts = {f"{prefix}/{name}": value for name, value in step.losses.items()}
         scalars.log_losses(self._state, {f"{prefix}/loss": step.loss, **parts})
 
-    @contextmanager
-    def _within(self) -> Iterator[None]:
-        """Enter the precision's context; steps leave it meanwhile (`_around`)."""
-        self._context = self._state.bus.forward_context()
-        self._context.__enter__()
-        try:
-            yield
-        finally:
-            self._context.__exit__(None, None, None)
-
-    @contextmanager
-    def _around(self) -> Iterator[None]:
-        assert self._context is not None
-        self._context.__exit__(None, None, None)
-        try:
-            yield
-        finally:
-            self._context = self._state.bus.forward_context()
-            self._context.__enter__()
+    def _around(self) -> AbstractContextManager[None]:
+        return self.outside()

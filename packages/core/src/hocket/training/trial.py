@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,7 @@ def without_trace(task: nn.Module, watch: bool = True) -> Iterator[None]:
         _note(vars(module), undo, seen, tensors, _OF_MODULES)
     written = _Written()
     if not watch:
-        written.note([*task.buffers(), *(each for each in tensors if each.numel() <= _LARGEST_ARRAY)])
+        written.note([*task.buffers(), *(tensor for tensor in tensors if tensor.numel() <= _LARGEST_ARRAY)])
     try:
         with written if watch else nullcontext():
             yield
@@ -60,8 +60,8 @@ def without_trace(task: nn.Module, watch: bool = True) -> Iterator[None]:
             for tensor, value in reversed(written.before):
                 if tensor.untyped_storage().nbytes():  # FSDP frees gathered weights
                     tensor.copy_(value)
-        for each in reversed(undo):
-            each()
+        for restore in reversed(undo):
+            restore()
 
 
 class _Written(TorchDispatchMode):
@@ -74,13 +74,15 @@ class _Written(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.before: list[tuple[Tensor, Tensor]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         for at, argument in enumerate(func._schema.arguments if func.namespace == "aten" else ()):
             declared = argument.alias_info is not None and argument.alias_info.is_write
             if declared or argument.name in _WRITTEN:
                 given = args[at] if at < len(args) else kwargs.get(argument.name)
-                self.note([each for each in tree_leaves(given) if isinstance(each, Tensor)])
+                self.note([leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)])
         return func(*args, **kwargs)
 
     def note(self, tensors: Iterable[Tensor]) -> None:
@@ -103,7 +105,7 @@ def _note(
     if isinstance(value, Tensor):
         tensors.append(value)
     elif isinstance(value, dict):
-        items = {key: each for key, each in value.items() if key not in without}
+        items = {key: item for key, item in value.items() if key not in without}
         undo.append(lambda: _refill(value, items, without))
         inner = list(items.values())
     elif isinstance(value, list | deque):
@@ -120,8 +122,8 @@ def _note(
             undo.append(lambda: numpy.copyto(value, copied))
     elif _collects(value):
         inner = [vars(value)]
-    for each in inner:
-        _note(each, undo, seen, tensors)
+    for item in inner:
+        _note(item, undo, seen, tensors)
 
 
 def _collects(value: object) -> bool:

@@ -20,8 +20,8 @@ def count_window(state: State, batch: Batch) -> Counts:
     """Return the samples and tokens in a batch that may be a window."""
     if type(batch) is not Window:
         return count(state, batch)
-    each = [count(state, one) for one in batch.batches]
-    return Counts(sum(one.samples for one in each), sum(one.tokens for one in each))
+    counts = [count(state, loaded) for loaded in batch.batches]
+    return Counts(sum(loaded.samples for loaded in counts), sum(loaded.tokens for loaded in counts))
 
 
 class Windows:
@@ -71,7 +71,11 @@ class Windows:
             state.microbatch = self._chosen = max(samples, default=1) or 1
         bus.batch_start(state)
         mine = sum(samples) if step.batch is window or not batches else count_window(state, step.batch).samples
-        return Counts(sum(each.samples for each in loaded), sum(each.tokens for each in loaded)), mine, bool(batches)
+        return (
+            Counts(sum(counts.samples for counts in loaded), sum(counts.tokens for counts in loaded)),
+            mine,
+            bool(batches),
+        )
 
     def end(self) -> None:
         """Forget the microbatch size of the current window."""

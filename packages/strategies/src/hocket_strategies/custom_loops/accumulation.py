@@ -15,7 +15,7 @@ from torch import nn
 from hocket.help import warn
 from hocket.optim.closures import needs_closure
 from hocket.plugins.bus import Bus
-from hocket.training.means import Weighting
+from hocket.training.weighing import Weighting
 
 
 class Blocks:
