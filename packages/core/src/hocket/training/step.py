@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -231,3 +231,8 @@ def count(state: State, batch: Batch) -> Counts:
             "tokens): integers, 0 or more, such as len(batch[0])."
         )
     return counts
+
+
+def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
+    """Return the parameters of some optimizers, in their order."""
+    return [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
