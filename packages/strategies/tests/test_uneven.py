@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -124,6 +125,8 @@ def test_ranks_with_unequally_many_labels(tmp_path):
         "weighted": {"model": network, "loss": masked_mean, "data": pairs},
         "summed": {"model": network, "loss": total, "loss_reduction": "sum", "data": pairs},
     }
+    if find_spec("hocket_nlp") is None:  # which finds out what a model's own loss is a mean over
+        del cases["own"]
 
     def rank_main(rank):
         found = {}

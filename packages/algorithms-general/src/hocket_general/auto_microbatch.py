@@ -212,16 +212,13 @@ def _try(state: State, batch: Batch, size: int) -> bool:
 
     It is a separate function because a caught error keeps the graph alive until the function returns.
     """
-    bus, step, prepared = state.bus, state.step, state.prepared
-    carry = step.carry if isinstance(step, UserStep) else ()
+    bus, step, prepared, carry = state.bus, state.step, state.prepared, state.step.carry
     # The task itself, because the module that the strategy prepared may wait for other ranks.
     state.prepared = state.task
     try:
         microbatches = bus.split_batch(state, batch, size)
         if isinstance(step, UserStep):
-            step.carry = split_carry(state, carry, microbatches, lambda carried: bus.split_batch(state, carried, size))[
-                0
-            ]
+            step.carry = split_carry(state, microbatches, lambda carried: bus.split_batch(state, carried, size))[0]
         for _ in range(2):  # the second runs while the gradients of the first occupy memory
             with bus.accumulate(prepared, False):
                 compute_microbatch(state, microbatches[0], size, None, None)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hocket.component import Check, Component, Saved, Tree
 from hocket.plain_data import encode
 from hocket.state import State
-from hocket.training.steps import parameters_of
-from hocket.training.task_steps import TaskSteps
+from hocket.training.step import parameters_of
+
+if TYPE_CHECKING:
+    from hocket.training.task_steps import TaskSteps
 
 
 class GradientsByHand(Component):

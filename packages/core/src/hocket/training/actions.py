@@ -17,21 +17,10 @@ from hocket.losses import Loss, as_loss
 from hocket.optim.clipping import clip_gradients
 from hocket.optim.closures import closure_for
 from hocket.state import State
-from hocket.training.carry import check_kept, split_carry
-from hocket.training.loss_functions import backward_apart, call_loss_function
 from hocket.training.loss_watch import LossWatch
 from hocket.training.loss_weights import try_again
 from hocket.training.step import UserStep, count_part
-from hocket.training.weighing import (
-    Kind,
-    Part,
-    Weight,
-    Weighting,
-    mean,
-    stop_gradients_of_nothing,
-    weigh,
-    zero_loss,
-)
+from hocket.training.weighing import Kind, Part, Weight, Weighting, mean, stop_gradients_of_nothing, weigh, zero_loss
 
 if TYPE_CHECKING:
     from hocket.training.guard import NonFiniteGuard
@@ -251,8 +240,12 @@ def _compute_parts(
         try_again(step.weighing)
     parts: list[Part] = []
     gradients: dict[int, torch.Tensor] = {}
-    remaining, carry = mine, step.carry if isinstance(step, UserStep) else ()
-    carries = split_carry(state, carry, microbatches, split)
+    remaining, carry = mine, step.carry
+    carries: Sequence[tuple[Any, ...]] = [()] * len(microbatches)
+    if carry:
+        from hocket.training.carry import split_carry
+
+        carries = split_carry(state, microbatches, split)
     how = how_divided(full_batch.batches[0] if type(full_batch) is Window else full_batch)
     for number, (microbatch, carried) in enumerate(zip(microbatches, carries, strict=True), 1):
         microbatch, counts = unpadded(microbatch)
@@ -328,7 +321,6 @@ def _compute_microbatch(
     bus, step = state.bus, state.step
     step.batch = bus.move_batch(state, batch)
     bus.before_forward(state)
-    losses_apart: Mapping[str, torch.Tensor] | None = None
     watch = step.watch = None if weighting is None else LossWatch()
     if step.loss_function is None:
         step.outputs = bus.forward(state, step.batch)
@@ -344,7 +336,9 @@ def _compute_microbatch(
             with watch:
                 loss = bus.loss(state, step.outputs, step.batch)
     else:
-        loss, losses_apart = call_loss_function(state)
+        from hocket.training.loss_functions import call_loss_function
+
+        loss = call_loss_function(state)
     step.loss = loss.value
     weight = None
     if watch is None:
@@ -359,6 +353,8 @@ def _compute_microbatch(
     if metrics is not None and samples and step.loss_function is None:
         metrics.update(step.outputs, step.batch)
     if loss.kept is not None and samples and isinstance(step, UserStep):
+        from hocket.training.carry import check_kept
+
         check_kept(state, loss.kept, samples)
         step.kept.append(loss.kept)
     bus.before_backward(state)
@@ -367,13 +363,15 @@ def _compute_microbatch(
         weight = weight.on_device(step.loss)
         factor = weighting.factor(weight)
         stop_gradients_of_nothing(step.outputs, weight)
-        if step.loss_function is not None and losses_apart is None and weight.is_known_zero:
+        if step.loss_function is not None and step.losses_apart is None and weight.is_known_zero:
             step.loss, factor = zero_loss(state, step.loss), 1.0
     step.outputs = None  # the graph holds what gradients need of them; logits are often the largest tensor of a step
-    if losses_apart is None:
+    if step.losses_apart is None:
         bus.backward(state, step.loss if factor is None else step.loss * factor)
     else:
-        backward_apart(state, losses_apart, factor)
+        from hocket.training.loss_functions import backward_apart
+
+        backward_apart(state, step.losses_apart, factor)
     bus.after_backward(state)
     step.loss = step.loss.detach()
     if weight is not None:

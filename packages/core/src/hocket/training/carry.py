@@ -35,12 +35,10 @@ def check_carry(state: State, batch: Batch, carry: Batch) -> None:
 
 
 def split_carry(
-    state: State,
-    carry: tuple[Any, ...],
-    microbatches: Sequence[Batch],
-    split: Callable[[Any], Sequence[Any]] | None,
+    state: State, microbatches: Sequence[Batch], split: Callable[[Any], Sequence[Any]] | None
 ) -> Sequence[tuple[Any, ...]]:
-    """Split the ``carry`` of a step as its batch was split, and return the loss function's extra arguments per microbatch."""
+    """Split the step's ``carry`` as the batch was split, and return the loss function's extra arguments per microbatch."""
+    carry = state.step.carry
     if not carry or carry[0] is None or len(microbatches) == 1:
         return [carry] * len(microbatches)
     if split is not None:

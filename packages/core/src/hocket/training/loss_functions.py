@@ -19,29 +19,25 @@ if TYPE_CHECKING:
     from hocket.types import Batch
 
 
-def call_loss_function(state: State) -> tuple[Loss, Mapping[str, torch.Tensor] | None]:
-    """Call the step's loss function for the current microbatch; return the loss, and the losses of `hocket.Apart` or None."""
+def call_loss_function(state: State) -> Loss:
+    """Call the step's loss function for the current microbatch, and set ``state.step.losses_apart``."""
     step = state.step
-    assert isinstance(step, UserStep)
-    function, watch = step.loss_function, step.watch
-    assert function is not None
+    assert isinstance(step, UserStep) and step.loss_function is not None
+    function = step.loss_function
     # After the first microbatch, fsdp may reduce the gradients of the earlier ones within a loss function.
     without = [parameter for parameter in state.parameters if parameter.grad is None] if step.loss is None else ()
-    losses_apart: Mapping[str, torch.Tensor] | None = None
 
     def noting_apart(*args: Any) -> object:
-        nonlocal losses_apart
         returned = function(*args)
-        if isinstance(returned, Apart):
-            losses_apart = returned.losses
+        step.losses_apart = returned.losses if isinstance(returned, Apart) else None
         return returned
 
     def call(*args: Any) -> Loss:
-        if watch is None:
+        if step.watch is None:
             loss = as_loss(noting_apart(*args))
         else:
-            with watch:
-                loss = watch.weighed(state, noting_apart, *args)
+            with step.watch:
+                loss = step.watch.weighed(state, noting_apart, *args)
         if state.overwrites:
             from hocket.training.graphs import copied
 
@@ -52,7 +48,7 @@ def call_loss_function(state: State) -> tuple[Loss, Mapping[str, torch.Tensor] |
         arguments = (step.batch, *step.carry)
         deferred = step.boundary is not None
         try:
-            loss = state.bus.call_prepared(state.prepared, call, arguments, state.trained_parameters(), deferred)
+            loss: Loss = state.bus.call_prepared(state.prepared, call, arguments, state.trained_parameters(), deferred)
         except RuntimeError as error:
             if step.boundary is not None and "in-place operation" in str(error):
                 error.add_note(CHANGED_IN_PLACE)
@@ -63,7 +59,7 @@ def call_loss_function(state: State) -> tuple[Loss, Mapping[str, torch.Tensor] |
             "returned. Return the sum of the losses. For a gradient within the loss, such as a penalty, use "
             "torch.autograd.grad(…, create_graph=True)."
         )
-    return loss, losses_apart
+    return loss
 
 
 def backward_apart(state: State, losses: Mapping[str, torch.Tensor], factor: float | torch.Tensor | None) -> None:
@@ -94,6 +90,7 @@ def backward_apart(state: State, losses: Mapping[str, torch.Tensor], factor: flo
             state.bus.backward(state, loss if factor is None else loss * factor)
         finally:
             step.inputs, step.retain_graph = None, False
+    step.losses_apart = None
 
 
 # --- what loss functions are, and what they must not change

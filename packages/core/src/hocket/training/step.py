@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,7 +53,9 @@ class Step:
     name: str = ""
     others: Sequence[nn.Parameter] = ()
     loss_function: Callable[..., Any] | None = None
+    carry: tuple[Any, ...] = ()
     boundary: Boundary | None = None
+    losses_apart: Mapping[str, Tensor] | None = None
     inputs: Sequence[Tensor] | None = None
     retain_graph: bool = False
 
@@ -105,7 +107,9 @@ class Step:
 class UserStep(Step):
     """A step that the user's code takes, in `hocket.Task.train_batch` or a loop of `hocket.Runtime`, with some optimizers."""
 
-    __slots__ = ("boundary", "carry", "inputs", "kept", "loss_function", "name", "others", "retain_graph")
+    __slots__ = (
+        "boundary", "carry", "inputs", "kept", "loss_function", "losses_apart", "name", "others", "retain_graph",
+    )  # fmt: skip
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -116,8 +120,10 @@ class UserStep(Step):
         #: The loss as a function of a microbatch; None for the model's forward pass and then the task's loss.
         self.loss_function = None
         #: The loss function's second argument, as a tuple of none or one; and what it kept of each microbatch.
-        self.carry: tuple[Any, ...] = ()
+        self.carry = ()
         self.kept: list[Any] = []
+        #: The losses of the `hocket.Apart` that the loss function returned last; None if it was another loss.
+        self.losses_apart = None
         #: The leaves that replace tensors with a graph in the batch; see `Boundary`.
         self.boundary = None
         #: The ``inputs`` of the next backward, None for all leaves; and whether to retain the graph.
@@ -225,3 +231,8 @@ def count(state: State, batch: Batch) -> Counts:
             "tokens): integers, 0 or more, such as len(batch[0])."
         )
     return counts
+
+
+def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
+    """Return the parameters of some optimizers, in their order."""
+    return [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]

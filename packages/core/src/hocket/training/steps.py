@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -19,7 +19,7 @@ from hocket.plugins.kinds import singular
 from hocket.task import Task
 from hocket.training.carry import check_carry
 from hocket.training.loss_functions import attributes_of, code_of, described, versions_of
-from hocket.training.step import Boundary, Step, UserStep, count
+from hocket.training.step import Boundary, Step, UserStep, count, parameters_of
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -373,8 +373,3 @@ class Steps:
 
     def _log(self, step: UserStep) -> None:
         """Log the losses of a step."""
-
-
-def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
-    """Return the parameters of some optimizers, in their order."""
-    return [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]

@@ -141,14 +141,8 @@ def weigh(state: State, loss: Loss, samples: int) -> Weight:
     known, amount = step.weighing, loss.weight
     if amount is None:
         amount = loss_weights.weight(state, known, partial(loss_weights.in_training, state, loss, samples))
-    elif (
-        known.mean_over is None
-        and samples
-        and step.watch is not None
-        and step.watch.composed
-        and loss_weights.check_composed(state, samples)
-    ):
-        known.mean_over = MeanOver.SAMPLES
+    elif step.watch is not None and step.watch.composed and samples and known.mean_over is None:
+        known.mean_over = MeanOver.SAMPLES if loss_weights.check_composed(state, samples) else None
     return Weight(Kind.SAMPLES, samples) if amount is None else Weight(Kind.ELEMENTS, amount if samples else 0)
 
 
@@ -164,10 +158,9 @@ def stop_gradients_of_nothing(outputs: object, weight: Weight) -> None:
     def gated(gradient: torch.Tensor | None) -> torch.Tensor | None:
         if gradient is None:  # of outputs that compiled code does not use
             return None
-        # Compared on the device, without a sync.
-        return (
-            torch.where(amount != 0, gradient, 0.0) if isinstance(amount, torch.Tensor) else torch.zeros_like(gradient)
-        )
+        if not isinstance(amount, torch.Tensor):
+            return torch.zeros_like(gradient)
+        return torch.where(amount != 0, gradient, 0.0)  # compared on the device, without a sync
 
     map_tensors(lambda output: output.requires_grad and output.register_hook(gated), outputs)
 

@@ -71,11 +71,8 @@ class Windows:
             state.microbatch = self._chosen = max(samples, default=1) or 1
         bus.batch_start(state)
         mine = sum(samples) if step.batch is window or not batches else count_window(state, step.batch).samples
-        return (
-            Counts(sum(counts.samples for counts in loaded), sum(counts.tokens for counts in loaded)),
-            mine,
-            bool(batches),
-        )
+        total = Counts(sum(counts.samples for counts in loaded), sum(counts.tokens for counts in loaded))
+        return total, mine, bool(batches)
 
     def end(self) -> None:
         """Forget the microbatch size of the current window."""

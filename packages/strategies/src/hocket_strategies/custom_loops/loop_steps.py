@@ -22,7 +22,8 @@ from hocket.state import State
 from hocket.task import SupervisedTask, Task
 from hocket.training.actions import gradients_again
 from hocket.training.guard import NonFiniteGuard
-from hocket.training.steps import StepResult, Steps, parameters_of
+from hocket.training.step import parameters_of
+from hocket.training.steps import StepResult, Steps
 from hocket_strategies.custom_loops.prepared import PreparedModel, inner, is_whole
 
 if TYPE_CHECKING:
