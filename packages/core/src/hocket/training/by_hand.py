@@ -81,14 +81,14 @@ class ByHand:
             raise TypeError(
                 "by_hand.backward takes one loss, not hocket.Apart. Open a block for each of its optimizers."
             )
-        state, step, hooks = self._state, self.current, self._steps.hooks
+        state, step, hooks = self._state, self.current, self._steps._hooks
         if state.overwrites:
             from hocket.training.graphs import copied
 
             loss = copied(loss)
         loss = as_loss(loss)
         share, factor = self._weigh(loss)
-        with self._steps.outside():
+        with self._steps._outside():
             if not self._waiting:
                 hooks.before_train_batch(state)
                 state.bus.zero_grad(state)
@@ -138,10 +138,10 @@ class ByHand:
         elif value is not None:
             state.optimization.clipping = "value", value
         try:
-            with self._steps.outside():
+            with self._steps._outside():
                 if not self._complete:
-                    self._steps.hooks.gradients(state)
-                norm_before = self._steps.hooks.clip_gradients(state)
+                    self._steps._hooks.gradients(state)
+                norm_before = self._steps._hooks.clip_gradients(state)
         finally:
             state.optimization.clipping = configured
         self._clipped = True
@@ -159,11 +159,11 @@ class ByHand:
         if not self._clipped:
             self.clip()
         state = self._state
-        with self._steps.outside():
+        with self._steps._outside():
             allowed = self._guard.allows(state)
-            self._steps.changed()
-            taken = allowed and bool(self._steps.hooks.optimizer_step(state, _no_closure))
-        self._steps.report_by_hand(self.current, taken)
+            self._steps._changed()
+            taken = allowed and bool(self._steps._hooks.optimizer_step(state, _no_closure))
+        self._steps._report_by_hand(self.current, taken)
         self._forget()
         return taken
 
@@ -185,7 +185,7 @@ class ByHand:
             outer.samples,
             outer.trained_on,
         )
-        with self._steps.outside():  # autocast forgets the weights that it has converted for other steps
+        with self._steps._outside():  # autocast forgets the weights that it has converted for other steps
             for parameter in state.parameters:
                 parameter.grad = None
             state.step = step
@@ -202,14 +202,14 @@ class ByHand:
                     "The block of step.manual ends after by_hand.clip(…) and before by_hand.step(). Call step() there, or clip "
                     "in the block that steps."
                 )
-            with self._steps.outside():
+            with self._steps._outside():
                 if self._waiting:
                     self._keep()
         except BaseException:
             if waiting is None:
                 self._forget()  # a fit that goes on computes them anew
             else:
-                self._steps.changed()
+                self._steps._changed()
             raise
         finally:
             self._train_others(True)
@@ -225,7 +225,7 @@ class ByHand:
 
     def _agree(self, call: str, value: float) -> float:
         """Return the sum of a number over ranks. Raises RuntimeError if they make different calls."""
-        return self._steps.agree("manual", f"by_hand.{call} of {self.current.name or 'all optimizers'}", value)
+        return self._steps._agree("manual", f"by_hand.{call} of {self.current.name or 'all optimizers'}", value)
 
     def _check(self, call: str) -> None:
         if not self._open:
@@ -259,7 +259,7 @@ class ByHand:
             state.bus.unscale_gradients(optimizer)
         step.loss = self.losses[""]
         step.losses = {name: value for name, value in self.losses.items() if name}
-        self._steps.hooks.after_train_batch(state)
+        self._steps._hooks.after_train_batch(state)
         self._complete = True
         return True
 
@@ -276,7 +276,7 @@ class ByHand:
         self.gradients = [parameter.grad for parameter in state.trained_parameters()]
         for parameter in state.parameters:
             parameter.grad = None
-        self._steps.changed()
+        self._steps._changed()
 
     def _average(self, call: str) -> None:
         """Turn what this rank has added to gradients and losses into the means over ranks."""

@@ -164,11 +164,11 @@ class Steps:
 
     def any(self, flag: bool | Tensor) -> bool:
         """Whether ``flag`` is true on any rank. Decide by it where all ranks must do the same. Waits for the device."""
-        return bool(self.agree("any", "", float(bool(flag))))
+        return bool(self._agree("any", "", float(bool(flag))))
 
     def mean(self, value: float | Tensor) -> float:
         """Return the mean of a number over ranks. Waits for the device."""
-        return self.agree("mean", "", float(value)) / self._state.strategy.world_size
+        return self._agree("mean", "", float(value)) / self._state.strategy.world_size
 
     # --- inside
 
@@ -262,7 +262,7 @@ class Steps:
         mine = self._samples(batch)
         if state.strategy.world_size == 1:
             return mine, mine
-        total = int(self.agree("step", f"{function} for {name or 'all optimizers'}", mine))
+        total = int(self._agree("step", f"{function} for {name or 'all optimizers'}", mine))
         return mine, total // replicas(state.strategy)
 
     def _samples(self, batch: Batch) -> int:
@@ -273,7 +273,7 @@ class Steps:
             error.add_note(f"The batch is the one that {self.caller} gave to step(…).")
             raise
 
-    def agree(self, what: str, name: str, value: float) -> float:
+    def _agree(self, what: str, name: str, value: float) -> float:
         """Return the sum of ``value`` over ranks. Raises RuntimeError, naming each rank's call, if the calls differ."""
         state = self._state
         world = state.strategy.world_size

@@ -42,12 +42,12 @@ class TaskSteps(Steps):
         changed: Callable[[], None],
     ) -> None:
         super().__init__(state, take, compiled)
-        self._guard, self.changed = guard, changed
+        self._guard, self._changed = guard, changed
         #: The gradients of steps by hand, by the names of their optimizers; and those of the open block.
         self._by_hand: dict[tuple[str, ...], ByHand] = {}
         self._open_by_hand: ByHand | None = None
         #: The hooks of steps by hand, from the first block on.
-        self.hooks: SimpleNamespace
+        self._hooks: SimpleNamespace
         #: The batch that `train_batch` was given, and whether it counts.
         self._whole: Batch = None
         self._counts = False
@@ -108,11 +108,11 @@ class TaskSteps(Steps):
                 "step.manual(…) is called in train_batch, not in a loss function: return the loss there."
             )
         self._note_call()
-        self.agree("manual", f"step.manual({', '.join(map(repr, optimizers))})", 0.0)
+        self._agree("manual", f"step.manual({', '.join(map(repr, optimizers))})", 0.0)
         block, state, outer = self._gradients_by_hand(optimizers), self._state, self._state.step
         by_hand.check(state, state.optimizers if block.current.optimizers is None else block.current.optimizers)
         if not hasattr(self, "hooks"):
-            self.hooks = by_hand.hooks_without_idle(state, self._complete, self._compiled is not None)
+            self._hooks = by_hand.hooks_without_idle(state, self._complete, self._compiled is not None)
         self._open_by_hand, self._outer = block, outer
         try:
             with block.opened(outer):
@@ -140,7 +140,7 @@ class TaskSteps(Steps):
                 self._context.enter_context(bus.forward_context())
                 train_batch: Callable[..., Any] = state.task.train_batch
                 returned = train_batch(whole, self)
-            self.agree("return", "", 0.0)
+            self._agree("return", "", 0.0)
             self._broadcast_buffers()
         except (TypeError, AttributeError) as error:
             from hocket.help import failures  # only needed for error messages
@@ -206,12 +206,12 @@ class TaskSteps(Steps):
 
     # --- what `ByHand` calls, besides `changed`, `agree` and `hooks`
 
-    def report_by_hand(self, step: UserStep, taken: bool) -> None:
+    def _report_by_hand(self, step: UserStep, taken: bool) -> None:
         """Count a step by hand, and log its losses."""
         self._report(step, self._outer, taken)
 
     @contextmanager
-    def outside(self) -> Iterator[None]:
+    def _outside(self) -> Iterator[None]:
         """Leave the precision's context around `train_batch`."""
         self._context.close()
         try:
@@ -283,4 +283,4 @@ class TaskSteps(Steps):
         scalars.log_losses(self._state, {f"{prefix}/loss": step.loss, **parts})
 
     def _around(self) -> AbstractContextManager[None]:
-        return self.outside()
+        return self._outside()
