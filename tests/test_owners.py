@@ -25,7 +25,10 @@ OWNERS = {
         "checkpoints/src/hocket_checkpoints/components/step.py", "algorithms-general/src/hocket_general/auto_microbatch.py",
         "algorithms-general/src/hocket_general/swa.py",  # in a step of its own
     },
-    "progress": {"training/fit.py", "training/until.py", "trainer.py", "checkpoints/src/hocket_checkpoints/components/data.py"},
+    "progress": {
+        "training/fit.py", "training/until.py", "training/run_data.py", "assembly.py",
+        "checkpoints/src/hocket_checkpoints/components/data.py",
+    },
     "timestamp": {"training/progress.py"},
     "previous": {"training/progress.py"},
     "requests": set(),
@@ -37,7 +40,7 @@ OWNERS = {
         "summary.py",  # the checkpoint that it resumed from is shown once
     },
     "optimization": {
-        "trainer.py", "training/fit.py", "training/by_hand.py",  # while it clips
+        "assembly.py", "training/fit.py", "training/by_hand.py",  # while it clips
         "strategies/src/hocket_strategies/custom_loops/loop_steps.py",
         "insight/src/hocket_insight/memory/rehearsal.py",
     },
@@ -50,7 +53,8 @@ OWNERS = {
 
 #: What the state itself holds, and the modules besides its own that assign it.
 ASSIGNED = {
-    "trainer.py": {"task", "prepared", "content", "exception", "overwrites"},
+    "trainer.py": {"content", "exception"},
+    "assembly.py": {"task", "prepared", "overwrites"},
     "training/evaluate.py": {"eval_label"},
     "training/steps.py": {"step"},
     "training/by_hand.py": {"step"},
