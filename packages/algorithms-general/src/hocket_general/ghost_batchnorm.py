@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.surgery import NoEffectWarning, Replacement, recast
 from hocket_general.substitution import Substitution, SurgeryAlgorithm, not_plain
@@ -82,7 +83,7 @@ class _Rule(Substitution):
 
     def __post_init__(self) -> None:
         if self.ghost_batch_size < 1:
-            raise ValueError(
+            raise WrongValue(
                 f"GhostBatchNorm was given ghost_batch_size={self.ghost_batch_size}: give the number of samples that are "
                 "normalised together, such as 32."
             )

@@ -13,6 +13,7 @@ from hocket.data.batch_part import BatchPart
 from hocket.data.batches import count, take_samples
 from hocket.data.mixture import Mixture
 from hocket.data.nesting import map_tensors
+from hocket.errors import Unsupported, WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
 from hocket.losses import Loss
@@ -53,7 +54,7 @@ def take_partners(part: Any, partners: Tensor) -> Any:
 def check_alpha(alpha: float) -> None:
     """Raise ValueError for a parameter of the Beta distribution that is negative or not finite."""
     if not (alpha >= 0 and math.isfinite(alpha)):
-        raise ValueError(
+        raise WrongValue(
             f"alpha is the parameter of a Beta distribution and must be 0 or more, but is {alpha}. Try alpha=0.2."
         )
 
@@ -93,7 +94,7 @@ class Mixer(Algorithm):
 
     def mix(self, inputs: Any, targets: Any, generator: torch.Generator) -> tuple[Any, Any]:
         """Return mixed inputs, and the targets or a `Mixture` of them. Changes neither."""
-        raise NotImplementedError(f"{type(self).__name__} needs a mix(inputs, targets, generator).")
+        raise Unsupported(f"{type(self).__name__} needs a mix(inputs, targets, generator).")
 
     def match(self, event: Event, state: State) -> bool:
         """Whether there is anything to do: on ``after_dataloader``, between ``start`` and ``stop``."""
@@ -104,7 +105,7 @@ class Mixer(Algorithm):
         if event is Event.AFTER_DATALOADER:
             inputs, targets = self._inputs.of(state), self._targets.of(state)
             if isinstance(targets, Mixture):
-                raise ValueError(
+                raise WrongValue(
                     f"{self.called} was given samples that another mixer has mixed already. Keep one of the two, or give them "
                     "start= and stop= that do not overlap."
                 )
@@ -145,7 +146,7 @@ class Mixer(Algorithm):
         if self._mixture is None:
             return None
         if isinstance(state.task, SupervisedTask) and state.task.loss_function is None:
-            raise ValueError(
+            raise WrongValue(
                 f"{type(state.model).__name__} computes its own loss, for one target of each sample, and {self.called} makes "
                 f"samples with two. Pass loss= a function of outputs and targets, or remove {self.called}."
             )
@@ -154,7 +155,7 @@ class Mixer(Algorithm):
         mixture = self._targets.of(state)
         second, first = (self._loss_for(state, outputs, targets) for targets in (mixture.second, mixture.first))
         if second.value is first.value:
-            raise ValueError(
+            raise WrongValue(
                 f"The loss does not depend on the targets that {self.called} mixes, those at {self._targets.place(state)!r} in "
                 "the batch. Pass target_key= to say where the loss finds its targets."
             )

@@ -19,6 +19,7 @@ from hocket.component import Check, Component, ContentError, Like, PerRank, Save
 from hocket.data.nesting import map_tensors
 from hocket.distributed.agreement import ranks_of
 from hocket.distributed.dtensors import mesh_of
+from hocket.errors import WrongState
 from hocket.help import warn
 from hocket.plain_data import decode
 from hocket.state import State
@@ -154,7 +155,7 @@ class Content:
     def check_loaded(self) -> None:
         """Raise RuntimeError if loading failed after some components had been loaded."""
         if self._failed:
-            raise RuntimeError(
+            raise WrongState(
                 f"Loading a checkpoint raised {self._failed} after parts of it were loaded, so this Trainer has some parts of "
                 "the checkpoint and some of its own, and training cannot continue from there. Make a new Trainer, or load a "
                 "checkpoint again, without the part that failed: trainer.load_state_dict(tree, ignore=['…'])."

@@ -16,6 +16,7 @@ from torch import nn
 from hocket.callback import Callback
 from hocket.distributed.agreement import ranks_of
 from hocket.distributed.dtensors import local
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.help.arguments import understood
 from hocket.hookspecs import hookimpl
@@ -103,13 +104,13 @@ class Checkpoints(Callback):
         only: Literal["trainable"] | None = None,
     ) -> None:
         if only not in (None, "trainable"):
-            raise ValueError(f"only={only!r} is neither 'trainable' nor None.")
+            raise WrongValue(f"only={only!r} is neither 'trainable' nor None.")
         self._only = only
         #: The frozen weights, of which only changed ones are saved; None to save all weights.
         self._frozen: FrozenWeights | None = None
         self._retention = Retention(keep, best)
         if on_error not in ("stop", "warn"):
-            raise ValueError(f"on_error={on_error!r} is neither 'stop' nor 'warn'.")
+            raise WrongValue(f"on_error={on_error!r} is neither 'stop' nor 'warn'.")
         self.store = Store(folder)
         self._owned = Ownership(self.store, overwrite)
         #: What this run has written so far.
@@ -138,7 +139,7 @@ class Checkpoints(Callback):
         Raises CheckpointError, on all ranks, if the run is new and there are checkpoints of other runs.
         """
         if self._requeue and state.resumes != "auto":
-            raise ValueError(
+            raise WrongValue(
                 f"Checkpoints(requeue=True) starts the job again, and resume={state.resumes!r} would not continue its run. "
                 "Pass resume='auto' to the Trainer."
             )
@@ -200,7 +201,7 @@ class Checkpoints(Callback):
     def fit_start(self, state: State) -> None:
         """Handle signals from now on, in the main thread. Raises ValueError if these Checkpoints belong to a later Trainer."""
         if self._state() is not state:
-            raise ValueError(
+            raise WrongValue(
                 f"These Checkpoints in {self.store} were given to another Trainer after this one. Give each Trainer its own: "
                 f"checkpoints=hocket.Checkpoints({str(self.store.folder)!r})."
             )
@@ -331,7 +332,7 @@ class Checkpoints(Callback):
             return
         if self._is_new(state, metric):
             there = ", ".join(sorted(state.metrics)) or "none"
-            raise ValueError(
+            raise WrongValue(
                 f"Checkpoints should keep the best by '{metric}', but there is no such metric. There are: {there}."
             )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hocket.distributed.agreement import ranks_of
 from hocket.distributed.ranks import Ranks
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, WrongType, WrongValue
 from hocket.help import warn
 from hocket.run_folder import Run, RunFolder, check_name
 from hocket.training import seeding
@@ -63,7 +63,7 @@ def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = No
             error.add_note(f"While resuming from '{name}' in {store}.")
             raise
     if "version" not in tree:
-        raise ValueError(
+        raise WrongValue(
             f"'{name}' in {store} holds weights only, which is not enough to resume from. Omit resume=, and begin with these "
             f"weights: trainer.load_weights('{store.folder}/{name}')."
         )
@@ -98,7 +98,7 @@ def check(where: str | Path, searches: bool) -> None:
         searches: whether there are checkpoints of the run to search.
     """
     if not isinstance(where, str | os.PathLike) or not os.fspath(where):
-        raise TypeError(
+        raise WrongType(
             f"resume={where!r} is not a checkpoint. Give 'auto' for the newest in the folder of checkpoints=, a checkpoint "
             "such as 'runs/a/ep3-ba18', or None for a new run."
         )
@@ -108,7 +108,7 @@ def check(where: str | Path, searches: bool) -> None:
             "checkpoints=, or a path such as 'runs/a/ep3-ba18'; result.best.path is that of the best."
         )
     if where == "auto" and not searches:
-        raise ValueError(
+        raise WrongValue(
             "resume='auto' searches the folder of checkpoints=; pass checkpoints=hocket.Checkpoints('runs/a') as well, or "
             "the folder of a checkpoint as resume=."
         )

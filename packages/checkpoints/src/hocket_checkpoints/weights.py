@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hocket import safe_files
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, WrongValue
 from hocket.plain_data import decode
 from hocket_checkpoints import pickles
 from hocket_checkpoints.report import Report, some
@@ -400,10 +400,10 @@ def _renamed(state: Mapping[str, Any], remap: Mapping[str, str]) -> dict[str, An
         new = name if old is None else remap[old] + name[len(old) :]
         used.add(old)
         if new in made:
-            raise ValueError(f"remap gives '{new}' to two weights, one of them '{name}'.")
+            raise WrongValue(f"remap gives '{new}' to two weights, one of them '{name}'.")
         made[new] = value
     if unused := sorted(set(remap) - used):
-        raise ValueError(f"remap has {some(unused)}, which no name equals or begins with; prefixes end with a dot.")
+        raise WrongValue(f"remap has {some(unused)}, which no name equals or begins with; prefixes end with a dot.")
     return made
 
 

@@ -19,8 +19,9 @@ import hocket
 from hocket import types
 from hocket.data.module import is_module
 from hocket.distributed.ranks import ALONE
+from hocket.errors import Mistake
 from hocket.help import objects
-from hocket.help.raised import explains, raised
+from hocket.help.raised import raised
 from hocket.masking import masked
 from hocket.optim.groups import OPTIONS
 from hocket.plugins import Entry, PluginError, catalog, signatures, spec
@@ -90,12 +91,12 @@ def trainer_from(
         try:
             yield trainer
         except ArithmeticError as error:  # a fit that diverged, which is not about one key
-            if explains(error):
+            if isinstance(error, Mistake):
                 error.args = (in_yaml(str(error)),)
             raise
         except (TypeError, ValueError, RuntimeError) as error:
             where = described.blamed(error) or (args.config if needs else None)
-            if isinstance(error, ConfigError) or not explains(error):
+            if isinstance(error, ConfigError) or not isinstance(error, Mistake):
                 raise
             if where is None:
                 raise PluginError(in_yaml(str(error))) from error
@@ -333,7 +334,11 @@ class Configuration:
             where = self.blamed(error) or where
             key = next((f"{key}: " for key, node in self._given.items() if where in (node.where, node.key)), "")
             override = where.startswith("'")
-            message = in_yaml(str(error), override) if explains(error) else raised(f"{key}Making the Trainer", error)
+            message = (
+                in_yaml(str(error), override)
+                if isinstance(error, Mistake)
+                else raised(f"{key}Making the Trainer", error)
+            )
             raise ConfigError(where, message) from error
 
     def _assemble(self, values: Mapping[str, Any]) -> Trainer:

@@ -18,7 +18,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from hocket.help.raised import explains, raised
+from hocket.errors import Mistake
+from hocket.help.raised import raised
 from hocket.masking import masked
 from hocket.plugins import signatures
 from hocket.time import Interval, Time
@@ -288,7 +289,7 @@ def call(
     except ConfigError:
         raise
     except Exception as error:
-        message = f"{at}: {in_yaml(str(error))}" if explains(error) else raised(f"{at}: {name}", error)
+        message = f"{at}: {in_yaml(str(error))}" if isinstance(error, Mistake) else raised(f"{at}: {name}", error)
         raise ConfigError(blamed(node, str(error), where), message + unexpected(target, node, error)) from error
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from hocket.data.stateful import Stateful
+from hocket.errors import Unsupported
 from hocket.help.attributes import Named
 from hocket.hookspecs import Event
 from hocket.hookspecs.needs import Need
@@ -77,7 +78,7 @@ class Algorithm(Stateful):
 
         Draw random numbers from ``state.generator(self)``, a private seeded generator that checkpoints save.
         """
-        raise NotImplementedError(
+        raise Unsupported(
             f"{type(self).__name__} declares events but no apply(event, state). Define def apply(self, event, state)."
         )
 

@@ -10,10 +10,11 @@ from importlib.util import find_spec
 from types import FrameType, ModuleType
 from typing import Any
 
+from hocket.errors import MissingPackage
 from hocket.ours import PACKAGES
 
 
-class NotInstalled(ModuleNotFoundError):
+class NotInstalled(MissingPackage):
     """A part of hocket is not installed. The message says what to type."""
 
 

@@ -1,9 +1,100 @@
-"""Errors and warnings of checkpoints."""
+"""Errors that explain themselves to the user, and what they say in another spelling than Python's.
+
+The text of such an error says what was given, what is allowed and what to write. Marks around a setting that it names make that
+data: ``raise WrongValue(f"«seed={seed!r}» is not an int. Write «seed=17».")``. In Python the text is without the marks, and a
+configuration renders the same error with ``seed: 17``. A mark may have another spelling for configurations, after a bar:
+``«trainer.fit()|`hocket train`»``, ``«model=Net()|model='module:Net'»``; nothing after the bar omits the words.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from typing import NamedTuple
 
-class CheckpointError(RuntimeError):
+_MARK = re.compile(
+    r"«(?:(?P<python>[^«»|]*)\|)?(?:(?P<name>[a-z_]+)=(?P<value>[^«»]*)|(?P<words>(?(python)[^«»]*|(?!))))»"
+)
+
+
+class Setting(NamedTuple):
+    """An argument that an error names, and its value in Python; empty where only the argument is meant."""
+
+    name: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}"
+
+
+def rendered(marked: str, setting: Callable[[Setting], str] | None = None) -> str:
+    """Return a text with its marks replaced: as in Python, or as ``setting`` spells each setting for a configuration."""
+
+    def replaced(mark: re.Match[str]) -> str:
+        name, value, python = mark["name"], mark["value"], mark["python"]
+        if setting is not None:
+            return mark["words"] if name is None else setting(Setting(name, value))
+        return f"{name}={value}" if python is None else python
+
+    return _MARK.sub(replaced, marked) if "«" in marked else marked
+
+
+class Mistake(Exception):
+    """Base class of errors of the user's, whose message suffices: no traceback is shown for them.
+
+    Attributes:
+        marked: the text with its marks, as it was raised.
+        settings: the settings that it names, in their order: first what was given, then what to write.
+        about: the name of the argument that it is about, or None.
+    """
+
+    def __init__(self, message: str = "", *, about: str | None = None, **options: object) -> None:
+        self.marked = message
+        self._about = about
+        super().__init__(rendered(message), **options)
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        return tuple(Setting(mark["name"], mark["value"]) for mark in _MARK.finditer(self.marked) if mark["name"])
+
+    @property
+    def about(self) -> str | None:
+        return self._about or next((each.name for each in self.settings), None)
+
+
+class WrongValue(Mistake, ValueError):
+    """An argument has a value that is not allowed."""
+
+
+class WrongType(Mistake, TypeError):
+    """An argument is an object of a kind that is not allowed, or a call has arguments that do not exist."""
+
+
+class WrongState(Mistake, RuntimeError):
+    """Something was asked for at a time or in a place where it is not possible."""
+
+
+class Unsupported(Mistake, NotImplementedError):
+    """Something is not implemented, by hocket or in a class of the user's."""
+
+
+class NotFinite(Mistake, FloatingPointError):
+    """A loss, gradients or weights are not finite."""
+
+
+class MissingPackage(Mistake, ModuleNotFoundError):
+    """A package is needed and not installed, or in another version."""
+
+
+class MissingFile(Mistake, FileNotFoundError):
+    """A file that was named does not exist."""
+
+
+class ExistingFile(Mistake, FileExistsError):
+    """A file or folder stands where one would be written."""
+
+
+class CheckpointError(WrongState):
     """A checkpoint could not be written or read. The message names the file and what is wrong with it.
 
     Names from files may be long, or control a terminal: long messages are shortened in the middle, and unprintable characters

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hocket.elsewhere import NotInstalled, is_import, module as imported, unless_imported
+from hocket.errors import MissingPackage
 from hocket.ours import is_ours
 
 
@@ -64,4 +65,4 @@ def missing(package: str, name: str, there: Sequence[str], depth: int = 2) -> Ex
 
     write = attributes.instead(package, name, there) or attributes.instead("hocket", name, ())
     text = f"{text}. {write}".rstrip()
-    return ImportError(text, name=name) if is_import(asking) else AttributeError(text)
+    return MissingPackage(text, name=name) if is_import(asking) else AttributeError(text)

@@ -12,6 +12,7 @@ import torch
 
 from hocket import launching
 from hocket.devices import Device
+from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.hookspecs import PrecisionLike, StrategyLike
 from hocket.plugins import catalog
@@ -61,7 +62,7 @@ def resolve(
     }  # fmt: skip
     if processes > 1:
         if not one["strategies"].obj.distributed:
-            raise ValueError(
+            raise WrongValue(
                 f"devices={devices}, but strategy='{one['strategies'].name}' trains in one process. Omit strategy= or "
                 "devices=."
             )
@@ -70,7 +71,7 @@ def resolve(
     for kind, given in several.items():
         if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
             example = repr(given) if isinstance(given, str | Mapping) else repr(next(iter(catalog.names(kind)), "name"))
-            raise TypeError(
+            raise WrongType(
                 f"{kind}={given!r} should be a list of names, {{'name': {{…}}}} and instances, such as {kind}=[{example}]."
             )
     attachments = [one["actions"], one["strategies"], one["precisions"]]
@@ -96,7 +97,7 @@ def _check_twice(attachments: Sequence[Attachment]) -> None:
     for each in attachments:
         arguments = _arguments(each)
         if arguments is not None and (type(each.obj), arguments) in seen:
-            raise ValueError(
+            raise WrongValue(
                 f"loggers has {each.name!r} twice with the same arguments, which would write every row twice. Remove one, or "
                 "give them different arguments."
             )
@@ -165,7 +166,7 @@ def _check_devices(given: Any) -> int:
     if given is None:
         return 1
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ValueError(
+        raise WrongValue(
             f"devices={given!r} is not a number of devices; give a positive int, such as 2, or None to start no processes."
         )
     return given

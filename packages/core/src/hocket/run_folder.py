@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hocket.errors import WrongType, WrongValue
+
 #: The file in a run's folder that names its owner.
 RECORD = "run.json"
 #: Maximum number of characters and bytes of a name, so that it is a valid file name on all systems.
@@ -36,14 +38,14 @@ class Run:
         return cls(number, name or f"{time.strftime('%Y%m%d-%H%M%S')}-{number[:8]}", made_up=name is None)
 
 
-class RunFolderError(ValueError):
+class RunFolderError(WrongValue):
     """The folder belongs to another run. The message says what to type."""
 
 
 def local(folder: str | Path) -> Path:
     """Return the folder of runs. Raises ValueError for a URL, which would be a folder of this machine with its name."""
     if "://" in str(folder):
-        raise ValueError(
+        raise WrongValue(
             f"folder={str(folder)!r} is a URL, and the files of runs are written on this machine. Write folder='runs', and "
             f"copy them while training goes on: loggers=[{{'artifacts': {{'url': {str(folder)!r}}}}}]; checkpoints= takes URLs."
         )
@@ -55,16 +57,16 @@ def check_name(name: Any) -> str | None:
     if name is None:
         return None
     if not isinstance(name, str):
-        raise TypeError(f"run_name={name!r} is {type(name).__name__}; give text, such as 'baseline-1', or None.")
+        raise WrongType(f"run_name={name!r} is {type(name).__name__}; give text, such as 'baseline-1', or None.")
     short = name if len(name) <= 40 else f"{name[:40]}…"
     if "/" in name or "\\" in name:
-        raise ValueError(
+        raise WrongValue(
             f"run_name={short!r} is a path. It should be the name of one folder in folder=; put the rest of the path there, "
             "such as folder='runs/sweep', run_name='a'."
         )
     fits = 0 < len(name) <= _MAX_LENGTH[0] and len(name.encode(errors="replace")) <= _MAX_LENGTH[1]
     if not fits or not name.isprintable() or name != name.strip() or name.startswith("."):
-        raise ValueError(
+        raise WrongValue(
             f"run_name={short!r} is not a valid folder name. Give 1 to {_MAX_LENGTH[0]} printable characters without / and \\, "
             "not starting with a dot or a space, such as 'baseline-1'; or None for a name with date and time."
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch import nn
 
+from hocket.errors import WrongValue
 from hocket.hookspecs import StrategyLike
 from hocket.hookspecs.needs import Need
 from hocket.losses import Reduction
@@ -141,13 +142,13 @@ class Settings:
     def samples_per_microbatch(self, strategy: StrategyLike) -> int | None:
         """Return the initial microbatch size; None for the full batch. Raises ValueError if the strategy rules out "auto"."""
         if self.microbatch == "auto" and Need.FULL_PARAMETERS not in strategy.offers:
-            raise ValueError(
+            raise WrongValue(
                 f"microbatch='auto' lets each rank search its largest size alone, which {type(strategy).__name__} does not "
                 "allow: a forward pass needs the other ranks, which would wait for a rank that runs out of memory. Give a "
                 "number, such as microbatch=8."
             )
         if self.accumulate is not None and not strategy.microbatch_events:
-            raise ValueError(
+            raise WrongValue(
                 f"accumulate= makes batches of the data microbatches of one step, but {type(strategy).__name__} computes the "
                 "gradients of a batch itself. Omit accumulate= and give the data larger batches."
             )
@@ -189,7 +190,7 @@ def microbatch(given: Any) -> Any:
     if given is None or given == "auto":
         return given
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ValueError(f"microbatch={given!r} is not a number of samples; give a positive int, 'auto' or None.")
+        raise WrongValue(f"microbatch={given!r} is not a number of samples; give a positive int, 'auto' or None.")
     return given
 
 
@@ -197,7 +198,7 @@ def _sanity_eval(given: Any) -> int:
     try:
         return batches(given, "sanity_eval") if given else 0
     except ValueError as error:
-        raise ValueError(f"{error} To evaluate nothing before training, give 0.") from None
+        raise WrongValue(f"{error} To evaluate nothing before training, give 0.") from None
 
 
 def _accumulate(given: Any) -> int | None:
@@ -208,7 +209,7 @@ def _accumulate(given: Any) -> int | None:
     except TimeError:
         time = None
     if time is None or time.unit is not Unit.BATCH or not time.value:
-        raise ValueError(
+        raise WrongValue(
             f"accumulate={given!r} is not a number of batches of the data. Write accumulate='4ba' to train on four of them in "
             "each step, or None."
         )
@@ -222,7 +223,7 @@ def clipping(argument: str, given: Any) -> tuple[Any, float] | None:
     kind, threshold = given if isinstance(given, tuple | list) and len(given) == 2 else ("norm", given)
     number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
     if kind not in ("norm", "value", "adaptive") or not number or not threshold > 0:
-        raise ValueError(
+        raise WrongValue(
             f"{argument}={given!r} is neither a positive norm, such as 1.0, nor a kind and a threshold: ('norm', 1.0), "
             f"('value', 0.5) or ('adaptive', 0.01). For no clipping write {argument}=None."
         )
@@ -232,7 +233,7 @@ def clipping(argument: str, given: Any) -> tuple[Any, float] | None:
 def reduction(given: Any) -> Any:
     """Return a valid reduction of a loss, or None. Raises ValueError."""
     if given is not None and given not in get_args(Reduction):
-        raise ValueError(
+        raise WrongValue(
             f"loss_reduction={given!r} is neither 'mean' nor 'sum', 'batch' (over the whole batch, as a contrastive loss) or "
             "'gathered' (the same, gathered over ranks by the loss). Give one of them, or None to use the reduction of the "
             "loss function."
@@ -243,7 +244,7 @@ def reduction(given: Any) -> Any:
 def policy(given: Any) -> Policy:
     """Return a valid policy for non-finite values. Raises ValueError."""
     if given not in get_args(Policy):
-        raise ValueError(f"nonfinite={given!r} is not a policy; use 'raise', 'skip' or 'warn'.")
+        raise WrongValue(f"nonfinite={given!r} is not a policy; use 'raise', 'skip' or 'warn'.")
     return given  # type: ignore[no-any-return]  # just checked
 
 

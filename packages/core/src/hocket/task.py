@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hocket.data import batches, items
 from hocket.data.batches import Counts
+from hocket.errors import Unsupported, WrongType, WrongValue
 from hocket.help import attributes, names, warn
 from hocket.help.objects import short
 from hocket.hookspecs import Event
@@ -56,14 +57,14 @@ class Task(LogsValues):
 
     def forward(self, batch: Batch) -> Any:
         """Return the outputs for a batch."""
-        raise NotImplementedError(
+        raise Unsupported(
             f"{type(self).__name__} needs a forward(batch). Define def forward(self, batch), which returns the "
             "outputs for a batch."
         )
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor | tuple[Any, Any] | Mapping[str, Tensor] | Loss:
         """Return the loss of a batch: a scalar tensor, a dict of named scalar tensors (summed), or ``(value, weight)``."""
-        raise NotImplementedError(
+        raise Unsupported(
             f"{type(self).__name__} needs a loss(outputs, batch). Define def loss(self, outputs, batch), which returns a "
             "scalar tensor, such as torch.nn.functional.cross_entropy(outputs, batch[1])."
         )
@@ -118,7 +119,7 @@ class Task(LogsValues):
     def check_evaluation(self) -> None:
         """Raise TypeError if there is nothing that evaluation could call."""
         if self.owns_steps and type(self).forward is Task.forward and type(self).eval_forward is Task.eval_forward:
-            raise TypeError(
+            raise WrongType(
                 f"{type(self).__name__} has train_batch and no forward(batch), so there is nothing to evaluate. Define "
                 "eval_forward(batch), with metrics=, or forward(batch) and loss(outputs, batch); or omit eval_data."
             )
@@ -197,7 +198,7 @@ class Task(LogsValues):
 
         Not called for checkpoints without extra state.
         """
-        raise NotImplementedError(f"{type(self).__name__} needs a load_extra_state(state)")
+        raise Unsupported(f"{type(self).__name__} needs a load_extra_state(state)")
 
     @property
     def model(self) -> nn.Module:
@@ -265,7 +266,7 @@ class SupervisedTask(Task):
         own = own_loss(outputs)
         if own is None:
             scalar = isinstance(outputs, Tensor) and not outputs.dim()
-            raise TypeError(
+            raise WrongType(
                 f"{type(self.network).__name__} returned {type(outputs).__name__} without a loss, and the Trainer was given "
                 "none. Pass loss=, for instance loss=torch.nn.functional.cross_entropy, or a hocket.Task as the model."
                 + (" If this scalar is the loss, write return {'loss': loss} in forward." if scalar else "")
@@ -286,7 +287,7 @@ class SupervisedTask(Task):
         where = self.targets
         if where is None and isinstance(batch, Mapping):
             if "labels" not in batch or own_loss(outputs) is None:
-                raise ValueError(
+                raise WrongValue(
                     f"The targets for metrics are unknown: the batch is a {type(batch).__name__} with "
                     f"{', '.join(map(repr, batch))}. Pass targets= to the Trainer, such as targets='label'."
                 )
@@ -339,18 +340,18 @@ def _check_methods(task: Task) -> None:
         first, *arguments = inspect.signature(ours).parameters
         form = f"Define def {name}({', '.join([first, *arguments])})."
         if not callable(method):
-            raise TypeError(f"{kind}.{name} is {short(method)}, and has to be a method. {form}")
+            raise WrongType(f"{kind}.{name} is {short(method)}, and has to be a method. {form}")
         if name in _CALLED:
             try:
                 inspect.signature(method).bind(*arguments)
             except TypeError as error:
-                raise TypeError(
+                raise WrongType(
                     f"{name} of {kind} takes other arguments than ({', '.join(arguments)}): {error}. {form}"
                 ) from None
         if arguments[-2:] in (["outputs", "batch"], ["batch", "step"]):
             given = [each.lower() for each in inspect.signature(method).parameters][len(arguments) - 2 : len(arguments)]
             if len(given) == 2 and (given[0] == arguments[-1] or given[1] in _OUTPUTS):
-                raise TypeError(
+                raise WrongType(
                     f"{name} of {kind} takes ({', '.join(given)}) in another order: it is called with "
                     f"({', '.join(arguments)}). {form}"
                 )
@@ -369,7 +370,7 @@ def events_of(task: Task) -> TaskEvents | None:
     methods = {name: each for name, each in found.items() if callable(each) and not isinstance(each, nn.Module)}
     for name, method in methods.items():
         if list(inspect.signature(method).parameters) != ["state"]:
-            raise TypeError(
+            raise WrongType(
                 f"{type(task).__name__} defines {name}{inspect.signature(method)}, and {name} is an event, at which the "
                 f"Trainer calls this method with the state. Define def {name}(self, state), or give the method another name, "
                 f"such as _{name}."
@@ -402,7 +403,7 @@ def task_of(
             and not isinstance(model, Task)
             else "Write"
         )
-        raise TypeError(
+        raise WrongType(
             f"{type(model).__name__} has {foreign[0]}(), which belongs to another library ({library}) and is not called here. "
             f"{runs} a hocket.Task with forward(self, batch) and loss(self, outputs, batch) instead; a task of several steps "
             "has train_batch(self, batch, step). Or give the inner torch.nn.Module and loss=."
@@ -416,7 +417,7 @@ def task_of(
                     f" From a dict a model gets the entries by name: omit inputs=, and write def forward(self, "
                     f"{', '.join(map(str, given))}, **others)."
                 )
-                raise TypeError(
+                raise WrongType(
                     f"{name}={short(given)} is a {type(given).__name__}; it should be one name, one index or a function. Write "
                     f"{write}.{omit if name == 'inputs' else ''}"
                 )
@@ -425,11 +426,11 @@ def task_of(
     if text := attributes.uncalled(type(model), Task, [event.value for event in Event]):
         warn(text)
     if inputs is not None or targets is not None or outputs is not None:
-        raise TypeError(
+        raise WrongType(
             f"{kind} is a Task: its forward, loss and update_metric select their inputs from a batch and from the outputs. "
             "Omit inputs=, targets= and outputs=."
         )
     if loss is not None:
-        raise TypeError(f"{kind} is a Task, which defines its own loss. Omit loss=.")
+        raise WrongType(f"{kind} is a Task, which defines its own loss. Omit loss=.")
     _check_methods(model)
     return model

@@ -28,6 +28,7 @@ from hocket.data.training_iterator import TrainingIterator
 from hocket.devices import placement
 from hocket.distributed import comparison
 from hocket.distributed.agreement import ranks_of
+from hocket.errors import WrongState, WrongType, WrongValue
 from hocket.help import attributes, warn
 from hocket.help.arguments import understood
 from hocket.joined import Joined
@@ -69,7 +70,7 @@ def _duration_first(args: Any, kwargs: dict[str, Any]) -> Any:
     """Make the first argument of `Trainer.fit` its duration, if it is one, beside ``train_data=``."""
     if len(args) > 1 and _is_duration(args[1]):
         if "duration" in kwargs:
-            raise TypeError(
+            raise WrongType(
                 f"Trainer.fit was given two durations, {args[1]!r} and duration={kwargs['duration']!r}. Give one."
             )
         if "train_data" in kwargs:
@@ -247,7 +248,7 @@ class Trainer:
         self._metrics = metrics
         self._checkpoints = checkpoints = settings.checkpoints
         if checkpoints is not None and (problem := one_sided(module)):
-            raise TypeError(problem)
+            raise WrongType(problem)
         #: The words of the command line that resumes this run, if one has started it; shown after a fit.
         self.command: Sequence[str] | None = None
 
@@ -535,7 +536,7 @@ class Trainer:
         if data is not None:
             sets = prepare_sets(state, data, metrics or self._metrics, self.settings)
         if not sets:
-            raise ValueError(
+            raise WrongValue(
                 "There is nothing to evaluate on. Pass data to evaluate(), or eval_data= to the Trainer, or return it from "
                 "eval() of the data module."
             )
@@ -578,7 +579,7 @@ class Trainer:
         if data is None and self._module is not None:
             data, argument = self._module.make("predict"), self._module.described("predict")
         if data is None:
-            raise ValueError(
+            raise WrongValue(
                 "There is nothing to predict on. Write trainer.predict(loader), or return batches from predict() of the data "
                 "module."
             )
@@ -591,7 +592,7 @@ class Trainer:
     def _weights_of(self, checkpoint: str | Path) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights of a checkpoint."""
         if self._loop.stage:
-            raise RuntimeError("The weights of a checkpoint cannot be used during a fit. Use them before or after.")
+            raise WrongState("The weights of a checkpoint cannot be used during a fit. Use them before or after.")
         visit: AbstractContextManager[None] = elsewhere.module("hocket_checkpoints.visiting").weights_of(
             self.state, checkpoint, self._checkpoints
         )
@@ -650,7 +651,7 @@ class Trainer:
         """
         load_into = elsewhere.module("hocket_checkpoints.weights").load_into
         if self._loop.stage:
-            raise RuntimeError("Weights cannot be loaded during a fit. Load them before fit starts.")
+            raise WrongState("Weights cannot be loaded during a fit. Load them before fit starts.")
         report: Report = load_into(self.state, self.model_state_dict(evaluated=False), weights, strict, ignore, remap)
         return report
 
@@ -679,7 +680,7 @@ class Trainer:
         ``"model.network.head.*"``, are not loaded.
         """
         if self._loop.stage:
-            raise RuntimeError("State cannot be loaded during a fit. Load it before fit starts.")
+            raise WrongState("State cannot be loaded during a fit. Load it before fit starts.")
         self.state.content.load_state_dict(tree, strict, ignore)
 
     def close(self) -> None:
@@ -709,7 +710,7 @@ class Trainer:
         self.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError(
+        raise WrongType(
             "A Trainer cannot be pickled or copied: it holds processes, files and data. Write torch.save(trainer."
             "model_state_dict(), 'model.pt') for the weights, and checkpoints='runs/a' in the Trainer to continue the run."
         )

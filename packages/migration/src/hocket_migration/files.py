@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket import safe_files
+from hocket.errors import MissingFile, MissingPackage
 
 
 def is_url(path: Any) -> bool:
@@ -22,7 +23,7 @@ def _file_system(url: Any) -> tuple[Any, str]:
 
         file_system, path = url_to_fs(os.fspath(url))
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackage(
             f"{os.fspath(url)} cannot be reached: {error}. Install fsspec, and its package for such addresses."
         ) from error
     return file_system, path
@@ -51,7 +52,7 @@ def opened(path: Any) -> Any:
     if not is_url(path):
         file = Path(os.fspath(path))
         if not file.exists():
-            raise FileNotFoundError(file)
+            raise MissingFile(file)
         return file
     file_system, name = _file_system(path)
     return io.BytesIO(file_system.cat_file(name))

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hocket import Device, Need, Phase, Precision, State, hookimpl
+from hocket.errors import WrongValue
 from hocket.hookspecs import PrecisionLike
 from hocket.plugins import PluginError
 from hocket.training.actions import accumulate_gradients
@@ -69,7 +70,7 @@ class DeepSpeed(RankStrategy):
         zero = self._config.setdefault("zero_optimization", {})
         given = zero.setdefault("stage", 2 if stage is None else stage)
         if given not in (0, 1, 2, 3) or stage not in (None, given) or (offload and not given):
-            raise ValueError(
+            raise WrongValue(
                 f"deepspeed was given stage={stage}, offload={offload} and a configuration with stage {given}. Give one stage "
                 "of 0, 1, 2, 3; offload=True needs at least 1."
             )
@@ -100,7 +101,7 @@ class DeepSpeed(RankStrategy):
         deepspeed = zero_config.import_deepspeed()
         found = deepspeed.accelerator.get_accelerator().device_name()
         if found != on.type:
-            raise ValueError(
+            raise WrongValue(
                 f"DeepSpeed computes on {found} in this process, but the Trainer on {on.type}. Pass device='{found}', or set "
                 f"the environment variable DS_ACCELERATOR={on.type} before DeepSpeed is imported."
             )
@@ -128,13 +129,13 @@ class DeepSpeed(RankStrategy):
         self._take_precision(state.precision)
         if self._microbatch_size is not None:
             if state.microbatch not in (None, self._microbatch_size):
-                raise ValueError(
+                raise WrongValue(
                     f"microbatch={state.microbatch} contradicts train_micro_batch_size_per_gpu={self._microbatch_size} in "
                     "DeepSpeed's configuration. Give one of them."
                 )
             state.microbatch = self._microbatch_size
         elif self._microbatches > 1 and state.microbatch is not None:
-            raise ValueError(
+            raise WrongValue(
                 f"microbatch={state.microbatch} contradicts gradient_accumulation_steps={self._microbatches} in DeepSpeed's "
                 "configuration. Give one of them."
             )
@@ -145,7 +146,7 @@ class DeepSpeed(RankStrategy):
         kind, threshold = state.clipping
         own = self._config.get("gradient_clipping", threshold)
         if kind != "norm" or own != threshold:
-            raise ValueError(
+            raise WrongValue(
                 f"clip_gradients={state.clipping} cannot be done by ZeRO stage {self.stage} with gradient_clipping={own} in "
                 "its configuration: it clips by norm, once. Give clip_gradients=1.0, or only one of the two."
             )
@@ -162,7 +163,7 @@ class DeepSpeed(RankStrategy):
                 "'bf16'."
             )
         if low and not self.stage:
-            raise ValueError(
+            raise WrongValue(
                 f"DeepSpeed's configuration enables {low[0]} at stage 0, where its engine keeps gradients and 32-bit weights "
                 "that clipping, weights of losses and checkpoints do not reach. Write strategy={'deepspeed': {'stage': 1, …}}, "
                 "or precision='bf16' without that section."
@@ -179,7 +180,7 @@ class DeepSpeed(RankStrategy):
         """Return the module; the engine wraps it once there is an optimizer. Raises ValueError for 64-bit weights."""
         wide = next((name for name, p in module.named_parameters() if p.dtype is torch.float64), None)
         if wide and self.stage:
-            raise ValueError(
+            raise WrongValue(
                 f"{wide} is float64, but ZeRO keeps weights in 32 bits. Use precision='fp32', or strategy='ddp'."
             )
         self._prepared = _Prepared(module)
@@ -191,7 +192,7 @@ class DeepSpeed(RankStrategy):
         Raises ValueError for a second optimizer, and for one that recomputes gradients.
         """
         if self._engine is not None or isinstance(optimizer, torch.optim.LBFGS):
-            raise ValueError(
+            raise WrongValue(
                 "DeepSpeed's engine steps one optimizer, once per computation of gradients. Give one such as "
                 "torch.optim.AdamW with parameter groups, or use strategy='ddp'."
             )

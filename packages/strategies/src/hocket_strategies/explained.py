@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
+from hocket.errors import WrongState
+
 #: Substrings that identify gloo's errors, which have no exception class.
 _GLOO = ("gloo", "pair closure")
 
 
-class CollectiveError(RuntimeError):
+class CollectiveError(WrongState):
     """Raised when other ranks do not respond in time, or a connection is lost."""
 
 
@@ -66,7 +68,7 @@ def not_averaged(error: RuntimeError, name: str, parameters: Sequence[str], in_s
     rank, unused = found[1], [parameters[int(index)] for index in found[2].split()]
     more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
     steps = "If another optimizer holds them, name those of this step: step(self.loss_function, batch, 'optimizer'). "
-    return RuntimeError(
+    return WrongState(
         f"strategy='{name}', rank {rank}: the loss does not depend on {', '.join(unused[:5])}{more}, for which all ranks wait "
         f"before they average gradients. {steps if in_step else ''}If the parameters that the loss depends on change between "
         f"batches, write strategy={{'{name}': {{'find_unused_parameters': True}}}}; if these are never used, freeze them with "

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from hocket import Device, Strategy, hookimpl, launching
 from hocket.data.adapters import adapt
 from hocket.data.batches import Padding
+from hocket.errors import WrongState, WrongValue
 from hocket.help import warn
 from hocket.launching import Environment
 from hocket_strategies import ending
@@ -70,11 +71,11 @@ class RankStrategy(Strategy):
 
     def __init__(self, *, split_data: bool = True, uneven: str = "pad", timeout: float = 1800.0) -> None:
         if not timeout > 0:
-            raise ValueError(
+            raise WrongValue(
                 f"timeout={timeout!r} is not a valid timeout; give a positive number of seconds, such as 1800."
             )
         if uneven not in ("pad", "end"):
-            raise ValueError(
+            raise WrongValue(
                 f"uneven={uneven!r} is not a policy for ranks with unequal numbers of batches; write 'pad' (train until the "
                 "last rank runs out) or 'end' (until the first does)."
             )
@@ -119,7 +120,7 @@ class RankStrategy(Strategy):
             self.local_rank = found.local_rank
         on = device.torch_device(self.local_rank)
         if on.type not in _BACKENDS:
-            raise ValueError(
+            raise WrongValue(
                 f"strategy='{self._name}' runs on {' and '.join(_BACKENDS)}, not on {on.type}. Pass device='cpu'."
             )
         if on.type == "cuda":
@@ -185,7 +186,7 @@ class RankStrategy(Strategy):
             self._check(distributed)
         if distributed is not None or not self._split_data:
             if global_batch is not None:
-                raise ValueError(
+                raise WrongValue(
                     f"global_batch={global_batch} does not apply to data that already differs between ranks, because of a "
                     "DistributedSampler or split_data=False. Omit it and give each rank's loader a batch_size, or remove "
                     "the sampler or split_data=False."
@@ -202,7 +203,7 @@ class RankStrategy(Strategy):
 
     def _check(self, sampler: Any) -> None:
         if (sampler.rank, sampler.num_replicas) != (self.data_rank, self.data_ranks):
-            raise ValueError(
+            raise WrongValue(
                 f"The {type(sampler).__name__} was made for rank {sampler.rank} of {sampler.num_replicas}, but this is rank "
                 f"{self.data_rank} of {self.data_ranks}. Remove the sampler: strategy='{self._name}' divides the batches."
             )
@@ -235,7 +236,7 @@ class RankStrategy(Strategy):
         Raises ValueError for another ``op``.
         """
         if op not in _OPERATIONS:
-            raise ValueError(f"all_reduce has no op={op!r}; use one of {', '.join(map(repr, _OPERATIONS))}.")
+            raise WrongValue(f"all_reduce has no op={op!r}; use one of {', '.join(map(repr, _OPERATIONS))}.")
         reduced = tensor.detach().clone(memory_format=torch.contiguous_format)
         if reduced.dtype is torch.bool:
             reduced = reduced.long()
@@ -301,12 +302,12 @@ _groups = itertools.count()
 def _from_environment(name: str) -> Environment:
     """Return the launcher's variables; for a single process with an address on this machine."""
     if not dist.is_available():
-        raise RuntimeError(
+        raise WrongState(
             f"This build of torch has no torch.distributed, which strategy='{name}' needs. Use strategy='single'."
         )
     found = launching.current()
     if found is None:
-        raise RuntimeError(
+        raise WrongState(
             f"strategy='{name}' found no other ranks: no launcher has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, "
             f"nor the variables of SLURM or an MPI, and no process group is initialised. {launching.hint(os.environ)}Pass "
             "devices=2 to the Trainer, start the script once per GPU (or CPU rank), as in hocket launch -n 2 script.py or "
@@ -315,7 +316,7 @@ def _from_environment(name: str) -> Environment:
     if found.world_size == 1:
         return replace(found, master_address=found.master_address or "127.0.0.1", master_port=found.master_port or 0)
     if found.master_address is None or found.master_port is None:
-        raise RuntimeError(
+        raise WrongState(
             f"strategy='{name}', rank {found.rank} of {found.world_size}: the launcher ({found.launcher}) does not say where "
             "rank 0 is. Set MASTER_ADDR to its machine and MASTER_PORT to a free port there, the same for all ranks; with "
             "MPI: mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=29500 (Open MPI) or mpiexec -genv MASTER_ADDR node1 …"
@@ -374,7 +375,7 @@ def _wait_for_all(name: str, store: dist.Store, found: Environment, seconds: flo
     if gpu:
         gpus = store.multi_get([f"here/{rank}" for rank in range(found.world_size)])
         if others := [rank for rank, each in enumerate(gpus) if each.decode() == gpu and rank != found.rank]:
-            raise ValueError(
+            raise WrongValue(
                 f"strategy='{name}': rank {found.rank} and rank {others[0]} would both compute on {gpu}. Start one process per "
                 "GPU, or have the launcher show each process its own GPU (SLURM: srun --gpus-per-task=1)."
             )

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn, optim
 
+from hocket.errors import WrongType
 from hocket_strategies.symmetry_guard import SymmetryError
 
 _END = "nothing more"
@@ -95,7 +96,7 @@ def not_on_shards(error: Exception, name: str, optimizer: optim.Optimizer) -> Ty
     text = str(error)
     if not any(word in text for word in ("DTensor", "placement", "harding")):
         return None
-    return TypeError(
+    return WrongType(
         f"strategy='{name}': {type(optimizer).__name__} cannot step on sharded parameters (DTensors). Use an optimizer that "
         "works element by element, such as optimizer='adamw(lr=1e-3)', or strategy='ddp', which does not shard parameters. "
         f"From torch: {text.splitlines()[0][:150]}"

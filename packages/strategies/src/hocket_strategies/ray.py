@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hocket import Device, State
+from hocket.errors import WrongState, WrongType
 from hocket.help import installing
 from hocket.plugins import PluginError
 from hocket_strategies.ddp import DDP
@@ -43,7 +44,7 @@ class Ray(DDP):
 
             workers = get_context().get_world_size()
         except Exception as error:  # its class differs between versions
-            raise RuntimeError(
+            raise WrongState(
                 "strategy='ray' found no Ray Train worker in this process. Start the function or script that makes the Trainer "
                 "with hocket_strategies.ray.launch(function, scaling={'num_workers': 2}), or use strategy='ddp' with torchrun."
             ) from error
@@ -122,7 +123,7 @@ def _work(
     """Return the function that each worker calls."""
     if callable(training):
         if arguments is not None and not isinstance(arguments, Mapping):
-            raise TypeError(
+            raise WrongType(
                 f"arguments={arguments!r} should be keyword arguments of the function, such as {{'epochs': 3}}."
             )
         function: Callable[..., Any] = training
@@ -133,7 +134,7 @@ def _work(
 
         return call
     if isinstance(arguments, Mapping | str):
-        raise TypeError(f"arguments={arguments!r} should be a script's command line, such as ['--epochs', '3'].")
+        raise WrongType(f"arguments={arguments!r} should be a script's command line, such as ['--epochs', '3'].")
     return partial(_run_script, str(Path(training).resolve()), list(arguments or ()))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hocket.errors import WrongValue
 from hocket.help import installing
 from hocket.plugins import PluginError
 
@@ -27,7 +28,7 @@ def read(config: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
     )
     for section, instead in _ELSEWHERE.items():
         if section in content:
-            raise ValueError(f"DeepSpeed's configuration has {section!r}, which hocket does not pass on. {instead}")
+            raise WrongValue(f"DeepSpeed's configuration has {section!r}, which hocket does not pass on. {instead}")
     return content
 
 

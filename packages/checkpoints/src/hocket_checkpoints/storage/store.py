@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hocket.distributed.ranks import ALONE, Ranks
-from hocket.errors import CheckpointError, DamagedCheckpointWarning
+from hocket.errors import CheckpointError, DamagedCheckpointWarning, WrongType, WrongValue
 from hocket.help import warn
 from hocket_checkpoints.storage import disk, format as formats, locks, manifest as manifests, partials
 from hocket_checkpoints.storage.locks import InUse, Lock
@@ -90,7 +90,7 @@ class Store:
 
             self._place = Remote(os.fspath(folder), **options)
         elif options:
-            raise TypeError(f"Options ({', '.join(options)}) are for URLs, and {folder} is a local folder.")
+            raise WrongType(f"Options ({', '.join(options)}) are for URLs, and {folder} is a local folder.")
         else:
             self._place = Local(Path(folder).absolute())  # processes change their working directory
         self.folder = folder
@@ -326,7 +326,7 @@ def _about(found: Manifest | str) -> dict[str, Any] | None:
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or name == LATEST:
-        raise ValueError(
+        raise WrongValue(
             f"{name!r} is not a name for a checkpoint. Use letters, digits and . _ - = +, as in 'ep2-ba1000'."
         )
 

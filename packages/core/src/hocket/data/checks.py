@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from hocket.data.adapters import serves_itself
 from hocket.data.several import MODES, Several
+from hocket.errors import WrongType
 from hocket.help import names
 
 
@@ -25,7 +26,7 @@ def check_batches(data: Any, argument: str) -> None:
         return
     if isinstance(data, DataLoader) or serves_itself(data):
         if isinstance(data, DataLoader) and _yields_samples(data):
-            raise TypeError(
+            raise WrongType(
                 f"{argument} is a DataLoader with batch_size=None over a data set (TensorDataset), whose items are single "
                 "samples and not batches. Write "
                 f"{_given(argument, 'torch.utils.data.DataLoader(dataset, batch_size=32)')}; None is for data sets whose items "
@@ -41,13 +42,13 @@ def check_batches(data: Any, argument: str) -> None:
     elif "datasets" in libraries:
         what = f"a data set ({kind} of Hugging Face), which has samples and not batches"
     elif isinstance(data, torch.Tensor) or "numpy" in libraries:
-        raise TypeError(
+        raise WrongType(
             f"{argument} is one {kind}, and not batches. Give a loader: "
             f"{_given(argument, 'torch.utils.data.DataLoader(TensorDataset(inputs, targets), batch_size=32)')}, or "
             "[(inputs, targets)] for one batch."
         )
     elif libraries & {"pandas", "polars", "pyarrow"}:
-        raise TypeError(
+        raise WrongType(
             f"{argument} is a table ({kind}), and not batches. Make tensors of its columns, and a loader: "
             f"{_given(argument, 'torch.utils.data.DataLoader(TensorDataset(inputs, targets), batch_size=32)')}."
         )
@@ -56,17 +57,17 @@ def check_batches(data: Any, argument: str) -> None:
     ):
         several = f"hocket.data.Several({{{', '.join(f'{name!r}: …' for name in data)}}}, mode)"
         modes = "; ".join(f"{mode!r}: {meaning}" for mode, meaning in MODES.items())
-        raise TypeError(
+        raise WrongType(
             f"{argument} is a {kind} of loaders. Say how to combine them into an iterable of batches: "
             f"{_given(argument, several)}, with a mode of {modes}."
         )
     elif isinstance(data, Mapping | str | bytes):
         found = f"{kind} {data!r}" if isinstance(data, str) and len(data) < 60 else kind
         if isinstance(data, str) and data[:1].isdigit():
-            raise TypeError(
+            raise WrongType(
                 f"{argument} is the text {data!r}, and not an iterable of batches. Write a duration by name: duration={data!r}."
             )
-        raise TypeError(
+        raise WrongType(
             f"{argument} is a {found}, whose items are not batches. Give an iterable of batches: "
             f"{_given(argument, 'torch.utils.data.DataLoader(dataset, batch_size=32)')}, or a list of batches, [(inputs, "
             "targets)]."
@@ -76,7 +77,7 @@ def check_batches(data: Any, argument: str) -> None:
         return
     elif not hasattr(type(data), "__iter__"):
         if not hasattr(type(data), "__getitem__"):
-            raise TypeError(
+            raise WrongType(
                 f"{argument} is {kind}, which cannot be iterated. Give an iterable of batches: "
                 f"{_given(argument, 'torch.utils.data.DataLoader(dataset, batch_size=32)')}."
             )
@@ -84,7 +85,7 @@ def check_batches(data: Any, argument: str) -> None:
     else:
         return
     loader = _given(argument, "torch.utils.data.DataLoader(data, batch_size=32)")
-    raise TypeError(f"{argument} is {what}. {wrap} {loader}, or batch_size=None if its items are batches.")
+    raise WrongType(f"{argument} is {what}. {wrap} {loader}, or batch_size=None if its items are batches.")
 
 
 def _yields_samples(loader: DataLoader[Any]) -> bool:
@@ -149,13 +150,13 @@ def _check_not_data(data: Any, argument: str) -> None:
     elif callable(data) and not hasattr(type(data), "__iter__") and not hasattr(type(data), "__getitem__"):
         what, write = f"{kind}, a function", "A loss is given by name: loss=. Write"
     if what:
-        raise TypeError(f"{argument} is {what}, and not an iterable of batches. {write} {loader}.")
+        raise WrongType(f"{argument} is {what}, and not an iterable of batches. {write} {loader}.")
 
 
 def _check_list(data: Any, argument: str) -> None:
     """Raise TypeError for a list of loaders, of tensors that belong together, or of samples, rather than of batches."""
     if any(isinstance(item, DataLoader) for item in data):
-        raise TypeError(
+        raise WrongType(
             f"{argument} is a {type(data).__name__} of {len(data)} loaders, and should be one iterable of batches. Evaluation "
             "sets are given by name: eval_data={'first': loader, 'second': other}. Training data is combined by "
             f"train_data=hocket.data.Several({{'first': …, 'second': …}}, {next(iter(MODES))!r}); its modes are "
@@ -167,7 +168,7 @@ def _check_list(data: Any, argument: str) -> None:
         columns = len(arrays) == 2 and arrays[0].shape[:1] == arrays[1].shape[:1] and not argument.startswith("predict")
         scalars = not all(item.shape for item in arrays)
         if isinstance(data, tuple) or len(kinds) > 1 or columns or scalars or not isinstance(arrays[0], torch.Tensor):
-            raise TypeError(
+            raise WrongType(
                 f"{argument} is a {type(data).__name__} of {len(data)} tensors or arrays, which is not a list of batches. If "
                 "they are inputs and targets, write "
                 f"{_given(argument, 'DataLoader(TensorDataset(inputs, targets), batch_size=32)')} with torch.utils.data; if "
@@ -178,7 +179,7 @@ def _check_list(data: Any, argument: str) -> None:
     if type(first) in (tuple, list) and len(first) == 2 and isinstance(first[0], torch.Tensor) and first[0].dim():
         label = first[1]
         if isinstance(label, int | float) or (isinstance(label, torch.Tensor) and not label.dim()):
-            raise TypeError(
+            raise WrongType(
                 f"{argument} is a list of samples: the target of the first is one number. Wrap it in a loader: "
                 f"{_given(argument, 'torch.utils.data.DataLoader(data, batch_size=32)')}."
             )

@@ -12,6 +12,7 @@ from hocket.data.errors import DataError
 from hocket.data.loaders import batch_size, by_index, with_sampler
 from hocket.data.slices import Slices
 from hocket.data.source import Source
+from hocket.errors import WrongValue
 
 
 def sized(data: Iterable[Any], size: int, ranks: int = 1) -> Source:
@@ -38,7 +39,7 @@ def sized(data: Iterable[Any], size: int, ranks: int = 1) -> Source:
 def resized(data: Any, size: int, ranks: int = 1) -> tuple[Any, Slices]:
     """Return data with the batch size set if it can be, and the slices that check it if it cannot; see `sized`."""
     if isinstance(size, bool) or not isinstance(size, int) or size < ranks:
-        raise ValueError(
+        raise WrongValue(
             f"global_batch={size!r} is not enough for {ranks} rank{'s' if ranks > 1 else ''}: it is the number of samples that "
             f"all ranks together train on in one step. Give an int of {ranks} or more."
         )

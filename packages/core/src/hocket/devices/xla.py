@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hocket.devices.base import Device
+from hocket.errors import WrongValue
 from hocket.help import installing
 from hocket.plugins.errors import PluginError
 
@@ -33,7 +34,7 @@ class XLA(Device):
     def torch_device(self, local_rank: int) -> torch.device:
         """Return the first device. Raises PluginError if torch_xla cannot be imported, ValueError for a second process."""
         if local_rank:
-            raise ValueError(
+            raise WrongValue(
                 "device='xla' runs one process. Remove devices= and the launcher, or pass device='cpu' or device='cuda'."
             )
         device: torch.device = _torch_xla().device()

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
+from hocket.errors import WrongType
 from hocket.help import names, objects
 from hocket.time import Time
 
@@ -43,7 +44,7 @@ def understood(
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(_explain(function, signature, args, kwargs) or str(error)) from None
+            raise WrongType(_explain(function, signature, args, kwargs) or str(error)) from None
         for name, value in bound.arguments.items():
             if type(value).__module__ == "numpy" and isinstance(value, Number):
                 value = bound.arguments[name] = value.item()  # type: ignore[attr-defined]
@@ -66,7 +67,7 @@ def explained(function: Callable[P, R]) -> Callable[P, R]:
             try:
                 signature.bind(*args, **kwargs)
             except TypeError:
-                raise TypeError(_explain(function, signature, args, kwargs) or str(error)) from None
+                raise WrongType(_explain(function, signature, args, kwargs) or str(error)) from None
             raise
 
     return call

@@ -13,6 +13,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
+from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.losses import Loss
 from hocket.task import SupervisedTask, Task
@@ -40,10 +41,10 @@ def watched(state: State) -> Iterator[None]:
             returned = task.loss(outputs, batch)
         for each in caught:
             if str(each.message).startswith(_BROADCASTS):
-                raise ValueError(_broadcast(str(each.message), outputs)) from None
+                raise WrongValue(_broadcast(str(each.message), outputs)) from None
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
         if observer.refused:
-            raise ValueError(observer.refused)
+            raise WrongValue(observer.refused)
         if observer.found:
             warn(observer.found)
         if state.eval_label is None and not isinstance(state.train_data, DataLoader):
@@ -180,7 +181,7 @@ def _check_connected(returned: Any, state: State) -> None:
         seen |= new
         nodes += new
     if losses:
-        raise ValueError(
+        raise WrongValue(
             "The loss requires gradients, but was not computed from parameters of the model, so nothing would be trained. "
             "Return the tensor that was computed from the model's outputs, without .detach(), .item(), .data, "
             "torch.tensor(loss) or requires_grad_() on the way."
@@ -199,7 +200,7 @@ def _refuse_sample(task: Task, outputs: Any, batch: Any, kind: str) -> None:
     target = _targets(task, batch)
     single = isinstance(target, Tensor) and not target.dim() and isinstance(outputs, Tensor) and outputs.dim() < 2
     if single and type(task).count is Task.count:
-        raise TypeError(
+        raise WrongType(
             f"The training data ({kind}) yields samples and not batches: the target of the first is one number. Wrap it in a "
             "loader: train_data=torch.utils.data.DataLoader(data, batch_size=32), or batch_size=None if its items are batches."
         )
@@ -262,7 +263,7 @@ def _check_weight(weight: Any, task: Task, batch: Any, outputs: Any) -> None:
         "alone and write metrics='accuracy', or return {'total': loss, 'accuracy': accuracy}."
     )
     if not math.isfinite(number):
-        raise ValueError(said)
+        raise WrongValue(said)
     if 0 < number < 1 < samples or (number != samples and number == _right(task, batch, outputs)):
         warn(f"{said} It is used as it is, which is right for a sum of sample weights.")
 

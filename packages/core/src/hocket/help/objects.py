@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from hocket import elsewhere
+from hocket.errors import WrongType, WrongValue
 from hocket.help import names, warn
 
 #: Functions of torch.nn.functional that are losses of (outputs, targets), and the names that people use for them.
@@ -54,7 +55,7 @@ def precision(given: Any, arguments: Mapping[str, Any]) -> Any:
         return given
     found = _PRECISIONS.get(given)
     if found is None:
-        raise TypeError(
+        raise WrongType(
             f"precision={given} is not a precision. Write one of 'fp32', 'bf16', 'fp16', 'fp64', or another of "
             "`hocket plugins list --kind precisions`."
         )
@@ -74,7 +75,7 @@ def device(given: Any, arguments: Mapping[str, Any]) -> Any:
     if found is None:
         return given
     if found.index:
-        raise ValueError(
+        raise WrongValue(
             f"device='{found}' chooses one of several devices. hocket takes the first that is visible, or one for each process "
             f"with devices=. Write device='{found.type}', and choose with the environment: CUDA_VISIBLE_DEVICES={found.index}."
         )
@@ -98,7 +99,7 @@ def loss(given: Any, arguments: Mapping[str, Any]) -> Any:
                 warn(f"loss={given!r} is read as loss=torch.nn.functional.{name}.")
             return getattr(nn.functional, name)
         near = difflib.get_close_matches(given, _LOSSES, 1)
-        raise ValueError(
+        raise WrongValue(
             f"loss={given!r} is not the name of a loss.{f' Did you mean {near[0]!r}?' if near else ''} Give a function of "
             "(outputs, targets), such as loss=torch.nn.functional.cross_entropy, or one of these names: "
             f"{', '.join(map(repr, _LOSSES))}."
@@ -106,7 +107,7 @@ def loss(given: Any, arguments: Mapping[str, Any]) -> Any:
     if isinstance(given, type) and issubclass(given, nn.Module):
         return _instance(given, "loss")
     if given is not None and not callable(given):
-        raise TypeError(
+        raise WrongType(
             f"loss={short(given)} is {type(given).__name__}, which cannot be called. Give a function of (outputs, "
             "targets), such as loss=torch.nn.functional.cross_entropy; a Task defines several losses as a dict."
         )
@@ -121,7 +122,7 @@ def metrics(given: Any, arguments: Mapping[str, Any]) -> Any:
         if isinstance(each, str):
             found = simple_metrics.find(each)
             if found is None:
-                raise ValueError(
+                raise WrongValue(
                     f"metrics={each!r} is not one of hocket's own metrics: {', '.join(simple_metrics.METRICS)}. Others "
                     f"come from torchmetrics: metrics={{{each!r}: torchmetrics.classification.MulticlassAccuracy(10)}}, "
                     "for instance; or write an object with update, compute and reset."
@@ -138,7 +139,7 @@ def metrics(given: Any, arguments: Mapping[str, Any]) -> Any:
     is_one = isinstance(given, str | type) or (hasattr(given, "update") and hasattr(given, "compute"))
     if not is_one and not isinstance(given, Sequence | set):
         if given is not None and (not callable(given) or _required(given)):
-            raise TypeError(
+            raise WrongType(
                 f"metrics={short(given)} is neither metrics nor a function without arguments that makes them. A metric is an "
                 "object with update(outputs, targets), compute() and reset(). Write metrics='accuracy', or metrics={'mine': "
                 "MyMetric()}."
@@ -147,7 +148,7 @@ def metrics(given: Any, arguments: Mapping[str, Any]) -> Any:
     found = [one(each) for each in ([given] if is_one else given)]
     if len(dict(found)) < len(found):
         listed = ", ".join(name for name, _ in found)
-        raise ValueError(
+        raise WrongValue(
             f"metrics= lists {listed}: some have one name. Name each: metrics={{'first': …, 'second': …}}."
         )
     return dict(found)
@@ -171,7 +172,7 @@ def _instance(cls: type, argument: str) -> Any:
     try:
         return cls()
     except (TypeError, ValueError) as error:
-        raise TypeError(
+        raise WrongType(
             f"{argument}={cls.__name__} is a class that needs arguments: {error}. Give an instance: {argument}="
             f"{cls.__name__}(…), with its arguments {_signature(cls)}."
         ) from None
@@ -198,7 +199,7 @@ def checkpoints(given: Any, arguments: Mapping[str, Any]) -> Any:
     if isinstance(given, Mapping) and "folder" in given:
         return Checkpoints(**given)
     if not isinstance(given, Checkpoints):
-        raise TypeError(
+        raise WrongType(
             f"checkpoints={short(given)} is neither a folder nor hocket.Checkpoints. Write checkpoints='runs/a', or "
             "checkpoints=hocket.Checkpoints('runs/a', every='1ep', keep=3)."
         )
@@ -212,7 +213,7 @@ def resume(given: Any, arguments: Mapping[str, Any]) -> Any:
     if isinstance(given, str | os.PathLike) and given != "auto" and "://" not in str(given) and Path(given).is_file():
         if not Path(given).suffix:
             return given  # the file `latest` of a folder of checkpoints
-        raise ValueError(
+        raise WrongValue(
             f"resume={str(given)!r} is a file, and a run resumes from a checkpoint of hocket, which is a folder such as "
             f"'runs/a/ep3-ba18'. To begin with the weights of this file, call trainer.load_weights({str(given)!r})."
         )
@@ -223,18 +224,18 @@ def compiled(given: Any, arguments: Mapping[str, Any]) -> Any:
     """Convert the name of a mode of torch.compile to its arguments."""
     if not isinstance(given, str):
         if not isinstance(given, bool | Mapping) and given is not None:
-            raise TypeError(
+            raise WrongType(
                 f"compile={short(given)} is neither True nor arguments of torch.compile. Write compile=True."
             )
         keys = list(inspect.signature(torch.compile).parameters)[1:]
         if unknown := [key for key in given or () if key not in keys] if isinstance(given, Mapping) else []:
-            raise TypeError(
+            raise WrongType(
                 f"compile={short(given)} has {unknown[0]!r}, which torch.compile does not take; it takes "
                 f"{', '.join(keys)}. Write compile=True, or compile={{'mode': 'reduce-overhead'}}."
             )
         return given
     if given not in _COMPILE_MODES:
-        raise ValueError(
+        raise WrongValue(
             f"compile={given!r} is not a mode of torch.compile, which has {', '.join(map(repr, _COMPILE_MODES))}. Write "
             "compile='reduce-overhead', compile=True, or its arguments: compile={'mode': 'max-autotune', 'dynamic': False}."
         )
@@ -245,7 +246,7 @@ def seed(given: Any, arguments: Mapping[str, Any]) -> Any:
     """Refuse text, with the number in it."""
     if isinstance(given, str):
         write = f"seed={int(given)}" if given.strip().isdecimal() else "seed=17, or None for the global random numbers"
-        raise TypeError(f"seed={given!r} is text; a seed is an int. Write {write}.")
+        raise WrongType(f"seed={given!r} is text; a seed is an int. Write {write}.")
     return given
 
 
@@ -269,7 +270,7 @@ def profile(given: Any, arguments: Mapping[str, Any]) -> Any:
     if given is True:
         return ["profiler"]
     if isinstance(given, int | float):
-        raise TypeError(
+        raise WrongType(
             f"profile={given!r} does not say which batches to profile. Write profile='{given}ba after 10ba', or profile=True."
         )
     if isinstance(given, Mapping) and "profiler" not in given:
@@ -286,17 +287,17 @@ def flag(given: Any, arguments: Mapping[str, Any]) -> Any:
     if given is not None and not isinstance(given, bool | int):
         argument = next((name for name, value in arguments.items() if value is given), "argument")
         meant = str(given).strip().lower() in ("true", "yes", "on", "1")
-        raise TypeError(f"{argument}={given!r} is a switch, which is True or False. Write {argument}={meant}.")
+        raise WrongType(f"{argument}={given!r} is a switch, which is True or False. Write {argument}={meant}.")
     return bool(given)
 
 
 def folder(given: Any, arguments: Mapping[str, Any]) -> Any:
     """Refuse a folder that is neither text nor a path."""
     if not isinstance(given, str | os.PathLike):
-        raise TypeError(f"folder={short(given)} is {type(given).__name__}; give text or a path, such as folder='runs'.")
+        raise WrongType(f"folder={short(given)} is {type(given).__name__}; give text or a path, such as folder='runs'.")
     above = next((each for each in (Path(given), *Path(given).parents) if os.path.lexists(each)), None)
     if above is not None and not above.is_dir() and "model" in arguments:
-        raise ValueError(
+        raise WrongValue(
             f"folder={str(given)!r}: {above} is a file and no folder. Give a folder to write to, such as folder='runs'."
         )
     return given
@@ -307,7 +308,7 @@ def weights(given: Any, arguments: Mapping[str, Any]) -> Any:
     if isinstance(given, nn.Module):
         return given.state_dict()
     if not isinstance(given, str | os.PathLike | Mapping):
-        raise TypeError(
+        raise WrongType(
             f"weights={short(given)} is {type(given).__name__}; give a file or folder, tensors by name, or a module. Write "
             "trainer.load_weights('model.pt')."
         )
@@ -318,7 +319,7 @@ def tree(given: Any, arguments: Mapping[str, Any]) -> Any:
     """Refuse weights in the place of a Trainer's state."""
     if not isinstance(given, Mapping) or "version" not in given:
         keys = ", ".join(map(str, list(given)[:3])) if isinstance(given, Mapping) else type(given).__name__
-        raise ValueError(
+        raise WrongValue(
             f"load_state_dict was given {keys} …, and not what trainer.state_dict() returns: the state of a whole run. "
             "For weights write trainer.load_weights(state_dict)."
         )

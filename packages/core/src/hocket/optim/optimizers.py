@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hocket import fast_paths
+from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.help.objects import short
 from hocket.optim.closures import gets_closure
@@ -80,11 +81,11 @@ def _named(given: Mapping[Any, Any], task: Task) -> dict[str, nn.Module]:
     if kind is not None:
         chosen = str(given[kind]).rpartition(".")[2].lower()
         config = {key: value for key, value in given.items() if key != kind}
-        raise ValueError(
+        raise WrongValue(
             f"optimizer={dict(given)!r} has the key {kind!r}, and should have one key, the name of an optimizer, or those of "
             f"submodules. Write optimizer={ {chosen: config}!r}."
         )
-    raise ValueError(
+    raise WrongValue(
         f"optimizer={{{missing!r}: …}} names no submodule of {type(task.model).__name__}, which has "
         f"{', '.join(name for name, _ in task.model.named_children()) or 'none'}. An optimizer that is given by name and not "
         "as an instance gets the parameters of that submodule."
@@ -114,7 +115,7 @@ def _make(given: Any, part: nn.Module, replacements: Sequence[Replacement]) -> O
     parameters = list(part.parameters())
     if not any(parameter.requires_grad for parameter in parameters):
         model = part.model if isinstance(part, Task) else part
-        raise ValueError(
+        raise WrongValue(
             f"{type(model).__name__} has no parameter that requires a gradient, so there is nothing to optimize. "
             "Omit optimizer= to evaluate or predict only, or set requires_grad on the parameters to train."
         )
@@ -132,7 +133,7 @@ def _make(given: Any, part: nn.Module, replacements: Sequence[Replacement]) -> O
     else:
         made = given
     if not isinstance(made, Optimizer):
-        raise TypeError(
+        raise WrongType(
             f"optimizer={short(given)} gave {type(made).__name__}, not a torch.optim.Optimizer. Pass a function of the "
             "parameters, such as lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), an optimizer, or a name such "
             "as 'adamw(lr=1e-3)'."
@@ -170,7 +171,7 @@ def _check_configured(given: Any) -> None:
     """Raise TypeError for what Lightning's ``configure_optimizers`` may return."""
     nested = isinstance(given, tuple | list) and any(isinstance(item, tuple | list) for item in given)
     if nested or (isinstance(given, Mapping) and {"lr_scheduler", "optimizer"} & given.keys()):
-        raise TypeError(
+        raise WrongType(
             f"configure_optimizers() returned {'nested lists' if nested else 'a dict of ' + ', '.join(map(repr, given))}. "
             "It returns an optimizer, a sequence of optimizers or a dict of optimizers by name, without schedules. Write "
             "return optimizer, and Trainer(schedule='cosine(warmup=0.05dur)')."
@@ -185,7 +186,7 @@ def _check(optimizers: Sequence[Optimizer], task: Task) -> None:
         give = f"give a function: optimizer=lambda parameters: torch.optim.{name}(parameters, …)"
         parameters = check_parameters(optimizer, known, type(task.model).__name__, give)
         if held & parameters and not task.shares_parameters:
-            raise ValueError(
+            raise WrongValue(
                 f"{name} holds parameters that another optimizer holds; each would be stepped twice a batch. Give each "
                 "parameter to one optimizer, or define train_batch in a hocket.Task, whose steps may share parameters."
             )
@@ -205,9 +206,9 @@ def check_parameters(
     name = type(optimizer).__name__
     parameters = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     if not parameters:
-        raise ValueError(f"{name} holds no parameters. Give it the model's: torch.optim.{name}(model.parameters()).")
+        raise WrongValue(f"{name} holds no parameters. Give it the model's: torch.optim.{name}(model.parameters()).")
     if foreign := parameters.difference(known):
-        raise ValueError(
+        raise WrongValue(
             f"{name} holds {len(foreign)} of {len(parameters)} parameters that are not in the model, so stepping it "
             f"would not train {model}. Make it from this model's parameters, or {write}."
         )

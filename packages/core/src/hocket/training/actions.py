@@ -15,6 +15,7 @@ from hocket.data.nesting import map_tensors
 from hocket.data.reading import how_divided
 from hocket.data.windows import Window
 from hocket.distributed.dtensors import mesh_of
+from hocket.errors import WrongState, WrongType, WrongValue
 from hocket.losses import WHOLE, Apart, Loss, as_loss
 from hocket.optim.clipping import clip_gradients
 from hocket.optim.closures import closure_for
@@ -54,7 +55,7 @@ class DefaultActions:
         if type(microbatches) is list:
             return microbatches
         if isinstance(microbatches, torch.Tensor | Mapping | str) or not isinstance(microbatches, Iterable):
-            raise TypeError(
+            raise WrongType(
                 f"split(batch, size) of {type(state.task).__name__} returned {type(microbatches).__name__}. It returns a list "
                 "of batches of at most size samples each."
             )
@@ -102,7 +103,7 @@ class DefaultActions:
             if loss.requires_grad:
                 _explain(error, "backward", state.task, step.batch)
                 raise
-            raise ValueError(
+            raise WrongValue(
                 "The loss has no gradient. Return the tensor that was computed from the model's outputs, without .detach(), "
                 ".item(), torch.no_grad() or argmax on the way, and check that the model has parameters to train "
                 "(requires_grad)."
@@ -244,7 +245,7 @@ def accumulate_gradients(
                 parts.append(Part(*compute_microbatch(state, microbatch, samples, weighting, metrics)))
         step.carry = carry
         if remaining:
-            raise ValueError(miscounted(state, mine, remaining))
+            raise WrongValue(miscounted(state, mine, remaining))
         factor = mean(state, parts, weighting)
     step.batch, step.outputs = full_batch, None
     if step.boundary is not None:
@@ -408,7 +409,7 @@ def _call_loss_function(state: State) -> tuple[Loss, Mapping[str, torch.Tensor] 
                 error.add_note(CHANGED_IN_PLACE)
             raise
     if [parameter for parameter in without if parameter.grad is not None]:  # twice as fast as a generator in any()
-        raise RuntimeError(
+        raise WrongState(
             "The loss function of step(…) computed gradients by backward(), which would be added to those of the loss that it "
             "returned. Return the sum of the losses. For a gradient within the loss, such as a penalty, use "
             "torch.autograd.grad(…, create_graph=True)."
@@ -434,19 +435,19 @@ def _backward_apart(state: State, losses: Mapping[str, torch.Tensor], factor: An
     step = state.step
     optimizers = dict(zip(state.optimizer_names, state.optimizers, strict=True))
     if {id(optimizers.get(name)) for name in losses} != set(map(id, state.step_optimizers)):
-        raise ValueError(
+        raise WrongValue(
             f"The loss function returned hocket.Apart of {', '.join(map(repr, losses))} in a step of the optimizers "
             f"{step.name.replace('+', ', ') or 'named ' + ', '.join(state.optimizer_names)}. Give each of them one loss."
         )
     if step.boundary is not None:
-        raise ValueError(
+        raise WrongValue(
             "hocket.Apart keeps the losses of one forward pass apart, but the batch has a tensor that was computed "
             "before the step with gradients, where they would meet. Compute that tensor in the loss function, or detach it."
         )
     for number, (name, loss) in enumerate(losses.items(), 1):
         held = [p for group in optimizers[name].param_groups for p in group["params"] if p.requires_grad]
         if any(mesh_of(parameter) is not None for parameter in held):
-            raise ValueError(
+            raise WrongValue(
                 "hocket.Apart needs full parameters on every rank, and this strategy shards them. Use "
                 "strategy='ddp', or take a step for each loss."
             )

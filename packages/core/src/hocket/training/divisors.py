@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from hocket.distributed.dtensors import mesh_of
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.losses import WHOLE, Loss, as_loss
 
@@ -107,7 +108,7 @@ def weighed(state: State, function: Callable[..., Any], *args: Any, seen: Diviso
         )
         message = _DIFFERS.format(other=differs, change=change)
         if seen.training:
-            raise ValueError(message)
+            raise WrongValue(message)
         warn(message)
     elif differs:
         return loss, returned
@@ -144,7 +145,7 @@ def check_added(state: State, loss: Loss, seen: Divisors) -> float | Tensor | No
         "A plug-in added the other mean. Omit the class weights, or what ignores labels; or train without the plug-in, or with "
         "that mean in the task's loss, over the same labels"
     )
-    raise ValueError(_DIFFERS.format(other=differs, change=change))
+    raise WrongValue(_DIFFERS.format(other=differs, change=change))
 
 
 class Divisors(TorchFunctionMode):

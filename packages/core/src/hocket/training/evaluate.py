@@ -14,6 +14,7 @@ from hocket.data.checks import check_sets
 from hocket.data.several import prepared
 from hocket.data.source import Source, limited, one_epoch
 from hocket.data.training_iterator import ENDLESS, iterates_once
+from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.help.arguments import understood
 from hocket.losses import Loss
@@ -76,7 +77,7 @@ class PreparedSet:
         self.every = every if given.every is None else given.every
         self.limit = limited(self.source, limit, "limit_eval")
         if isinstance(given.data, ENDLESS) and self.limit is None:
-            raise ValueError(
+            raise WrongValue(
                 f"The evaluation set '{label}' ({type(given.data).__name__}) never ends. Pass data that does, or limit it: "
                 "limit_eval=100."
             )
@@ -134,7 +135,7 @@ def prepare_sets(
         and data
         and all(isinstance(each, str) and each in state.eval_sets for each in data)
     ):
-        raise TypeError(
+        raise WrongType(
             f"{data!r} names evaluation sets and has no batches. Write evaluate() to evaluate all sets, or "
             f"evaluate({{'{data[0]}': loader}}) for one."
         )
@@ -142,12 +143,12 @@ def prepare_sets(
     state.task.check_evaluation()
     named = data if isinstance(data, Mapping) else {"eval": data}
     if "train" in named:
-        raise ValueError(
+        raise WrongValue(
             "An evaluation set is labelled 'train', which is the label of the values of training, such as train/loss. Choose "
             "another label; write {'train-set': …}."
         )
     if "" in named:
-        raise ValueError(
+        raise WrongValue(
             f"{argument} has a set without a label. Name it, as in {argument}={{'test': …}}, for test/loss."
         )
     sets = {label: given if isinstance(given, EvalSet) else EvalSet(given) for label, given in named.items()}
@@ -255,14 +256,14 @@ def _evaluate_set(
     logged.samples = None
     ranks = bus.all_gather_object((seen, logged.mine()))
     if not any(each for each, _ in ranks):
-        raise ValueError(
+        raise WrongValue(
             f"The evaluation set '{label}' yielded no batch. If it is an iterator, pass an iterable that starts anew, such "
             "as a list or a DataLoader."
         )
     total, over = bus.all_reduce(sums, "sum").tolist()
     values = metrics.compute()
     if over and f"{label}/loss" in values:
-        raise ValueError(named_loss(label))
+        raise WrongValue(named_loss(label))
     values = {**({f"{label}/loss": total / over} if over else {}), **values}
     values.update(logged.together([each for _, each in ranks]))
     decides = type(state.task).has_eval_loss is not Task.has_eval_loss  # and may measure in events
@@ -295,7 +296,7 @@ def sanity_check(
         return
     for label, each in sets.items():
         if iterates_once(data := each.source.data):
-            raise ValueError(
+            raise WrongValue(
                 f"sanity_eval={batches} would use up the first batches of the evaluation set '{label}', an iterator "
                 f"({type(data).__name__}) that can be iterated once. Pass what it iterates over, such as the list or the "
                 "DataLoader itself, or omit sanity_eval."

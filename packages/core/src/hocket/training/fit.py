@@ -15,6 +15,7 @@ from hocket.data.batches import Counts
 from hocket.data.errors import DataError
 from hocket.data.training_iterator import TrainingIterator
 from hocket.distributed import agreement
+from hocket.errors import WrongState
 from hocket.help import warn
 from hocket.state import State
 from hocket.time import Interval, Unit
@@ -141,13 +142,13 @@ class FitLoop:
         if self.state.strategy.world_size > 1:
             places = self.state.bus.all_gather_object((stage, batch))
             if len(set(places)) > 1:
-                raise RuntimeError(
+                raise WrongState(
                     "An exception left the ranks at different places: "
                     + ", ".join(f"rank {rank} after batch {batch}" for rank, (_, batch) in enumerate(places))
                     + ". Start the run again, with resume='auto' to continue from its latest checkpoint."
                 )
         if stage == "step":
-            raise RuntimeError(
+            raise WrongState(
                 f"The last fit raised {self._raised} while weights or learning rates were updated, in batch {batch}, so that "
                 "some may be new and others not, and training cannot be continued from there. Make a new Trainer: with "
                 "resume='auto' it continues from the latest checkpoint, with model=trainer.state.model it begins a run from "
@@ -378,7 +379,7 @@ class FitLoop:
         left = self.left if not self.stage else None
         complete = self.stage in ("", "batch", "epoch", "over") if left is None else left["stage"] not in _INCOMPLETE
         if not complete or self.state.eval_label is not None:
-            raise RuntimeError(
+            raise WrongState(
                 "The state is not complete in the middle of a batch or an evaluation. Take it in a callback's "
                 "batch_checkpoint(state), epoch_checkpoint(state) or fit_end(state), or between fits."
             )

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from hocket.distributed.dtensors import local, non_finite, total_norm
+from hocket.errors import NotFinite
 from hocket.help import warn
 from hocket.state import State
 from hocket.unusual import dense_values
@@ -116,7 +117,7 @@ class NonFiniteGuard:
             "stay. Resume from the latest of them with a lower learning rate or clip_gradients=1.0."
         )
         if self._policy == "raise":
-            raise FloatingPointError(message)
+            raise NotFinite(message)
         warn(message, RuntimeWarning)
         return False
 
@@ -137,7 +138,7 @@ class NonFiniteGuard:
         norm = "" if state.gradient_norm is None else f", its gradient norm {state.gradient_norm.item():g}"
         where = f"{where}{self._place(state)}"
         if self._policy == "raise":
-            raise FloatingPointError(
+            raise NotFinite(
                 f"The loss or a gradient is not finite in {where}: the latest loss is {loss}{norm}. Lower the learning "
                 f"rate, {self.hints}, or continue with nonfinite='skip' or nonfinite='warn'."
             )

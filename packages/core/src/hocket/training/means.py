@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from hocket.errors import WrongValue
 from hocket.training.weights import CountedLabels
 
 if TYPE_CHECKING:
@@ -75,14 +76,14 @@ def _names(state: State, parts: Sequence[Part]) -> Sequence[str]:
         gathered = state.bus.all_gather_object((here, counted))
         agreed = sorted({name for names, _ in gathered for name in names})
         if len(found := {each for _, each in gathered} - {None}) > 1:
-            raise ValueError(
+            raise WrongValue(
                 "The model computes its loss itself. From its values in the first batch, ranks found that it is a mean over "
                 f"different labels: {', '.join(sorted(map(str, found)))}. Return it with its weight, (outputs.loss, weight), "
                 "where weight is the number of labels that count; or pass loss_reduction='mean' to weight it by samples."
             )
         state.step.loss_names = agreed
     if new := [name for name in here if name not in agreed]:
-        raise ValueError(
+        raise WrongValue(
             f"The loss named {', '.join(map(repr, new))} in batch {state.timestamp.batch} was not there in the first batch, "
             f"with {', '.join(map(repr, agreed)) or 'none'}, and ranks reduce the losses that they agreed on then. Return it "
             "in every batch, as loss * 0 where it does not apply."
@@ -130,7 +131,7 @@ def mean(state: State, parts: Sequence[Part], weighting: Weighting) -> torch.Ten
     flags: Any = _kinds(parts, here, sums) if compared else None
     if summed := parts[0].summed:
         if not all(part.summed for part in parts):
-            raise ValueError(
+            raise WrongValue(
                 "The loss is a sum for some microbatches of a batch and a mean for others. Return one of them."
             )
         here = 1  # the sum is not divided
@@ -146,7 +147,7 @@ def mean(state: State, parts: Sequence[Part], weighting: Weighting) -> torch.Ten
         if different.is_cuda:  # The host does not wait. The loss is NaN, which the guard of non-finite losses finds.
             sums = torch.where(different, torch.nan, sums)
         elif different:
-            raise ValueError(
+            raise WrongValue(
                 "The loss is a mean over samples for some microbatches or ranks, and for others a sum, or a mean with its own "
                 "weight, such as cross-entropy over labels of which some are ignored. So it has no mean. Return the same kind "
                 "in every microbatch: where a term does not apply, multiply it by 0; or return (mean, weight) in each."

@@ -12,6 +12,7 @@ import torch
 
 from hocket.data.batches import unpadded
 from hocket.data.windows import Window
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.state import State
 from hocket.task import Task
@@ -106,6 +107,6 @@ def _divided(state: State, sizes: Sequence[int]) -> tuple[list[Any], list[int]]:
             counted[part] += samples
             seen += samples
     if seen != mine:
-        raise ValueError(miscounted(state, mine, mine - seen))
+        raise WrongValue(miscounted(state, mine, mine - seen))
     joined = [[state.task.join(each) if len(each) > 1 else each[0] for each in by_batch.values()] for by_batch in held]
     return [Window(each) if window else each[0] if each else None for each in joined], counted

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.time import Time, Unit
 from hocket.timestamp import Timestamp
@@ -56,7 +57,7 @@ class Progress:
         """Return :meth:`elapsed` without a warning, for those who only show it."""
         end = self.max_duration
         if end is None:
-            raise ValueError("There is no duration outside a fit. Pass duration= to the Trainer or to fit.")
+            raise WrongValue("There is no duration outside a fit. Pass duration= to the Trainer or to fit.")
         if not end.value:
             return 1.0
         now = self.timestamp

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from hocket.errors import WrongState, WrongValue
+
 
 def check_seed(given: Any) -> int | None:
     """Return a seed as an int, or None. Raises ValueError for anything but an integer from 0 to 2**32 - 1."""
@@ -23,7 +25,7 @@ def check_seed(given: Any) -> int | None:
     except TypeError:
         seed = -1
     if not 0 <= seed < 2**32:
-        raise ValueError(
+        raise WrongValue(
             f"seed={given!r} is not a seed, which is an int from 0 to {2**32 - 1}, the largest that NumPy takes. Write "
             "seed=17, or None for the global random numbers."
         )
@@ -154,7 +156,7 @@ def only_thread(name: str) -> Iterator[None]:
             _computing = os.getpid(), here, []
         if _computing[1] is not here:
             other = _computing[2][-1].replace("The", "the", 1)
-            raise RuntimeError(
+            raise WrongState(
                 f"{name} cannot be made, fitted, evaluated or asked for predictions in thread '{here.name}' while {other} "
                 f"computes in thread '{_computing[1].name}': the random numbers of Python, NumPy and torch belong to the "
                 "process, so neither run would be reproducible. Wait for that thread, or give each Trainer a process: "

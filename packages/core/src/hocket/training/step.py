@@ -12,6 +12,7 @@ import torch
 from hocket.data.batches import Counts
 from hocket.data.nesting import map_tensors
 from hocket.data.reading import How, samples_of_part
+from hocket.errors import WrongState, WrongValue
 from hocket.task import Task
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class Boundary:
     def begin(self) -> None:
         """Prepare for computing the gradients of the batch. Raises RuntimeError if they were computed before."""
         if self._traversed:
-            raise RuntimeError(
+            raise WrongState(
                 "The batch of this step has a tensor that was computed before with gradients, and its graph can be used only "
                 "once. SAM, LBFGS and a smaller microbatch after a memory error compute gradients again. Compute that tensor "
                 "in the loss function instead, or detach it."
@@ -194,7 +195,7 @@ def count(state: State, batch: Batch) -> Counts:
     except TypeError:
         counts = Counts(-1)
     if min(counts) < 0:
-        raise ValueError(
+        raise WrongValue(
             f"count(batch) of {type(state.task).__name__} returned {counted!r}. It returns the number of samples, or (samples, "
             "tokens): integers, 0 or more, such as len(batch[0])."
         )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hocket.data.errors import DataError
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.state import State
 from hocket.time import Time, TimeError, Unit, time_of
@@ -28,12 +29,12 @@ def plan_fit(
         ValueError: there is no data, optimizer or duration, or the duration cannot be reached.
     """
     if not loop.has_data:
-        raise ValueError(
+        raise WrongValue(
             "There is nothing to train on. Pass train_data= to the Trainer or to fit, or return it from train() of the data "
             "module."
         )
     if not state.optimizers:
-        raise ValueError(
+        raise WrongValue(
             "There is no optimizer. Pass optimizer=, such as lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), or "
             "define configure_optimizers() in the Task."
         )
@@ -75,7 +76,7 @@ def fit_until(
             warn(f"Training is over: {until} are done. Pass fit(duration=…) for more.")
             return None
     else:
-        raise ValueError(
+        raise WrongValue(
             "There is no duration to train for. Pass duration='10ep' or the like to the Trainer or to fit."
         )
     if until.unit is Unit.EPOCH and loop.data.endless:

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.ours import is_ours
 from hocket.training import simple_metrics
@@ -72,7 +73,7 @@ def check_name(state: State, who: str, name: str) -> None:
     of_a_set = "/" in name and (prefix in _LABELS or difflib.get_close_matches(prefix, state.eval_sets))
     if of_a_set and prefix != "train" and label_of(state, name) is None:
         sets = ", ".join(map(repr, state.eval_sets)) or "none"
-        raise ValueError(
+        raise WrongValue(
             f"{who} monitors '{name}', but there is no evaluation set of that name. The sets are: {sets}. Give 'label/name' "
             "with one of these labels, 'train/name' for a train metric, or the name of a value that a plug-in logs with "
             "state.log; sets are named by eval_data={'label': …}."
@@ -89,7 +90,7 @@ def check_name(state: State, who: str, name: str) -> None:
             write = f"metrics={known!r} in the Trainer" + (
                 "" if known == metric else f", and monitor '{label}/{known}'"
             )
-        raise ValueError(
+        raise WrongValue(
             f"{who} monitors '{name}', and evaluation measures only '{label}/loss', because metrics= is empty. Write {write}; "
             f"or monitor '{label}/loss'."
         )
@@ -98,12 +99,12 @@ def check_name(state: State, who: str, name: str) -> None:
         own = name.removeprefix(f"{label}/")
         near = [] if own in measured else difflib.get_close_matches(own, measured, 1, 0.85)
         if near:
-            raise ValueError(
+            raise WrongValue(
                 f"{who} monitors '{name}', which evaluation does not measure. Write '{label}/{near[0]}'; it measures "
                 f"{', '.join(f'{label}/{each}' for each in sorted(measured))}."
             )
     if "/" not in name and not state.task.logs_for_others and (meant := _metrics_like(state, name)):
-        raise ValueError(
+        raise WrongValue(
             f"{who} monitors '{name}', but metrics of evaluation sets are named 'label/name'. Write "
             f"{' or '.join(map(repr, meant))}; or log a value under another name with state.log."
         )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hocket.data import batches, nesting
+from hocket.errors import WrongValue
 from hocket.help import names, warn
 from hocket.losses import WHOLE, Loss, as_loss, own_loss
 from hocket.task import SupervisedTask
@@ -58,7 +59,7 @@ def weight(state: State, weight_of: Weight) -> Any:
     """
     divisor = state.step.divisor
     if weight_of is by_divisor and divisor is None:
-        raise ValueError(
+        raise WrongValue(
             "The loss was a mean over selected elements, such as (loss * mask).sum() / mask.sum(), in an earlier batch, and is "
             "not in this one. Compute it in the same way in every batch, or return (mean, weight), where weight is the number "
             "of its elements."
@@ -93,7 +94,7 @@ def in_training(state: State, loss: Loss, samples: int) -> Weight:
             return by_samples
         if weight is None:
             supervised = type(state.task) is SupervisedTask
-            raise ValueError(
+            raise WrongValue(
                 f"{type(state.model).__name__} computes its loss itself, and it is not certain what that is a mean over, so "
                 "microbatches and ranks cannot be given weights. Pass loss_reduction='mean' to weight it by samples; "
                 + (_WITH_WEIGHT if supervised else _IN_TASK)
@@ -120,7 +121,7 @@ def check_composed(state: State, samples: int) -> bool:
     # A batch without padding does not show that a mean written by hand is over selected elements.
     step.tried = max(step.tried, 1) if found == "mean" and not (step.seen and step.seen.certain) else 0
     if found == "sum":
-        raise ValueError(
+        raise WrongValue(
             "The loss of a sample given twice is twice its loss, so this is a sum over samples and not a mean: if a batch "
             "is split into microbatches or divided over ranks, the two differ. If you mean the sum, pass "
             "loss_reduction='sum' to the Trainer, or return hocket.Loss(value, reduction='sum'). Else take the mean, "

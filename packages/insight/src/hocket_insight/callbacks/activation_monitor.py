@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from hocket.distributed.dtensors import local
+from hocket.errors import WrongValue
 from hocket.plugins.errors import PlanError
 from hocket.state import State
 from hocket.training.metric_adapters import is_metric
@@ -85,7 +86,7 @@ class ActivationMonitor(Measuring):
         candidates = {name or "model": module for name, module in state.model.named_modules() if self._fits(module)}
         if not candidates:
             kinds = sorted({type(module).__name__ for module in state.model.modules()})
-            raise ValueError(
+            raise WrongValue(
                 f"activation-monitor was given types={sorted(self._types or ())}, and the model has no such module. It has: "
                 f"{', '.join(kinds)}."
             )

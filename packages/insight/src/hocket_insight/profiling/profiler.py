@@ -9,6 +9,7 @@ from typing import Any
 from hocket import hookimpl, summary
 from hocket.callback import Callback
 from hocket.distributed.agreement import ranks_of
+from hocket.errors import WrongValue
 from hocket.plugins.spec import Attachment
 from hocket.state import State
 from hocket.time import Time, TimeError, Unit
@@ -62,7 +63,7 @@ class Profiler(Callback):
     ) -> None:
         batches, self._after = parse(window)
         if not megabytes > 0:
-            raise ValueError(
+            raise WrongValue(
                 f"megabytes={megabytes!r} is not a size; give a positive number, such as 50, or trace=False."
             )
         self._settings = Settings(window, batches, trace, shapes, stack, int(megabytes * 1e6))

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from hocket.errors import WrongState
 from hocket.help import warn
 from hocket.hookspecs import PrecisionLike
 from hocket_strategies.custom_loops.accumulation import Gradients
@@ -57,7 +58,7 @@ class FirstStep:
         for root in roots:
             self.end(root)
             if root in self._bypassed:
-                raise RuntimeError(_BYPASSED.format(type(optimizer).__name__))
+                raise WrongState(_BYPASSED.format(type(optimizer).__name__))
         if (versions := self.versions) is not None:
             self.versions = None
             held = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]

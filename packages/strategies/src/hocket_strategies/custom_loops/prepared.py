@@ -16,6 +16,7 @@ from torch import nn
 
 from hocket.data import batches, nesting
 from hocket.data.source import set_epoch
+from hocket.errors import WrongState, WrongType
 from hocket.help import attributes, warn
 from hocket.hookspecs import StrategyLike
 from hocket.hookspecs.needs import Need
@@ -138,7 +139,7 @@ class PreparedModel(nn.Module):
         if name == "_compiled_call_impl":
             object.__setattr__(self, name, value)
         elif isinstance(value, nn.Module | nn.Parameter):
-            raise TypeError(
+            raise WrongType(
                 f"model.{name} = … sets a {type(value).__name__} in a model that setup has prepared for device, precision and "
                 f"strategy. Set it before: {type(self.module).__name__.lower()}.{name} = …, then runtime.setup(…)."
             )
@@ -158,7 +159,7 @@ class PreparedModel(nn.Module):
         module, frame = self.module, sys._getframe(1)
         unpacked = frame.f_code.co_code[frame.f_lasti] == opmap["UNPACK_SEQUENCE"]
         if unpacked or not hasattr(type(module), "__iter__"):
-            raise TypeError(
+            raise WrongType(
                 f"setup returned a model ({type(module).__name__}), which is not several values. It returns as many as it is "
                 "given. Write model = runtime.setup(model), or model, optimizer = runtime.setup(model, optimizer)."
             )
@@ -186,7 +187,7 @@ class PreparedModel(nn.Module):
         return PreparedModel(module, self._hocket._replace(given=module, root=module))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(
+        raise WrongType(
             "A prepared model belongs to the Runtime of its process and cannot be pickled. Write runtime.save(path, "
             "model=model) for a checkpoint, torch.save(runtime.model_state(model), path) for the weights, or use model.module, "
             "the module that was given to setup."
@@ -195,7 +196,7 @@ class PreparedModel(nn.Module):
     def _check_full(self, call: str, write: str) -> None:
         strategy = self._hocket.strategy
         if Need.FULL_PARAMETERS not in strategy.offers:
-            raise RuntimeError(
+            raise WrongState(
                 f"{call} of a prepared model needs all weights, and strategy {type(strategy).__name__} shards them over "
                 f"ranks. Write {write}."
             )
