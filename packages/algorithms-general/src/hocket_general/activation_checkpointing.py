@@ -142,7 +142,7 @@ def _operation(name: str) -> Any:
     if packet is None:
         raise WrongValue(
             f"save has {name!r}, which is no operation of torch.ops.aten. Give names such as 'mm', 'addmm', 'bmm', "
-            "'convolution', or save='matmuls' for all matrix products, convolutions and attention."
+            "'convolution', or «save='matmuls'» for all matrix products, convolutions and attention."
         )
     overload = getattr(packet, packet.overloads()[0])
     if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd"):
@@ -175,8 +175,8 @@ def _choose(model: nn.Module, blocks: Blocks, every: int) -> dict[str, nn.Module
             if not matched:
                 classes = ", ".join(sorted({type(part).__name__ for part in named.values()}))
                 raise WrongValue(
-                    f"blocks={blocks!r}: the model has no module of the class or the name {each!r}. Its classes are {classes}; "
-                    "patterns of names are like 'encoder.layers.*'."
+                    f"«blocks={blocks!r}»: the model has no module of the class or the name {each!r}. Its classes are "
+                    f"{classes}; patterns of names are like 'encoder.layers.*'."
                 )
             found |= matched
     inside = {part for block in found for part in block.modules() if part is not block}
@@ -252,7 +252,7 @@ def checkpoint_activations(
     if not chosen:
         lacking = (
             "no modules of one class with submodules repeat in a ModuleList or Sequential. Name them, as in "
-            "blocks=['Block'] or blocks=['layers.*']."
+            "«blocks=['Block']» or «blocks=['layers.*']»."
         )
         applied = {name: part for name, part in model.named_modules() if _is_recomputed(part)}
         warn(why_no_effect("ActivationCheckpointing", model, lacking, applied), NoEffectWarning)
@@ -261,7 +261,7 @@ def checkpoint_activations(
 
 def _checked(every: int, save: str | Sequence[str] | None) -> tuple[str, ...]:
     if every < 1:
-        raise WrongValue(f"every={every} is no number of blocks: give 1 for all, 2 for every second one, and so on.")
+        raise WrongValue(f"«every={every}» is no number of blocks: give 1 for all, 2 for every second one, and so on.")
     return _names(save)
 
 

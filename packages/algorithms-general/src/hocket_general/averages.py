@@ -128,7 +128,7 @@ class Averages(Algorithm):
         elif self._number == 1 and self._span.opens(state) is not False:
             warn(
                 f"{name} averages nothing: training ended before a second update, so that it evaluates a copy of the weights "
-                f"at '{self._updated}{every.unit}'. It starts with the first update after start='{self._span.start}', every "
+                f"at '{self._updated}{every.unit}'. It starts with the first update after «start='{self._span.start}'», every "
                 f"'{every}'. Train longer, or lower start or update_interval, to '10ba' for instance.",
                 NoEffectWarning,
             )
@@ -144,7 +144,7 @@ class Averages(Algorithm):
     def _none_yet(self) -> str:
         return (
             f"{type(self).__name__} has no average yet: it starts with the first update after "
-            f"start='{self._span.start}', every '{self.update_interval}'. Train longer, or lower start or update_interval."
+            f"«start='{self._span.start}'», every '{self.update_interval}'. Train longer, or lower start or update_interval."
         )
 
     def leave_out(self, start: Timestamp, end: Timestamp) -> None:

@@ -82,20 +82,20 @@ class BatchSizeWarmup(Algorithm):
     def __init__(self, initial: float = 0.125, warmup: str | Time = "0.1dur") -> None:
         if not 0 < initial <= 1:
             raise WrongValue(
-                f"BatchSizeWarmup was given initial={initial}, but it is a fraction of the full batch: give a number in "
+                f"BatchSizeWarmup was given «initial={initial}», but it is a fraction of the full batch: give a number in "
                 "(0, 1], such as 0.125 for an eighth."
             )
         self.initial = initial
         self.warmup = Time.parse(warmup)
         if self.warmup.unit is Unit.SECOND or not self.warmup.value > 0:
             raise WrongValue(
-                f"BatchSizeWarmup was given warmup='{warmup}', which is not a positive time that all ranks reach at the same "
+                f"BatchSizeWarmup was given «warmup='{warmup}'», which is not a positive time that all ranks reach at the same "
                 "batch: give a fraction of the duration such as '0.1dur', or epochs, batches, samples or tokens."
             )
 
     def no_effect(self, state: State) -> str:
         """Return that it begins with the full batch, if so."""
-        return "it begins with the full batch, initial=1. Give a smaller fraction." if self.initial == 1 else ""
+        return "it begins with the full batch, «initial=1». Give a smaller fraction." if self.initial == 1 else ""
 
     def apply(self, event: Event, state: State) -> None:
         """Request the number of steps that makes batches of the current size."""

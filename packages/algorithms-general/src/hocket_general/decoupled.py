@@ -32,7 +32,7 @@ class _Decoupled(Optimizer):
         _complete(group := self.param_groups[-1])
         if not 0 <= group["weight_decay"] < 1:
             raise WrongValue(
-                f"weight_decay={group['weight_decay']} is the fraction by which weights shrink in a step: give a number in "
+                f"«weight_decay={group['weight_decay']}» is the fraction by which weights shrink in a step: give a number in "
                 "[0, 1). That of torch.optim.AdamW, times the learning rate, is the same decay."
             )
 

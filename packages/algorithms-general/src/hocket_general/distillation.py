@@ -76,7 +76,7 @@ def distillation_loss(
 
 def _check_temperature(who: str, temperature: float) -> None:
     if not temperature > 0:
-        raise WrongValue(f"{who} was given temperature={temperature}: give a positive number, such as 2.0.")
+        raise WrongValue(f"{who} was given «temperature={temperature}»: give a positive number, such as 2.0.")
 
 
 class Distillation(Algorithm):
@@ -146,10 +146,10 @@ class Distillation(Algorithm):
     ) -> None:
         _check_temperature("Distillation", temperature)
         if not 0 <= alpha <= 1:
-            raise WrongValue(f"Distillation was given alpha={alpha}: give the weight of the teacher, from 0 to 1.")
+            raise WrongValue(f"Distillation was given «alpha={alpha}»: give the weight of the teacher, from 0 to 1.")
         if feature_weight < 0 or (alpha == 0 and not (features and feature_weight)):
             raise WrongValue(
-                f"Distillation was given alpha={alpha} and feature_weight={feature_weight}, with "
+                f"Distillation was given «alpha={alpha}» and «feature_weight={feature_weight}», with "
                 f"{'' if features else 'no '}features, and would change nothing, or train away from the teacher. Give positive "
                 "weights."
             )
@@ -160,13 +160,13 @@ class Distillation(Algorithm):
             )
         if weights is not None and isinstance(teacher, str | os.PathLike):
             raise WrongValue(
-                f"Distillation was given two paths of weights, teacher={str(teacher)!r} and weights={str(weights)!r}. Give a "
-                "module, or a function that makes one, as the teacher, or omit weights."
+                f"Distillation was given two paths of weights, «teacher={str(teacher)!r}» and «weights={str(weights)!r}». Give "
+                "a module, or a function that makes one, as the teacher, or omit weights."
             )
         if not isinstance(features, Mapping | list | tuple | None):
             raise WrongType(
-                f"Distillation was given features={features!r}: give a list of names that the model and the teacher have, such "
-                "as features=['layer2'], or a dict of the model's names and the teacher's."
+                f"Distillation was given «features={features!r}»: give a list of names that the model and the teacher have, "
+                "such as «features=['layer2']», or a dict of the model's names and the teacher's."
             )
         self.teacher = teacher
         self.temperature = temperature
@@ -284,7 +284,7 @@ class Distillation(Algorithm):
         its = getattr(loss, "ignore_index", getattr(task, "ignore_index", None)) if known is None else known[1]
         if None not in (its, self.ignore_index) and its != self.ignore_index:
             raise WrongValue(
-                f"Distillation was given ignore_index={self.ignore_index}, and the loss ignores {its}. Omit ignore_index, "
+                f"Distillation was given «ignore_index={self.ignore_index}», and the loss ignores {its}. Omit ignore_index, "
                 "which takes the loss's, or give the loss the same."
             )
         return next(index for index in (self.ignore_index, its, -100) if index is not None)
@@ -386,7 +386,7 @@ class Distillation(Algorithm):
         if dim is None:
             raise WrongValue(
                 f"Distillation cannot tell which dimension of the logits, of shape {tuple(shape)}, has the classes. Write "
-                "class_dim=-1 if it is the last one, as in language models, or class_dim=1 for (N, classes, ...)."
+                "«class_dim=-1» if it is the last one, as in language models, or «class_dim=1» for (N, classes, ...)."
             )
         if len(shape) < 2 or shape[dim] < 2:
             raise WrongValue(
@@ -417,8 +417,8 @@ _BINARY: tuple[Any, ...] = (
 def _not_classes(why: str) -> str:
     return (
         f"Distillation compares the probabilities of classes that exclude each other, and {why}. For regression and several "
-        "labels a sample, write alpha=0 with features=[…], or compare with the teacher in the loss of a hocket.Task, such as "
-        "by mse_loss(outputs, taught) or binary_cross_entropy_with_logits(outputs, taught.sigmoid())."
+        "labels a sample, write «alpha=0» with «features=[…]», or compare with the teacher in the loss of a hocket.Task, such "
+        "as by mse_loss(outputs, taught) or binary_cross_entropy_with_logits(outputs, taught.sigmoid())."
     )
 
 
@@ -452,7 +452,7 @@ def _logits(outputs: Any, key: Any, whose: str) -> Tensor:
     if not isinstance(found, Tensor) or not found.is_floating_point():
         raise WrongType(
             f"Distillation needs floating-point logits, and the {whose} returned {type(outputs).__name__}. Say where they are "
-            "with output_key=, such as output_key=0."
+            "with output_key=, such as «output_key=0»."
         )
     return found
 

@@ -144,12 +144,12 @@ class EMA(Averages):
     ) -> None:
         if half_life is not None and smoothing is not None:
             raise WrongValue(
-                f"EMA was given half_life={str(half_life)!r} and smoothing={smoothing}, which set the same "
+                f"EMA was given «half_life={str(half_life)!r}» and «smoothing={smoothing}», which set the same "
                 f"quantity: give one of them. smoothing is 2 ** -(update_interval / half_life)."
             )
         if smoothing is not None and not 0 <= smoothing < 1:
             raise WrongValue(
-                f"EMA was given smoothing={smoothing}, but it is the fraction of the old average that an update keeps: "
+                f"EMA was given «smoothing={smoothing}», but it is the fraction of the old average that an update keeps: "
                 f"give a number in [0, 1), such as 0.999, or a half_life such as '1000ba'."
             )
         self.smoothing = smoothing
@@ -158,7 +158,7 @@ class EMA(Averages):
         super().__init__(start, update_interval or default)
         if self.half_life is not None and self.half_life.unit is not self.update_interval.unit:
             raise WrongValue(
-                f"EMA was given half_life='{self.half_life}' and update_interval='{self.update_interval}', which "
+                f"EMA was given «half_life='{self.half_life}'» and «update_interval='{self.update_interval}'», which "
                 f"cannot be compared: give both in one unit."
             )
 

@@ -41,7 +41,7 @@ def low_rank_factors(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """
     if not 1 <= rank <= min(weight.shape):
         raise WrongValue(
-            f"rank={rank} is not between 1 and {min(weight.shape)}, for a weight of {tuple(weight.shape)}."
+            f"«rank={rank}» is not between 1 and {min(weight.shape)}, for a weight of {tuple(weight.shape)}."
         )
     with torch.no_grad():
         wide = weight if weight.dtype.itemsize >= 4 else weight.float()

@@ -48,8 +48,8 @@ class _Ghost(nn.modules.batchnorm._BatchNorm):
 def _say_no_effect(samples: int, size: int) -> None:
     """Warn about a first batch that is not split. Layers that see the same batch say the same, which Python shows once."""
     warn(
-        f"GhostBatchNorm has no effect on batches of {samples} samples, which are one ghost batch of ghost_batch_size={size}. "
-        "Lower it below the samples in a rank's microbatch, or remove it.",
+        f"GhostBatchNorm has no effect on batches of {samples} samples, which are one ghost batch of "
+        f"«ghost_batch_size={size}». Lower it below the samples in a rank's microbatch, or remove it.",
         NoEffectWarning,
     )
 
@@ -84,7 +84,7 @@ class _Rule(Substitution):
     def __post_init__(self) -> None:
         if self.ghost_batch_size < 1:
             raise WrongValue(
-                f"GhostBatchNorm was given ghost_batch_size={self.ghost_batch_size}: give the number of samples that are "
+                f"GhostBatchNorm was given «ghost_batch_size={self.ghost_batch_size}»: give the number of samples that are "
                 "normalised together, such as 32."
             )
 

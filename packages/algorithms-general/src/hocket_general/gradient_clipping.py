@@ -44,11 +44,11 @@ class GradientClipping(Algorithm):
 
     def __init__(self, kind: Literal["norm", "value", "adaptive"], threshold: float) -> None:
         if kind not in _KINDS:
-            raise WrongValue(f"GradientClipping was given kind={kind!r}: give one of {', '.join(map(repr, _KINDS))}.")
+            raise WrongValue(f"GradientClipping was given «kind={kind!r}»: give one of {', '.join(map(repr, _KINDS))}.")
         if not threshold > 0:
             raise WrongValue(
-                f"GradientClipping was given threshold={threshold}, which lets no gradient through: give a positive "
-                f"number, such as 1.0 for kind='norm' or 0.01 for kind='adaptive'."
+                f"GradientClipping was given «threshold={threshold}», which lets no gradient through: give a positive "
+                f"number, such as 1.0 for «kind='norm'» or 0.01 for «kind='adaptive'»."
             )
         self.kind = kind
         self.threshold = threshold

@@ -53,7 +53,7 @@ class GyroSchedule:
     def __init__(self, sigma: int = 256, tau: int = 16, seed: int = 0) -> None:
         if not 1 <= tau <= sigma:
             raise WrongValue(
-                f"Gyro dropout was given sigma={sigma} and tau={tau}: sigma is the number of subnetworks, 1 or more, and "
+                f"Gyro dropout was given «sigma={sigma}» and «tau={tau}»: sigma is the number of subnetworks, 1 or more, and "
                 "tau how many of them are trained at once, from 1 to sigma."
             )
         self.sigma = sigma
@@ -215,7 +215,7 @@ class _Rule(Substitution):
     def __post_init__(self) -> None:
         if self.p is not None and not 0 < self.p < 1:
             raise WrongValue(
-                f"Gyro dropout was given p={self.p}, but it is the probability of dropping a unit: give a number between 0 "
+                f"Gyro dropout was given «p={self.p}», but it is the probability of dropping a unit: give a number between 0 "
                 "and 1, such as 0.5, or None for that of each module."
             )
 

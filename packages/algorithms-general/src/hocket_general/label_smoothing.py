@@ -87,7 +87,7 @@ def smooth_labels(logits: Tensor, targets: Tensor, smoothing: float = 0.1, *, ig
             smooth.scatter_(1, indices, 1 - smoothing + smoothing / classes)
         except RuntimeError as error:  # on the CPU; a device raises its own assertion, later
             raise WrongValue(
-                f"Class indices must be in [0, {classes}) for {classes} classes, or be ignore_index={ignore_index}, "
+                f"Class indices must be in [0, {classes}) for {classes} classes, or be «ignore_index={ignore_index}», "
                 f"but they range from {int(targets.min())} to {int(targets.max())}: pass the ignore_index that your "
                 f"labels use."
             ) from error
@@ -181,7 +181,7 @@ class LabelSmoothing(Algorithm):
     ) -> None:
         if not 0 <= smoothing <= 1:
             raise WrongValue(
-                f"LabelSmoothing was given smoothing={smoothing}, but it is a fraction of the probability mass: give a "
+                f"LabelSmoothing was given «smoothing={smoothing}», but it is a fraction of the probability mass: give a "
                 f"number in [0, 1], such as 0.1."
             )
         self.smoothing = smoothing
@@ -234,13 +234,13 @@ class LabelSmoothing(Algorithm):
             own = f"and label-smoothing smooths by {self.smoothing} too"
             if _cross_entropy_of(state.task) is not None:
                 own = f"in whose place label-smoothing puts {self.smoothing}"
-            warn(f"The loss smooths labels by label_smoothing={twice}, {own}. Remove one of the two.")
+            warn(f"The loss smooths labels by «label_smoothing={twice}», {own}. Remove one of the two.")
         ignored = options.get("ignore_index", -100)
         if self.ignore_index not in (None, ignored) and _cross_entropy_of(state.task) is not None:
             raise WrongValue(
-                f"LabelSmoothing was given ignore_index={self.ignore_index}, and the loss ignores {ignored}. Omit ignore_index "
-                f"of label-smoothing, and write loss=torch.nn.CrossEntropyLoss(ignore_index={self.ignore_index}) if that label "
-                "should not count."
+                f"LabelSmoothing was given «ignore_index={self.ignore_index}», and the loss ignores {ignored}. Omit "
+                "ignore_index of label-smoothing, and write "
+                f"«loss=torch.nn.CrossEntropyLoss(ignore_index={self.ignore_index})» if that label should not count."
             )
 
     def _targets_of_loss(self, state: State) -> Any:
@@ -318,7 +318,7 @@ class LabelSmoothing(Algorithm):
         raise WrongType(
             f"label-smoothing gives the loss class probabilities of shape {tuple(state.outputs.shape)} in place of the class "
             f"indices of shape {tuple(targets.shape)}, and the loss takes indices only ({said}). Write "
-            "loss=torch.nn.functional.cross_entropy, which may stand in for nll_loss as it is; or let the loss take class "
+            "«loss=torch.nn.functional.cross_entropy», which may stand in for nll_loss as it is; or let the loss take class "
             "probabilities; or remove label-smoothing."
         ) from None
 

@@ -120,13 +120,13 @@ class LayerFreezing(Algorithm):
         self.start = Time.parse(start)
         if self.start.unit is not Unit.DURATION or not 0 <= self.start.value < 1:
             raise WrongValue(
-                f"LayerFreezing was given start='{start}', but layers freeze over the rest of the duration: give a fraction of "
-                "it in [0, 1), such as '0.5dur'."
+                f"LayerFreezing was given «start='{start}'», but layers freeze over the rest of the duration: give a fraction "
+                "of it in [0, 1), such as '0.5dur'."
             )
         if not 0 < level <= 1:
             raise WrongValue(
-                f"LayerFreezing was given level={level}, but it is the fraction of the layers that is frozen at the end: give "
-                "a number in (0, 1]."
+                f"LayerFreezing was given «level={level}», but it is the fraction of the layers that is frozen at the end: "
+                "give a number in (0, 1]."
             )
         self.level = level
         #: The layers with trainable parameters as the first fit began; None before.
@@ -145,7 +145,7 @@ class LayerFreezing(Algorithm):
             self._trainable = self._trainable or _trainable(state.model)
             if self.level * (len(self._layers) - 1) < 1:
                 warn(
-                    f"layer-freezing freezes no layer: level={self.level} of the {len(self._layers)} trained layers of "
+                    f"layer-freezing freezes no layer: «level={self.level}» of the {len(self._layers)} trained layers of "
                     f"{type(state.model).__name__}, without the last one, is less than one layer. Raise level, or remove it.",
                     NoEffectWarning,
                 )
@@ -165,8 +165,8 @@ class LayerFreezing(Algorithm):
         if self.level * layers < 1 or int(min(due, 1.0) * layers + 1e-9):  # a fit itself warns of a low level
             return ""
         return (
-            f"from start='{self.start}' on, the {state.timestamp.batch} batches are over before the first layer freezes. Give "
-            "an earlier start=, such as '0.2dur', train longer, or remove it if the model has few layers."
+            f"from «start='{self.start}'» on, the {state.timestamp.batch} batches are over before the first layer freezes. "
+            "Give an earlier start=, such as '0.2dur', train longer, or remove it if the model has few layers."
         )
 
     def _thaw(self, model: nn.Module) -> None:

@@ -130,18 +130,18 @@ class LossSpikeGuard(Algorithm):
         limit: int = 10,
     ) -> None:
         if action not in ("rollback", "skip"):
-            raise WrongValue(f"LossSpikeGuard was given action={action!r}: give 'rollback' or 'skip'.")
+            raise WrongValue(f"LossSpikeGuard was given «action={action!r}»: give 'rollback' or 'skip'.")
         if not threshold > 0:
             raise WrongValue(
-                f"LossSpikeGuard was given threshold={threshold}: give a positive number of deviations, such as 6.0."
+                f"LossSpikeGuard was given «threshold={threshold}»: give a positive number of deviations, such as 6.0."
             )
         if not 1 <= warmup <= window or every < 1:
             raise WrongValue(
-                f"LossSpikeGuard was given warmup={warmup}, window={window} and every={every}: these are numbers of batches, "
-                "1 or more, and warmup is at most window."
+                f"LossSpikeGuard was given «warmup={warmup}», «window={window}» and «every={every}»: these are numbers of "
+                "batches, 1 or more, and warmup is at most window."
             )
         if skip < 0 or limit < 0:
-            raise WrongValue(f"LossSpikeGuard was given skip={skip} and limit={limit}: give 0 or more.")
+            raise WrongValue(f"LossSpikeGuard was given «skip={skip}» and «limit={limit}»: give 0 or more.")
         self.action = action
         self.threshold = threshold
         self.window = window
@@ -210,7 +210,7 @@ class LossSpikeGuard(Algorithm):
         if state.timestamp.batch > self.warmup:
             return ""
         return (
-            f"warmup={self.warmup} batches come before the first comparison, and there were {state.timestamp.batch}, so it "
+            f"«warmup={self.warmup}» batches come before the first comparison, and there were {state.timestamp.batch}, so it "
             "looked for non-finite values only. Give a smaller warmup, or train longer."
         )
 
@@ -286,7 +286,7 @@ class LossSpikeGuard(Algorithm):
         if len(self._journal) > self.limit:
             raise WrongState(
                 f"The loss spiked in {where}: {found}. That is spike {len(self._journal)} of this run, and "
-                f"loss-spike-guard allows limit={self.limit}. {JOURNAL} in the folder of the run lists their samples. "
+                f"loss-spike-guard allows «limit={self.limit}». {JOURNAL} in the folder of the run lists their samples. "
                 "Lower the learning rate, clip gradients, or give a higher threshold= or limit=."
             )
         what = "its step is skipped" if restored is None else f"the state after batch {restored} is restored"

@@ -71,7 +71,7 @@ class Muon(Optimizer):
         if muon is None and given and not any(isinstance(group, dict) and "muon" in group for group in given):
             raise WrongValue(
                 "Muon was not told which parameters are hidden matrices, so AdamW would train all of them. By name it finds "
-                "them in the model: optimizer='muon(lr=1e-3)'. Elsewhere write Muon([{'params': matrices, 'muon': True}, "
+                "them in the model: «optimizer='muon(lr=1e-3)'». Elsewhere write Muon([{'params': matrices, 'muon': True}, "
                 "{'params': others}]); Muon.routes(model) says which is which."
             )
         defaults = {
@@ -100,7 +100,7 @@ class Muon(Optimizer):
         if group["muon"] and (wrong := [each for each in group["params"] if each.ndim < 2 or each.is_complex()]):
             kind = "complex parameter" if wrong[0].is_complex() else "parameter"
             raise WrongValue(
-                f"Muon was given a {kind} of shape {tuple(wrong[0].shape)} in a group with muon=True, but it trains real "
+                f"Muon was given a {kind} of shape {tuple(wrong[0].shape)} in a group with «muon=True», but it trains real "
                 "matrices. Write 'muon': False for it, so that AdamW trains it."
             )
 
@@ -122,7 +122,7 @@ class Muon(Optimizer):
         if not hidden:
             warn(
                 f"muon found no hidden matrix in {type(module).__name__}, so AdamW trains all parameters. Write "
-                "optimizer='adamw', or choose matrices with groups=[{'match': …, 'muon': True}].",
+                "«optimizer='adamw'», or choose matrices with «groups=[{'match': …, 'muon': True}]».",
                 NoEffectWarning,
             )
         return {name: {"muon": id(each) in hidden} for name, each in module.named_parameters()}

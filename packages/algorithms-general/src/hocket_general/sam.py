@@ -131,12 +131,12 @@ class SAM(Algorithm):
     ) -> None:
         if rho < 0 or epsilon < 0 or eta < 0:
             raise WrongValue(
-                f"SAM was given rho={rho}, epsilon={epsilon} and eta={eta}, but none may be negative: rho is a distance "
+                f"SAM was given «rho={rho}», «epsilon={epsilon}» and «eta={eta}», but none may be negative: rho is a distance "
                 f"between weights, such as 0.05."
             )
         if interval < 1:
             raise WrongValue(
-                f"SAM was given interval={interval}: give 1 for every batch, 2 for every second one, and so on."
+                f"SAM was given «interval={interval}»: give 1 for every batch, 2 for every second one, and so on."
             )
         self.rho = rho
         self.epsilon = epsilon

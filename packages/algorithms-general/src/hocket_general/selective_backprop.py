@@ -106,7 +106,7 @@ def _places(draws: Tensor, keep: float) -> Tensor:
 
 def _check_keep(who: str, keep: float) -> None:
     if not 0 < keep <= 1:
-        raise WrongValue(f"{who} was given keep={keep}: give the fraction of samples to keep, such as 0.5.")
+        raise WrongValue(f"{who} was given «keep={keep}»: give the fraction of samples to keep, such as 0.5.")
 
 
 class SelectiveBackprop(Algorithm):
@@ -157,12 +157,12 @@ class SelectiveBackprop(Algorithm):
         _check_keep("SelectiveBackprop", keep)
         if interrupt < 0 or interrupt == 1:
             raise WrongValue(
-                f"SelectiveBackprop was given interrupt={interrupt}: give 0 to select in every batch, or 2 or more to train on "
-                "the full batch in every so many."
+                f"SelectiveBackprop was given «interrupt={interrupt}»: give 0 to select in every batch, or 2 or more to train "
+                "on the full batch in every so many."
             )
         if not 0 < scale_factor <= 1:
             raise WrongValue(
-                f"SelectiveBackprop was given scale_factor={scale_factor}: give a fraction such as 0.5, or 1."
+                f"SelectiveBackprop was given «scale_factor={scale_factor}»: give a fraction such as 0.5, or 1."
             )
         self._span = Span(start, stop)
         self.keep = keep
@@ -177,11 +177,11 @@ class SelectiveBackprop(Algorithm):
     def no_effect(self, state: State) -> str:
         """Return that ``interrupt`` leaves out every batch, or ``keep`` none of its samples, if so."""
         if self.keep == 1:
-            return "keep=1 selects all samples. Give a smaller fraction, such as 0.5."
+            return "«keep=1» selects all samples. Give a smaller fraction, such as 0.5."
         batches, length = self._span.batches(state), state.epoch_length or state.timestamp.batch
         if batches is None or any(_selects(batch % length, self.interrupt) for batch in batches[:3]):
             return ""
-        return f"interrupt={self.interrupt} skips all {len(batches)} batches from start to stop. Give a longer span."
+        return f"«interrupt={self.interrupt}» skips all {len(batches)} batches from start to stop. Give a longer span."
 
     def apply(self, event: Event, state: State) -> None:
         """Replace the batch by its selected samples."""
@@ -234,7 +234,7 @@ class SelectiveBackprop(Algorithm):
             )
             raise WrongType(
                 f"selective-backprop scales images of shape (N, C, H, W), or (N, C, L) and (N, C, D, H, W), and found {found}. "
-                "Give scale_factor=1, or say where the images are with input_key=."
+                "Give «scale_factor=1», or say where the images are with input_key=."
             )
         values = inputs if inputs.is_floating_point() else inputs.float()
         sizes = [max(1, int(size * self.scale_factor)) for size in inputs.shape[2:]]
@@ -253,7 +253,7 @@ def _per_sample(task: Task, outputs: Any, batch: Any, samples: int) -> Tensor:
         if task.loss_function is None:
             raise WrongValue(
                 f"{type(task.network).__name__} computes its loss itself, over the whole batch, and selective-backprop needs "
-                "the loss of each sample. Pass a loss= that computes it from outputs and targets."
+                "the loss of each sample. Pass a «loss=» that computes it from outputs and targets."
             )
         if (losses := _unreduced(task.loss_function, outputs, task.targets_of(batch), samples)) is not None:
             return losses

@@ -50,8 +50,8 @@ def check(lr: float, betas: tuple[float, float], weight_decay: float) -> None:
     """Raise ValueError for a hyperparameter out of its range."""
     if not lr >= 0 or not weight_decay >= 0 or not all(0 <= beta < 1 for beta in betas):
         raise WrongValue(
-            f"lr={lr}, betas={betas} and weight_decay={weight_decay} were given: give a learning rate and a weight decay of 0 "
-            "or more, and betas in [0, 1)."
+            f"«lr={lr}», «betas={betas}» and «weight_decay={weight_decay}» were given: give a learning rate and a weight decay "
+            "of 0 or more, and betas in [0, 1)."
         )
 
 

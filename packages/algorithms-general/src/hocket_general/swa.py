@@ -113,19 +113,19 @@ class SWA(Averages):
         super().__init__(start, update_interval)
         if swa_lr is not None and not swa_lr >= 0:
             raise WrongValue(
-                f"SWA was given swa_lr={swa_lr}, but a learning rate is not negative: give one such as 0.05."
+                f"SWA was given «swa_lr={swa_lr}», but a learning rate is not negative: give one such as 0.05."
             )
         if anneal_strategy not in ("cos", "linear"):
-            raise WrongValue(f"SWA was given anneal_strategy={anneal_strategy!r}: give 'cos' or 'linear'.")
+            raise WrongValue(f"SWA was given «anneal_strategy={anneal_strategy!r}»: give 'cos' or 'linear'.")
         if statistics_batches is not None and statistics_batches < 1:
             raise WrongValue(
-                f"SWA was given statistics_batches={statistics_batches}: give 1 or more, or None for an epoch."
+                f"SWA was given «statistics_batches={statistics_batches}»: give 1 or more, or None for an epoch."
             )
         self.swa_lr = swa_lr
         self.anneal = Time.parse(anneal)
         if self.anneal.unit is Unit.SECOND or self.anneal.value < 0:
             raise WrongValue(
-                f"SWA was given anneal='{anneal}': give a fraction of the duration such as '0.05dur', or batches, epochs, "
+                f"SWA was given «anneal='{anneal}'»: give a fraction of the duration such as '0.05dur', or batches, epochs, "
                 "samples or tokens, 0 or more."
             )
         self.anneal_strategy = anneal_strategy
@@ -220,7 +220,7 @@ class SWA(Averages):
         if state.another_epoch is None:
             raise WrongValue(
                 "SWA evaluates with averages whose batch-norm statistics were not computed yet, and computes them from the "
-                "training data, which this Trainer has not made. Pass it the train_data= of the run; or, as with a data "
+                "training data, which this Trainer has not made. Pass it the «train_data=» of the run; or, as with a data "
                 "module, take a checkpoint that was written after an evaluation or at the end of a fit, and has the statistics."
             )
         # The Trainer's batch_transform and the task's own method act as in training; algorithms do not.
@@ -266,7 +266,7 @@ class SWA(Averages):
         if self.statistics_batches is None and state.epoch_length is None:
             raise WrongValue(
                 f"SWA computes batch-norm statistics over an epoch, but {kind} does not say how long one is. Give "
-                "statistics_batches=200, for instance."
+                "«statistics_batches=200», for instance."
             )
 
     def averaged(self, model: nn.Module) -> dict[str, Any]:

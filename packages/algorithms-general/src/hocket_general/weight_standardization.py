@@ -80,7 +80,7 @@ class _Rule(Substitution):
     def __post_init__(self) -> None:
         if self.n_last_layers_ignore < 0:
             raise WrongValue(
-                f"WeightStandardization was given n_last_layers_ignore={self.n_last_layers_ignore}: give 0 or the number of "
+                f"WeightStandardization was given «n_last_layers_ignore={self.n_last_layers_ignore}»: give 0 or the number of "
                 "last convolutions to leave alone."
             )
 

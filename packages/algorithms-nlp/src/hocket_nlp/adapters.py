@@ -48,13 +48,13 @@ def with_adapters(model: Any, config: Any) -> nn.Module:
             config = peft.LoraConfig(**config)
         except TypeError as error:
             raise WrongType(
-                f"peft={dict(config)!r} are no arguments of peft.LoraConfig: {error}. Write for instance peft={{'r': 8, "
+                f"«peft={dict(config)!r}» are no arguments of peft.LoraConfig: {error}. Write for instance peft={{'r': 8, "
                 "'lora_alpha': 16}."
             ) from error
     if not isinstance(config, peft.PeftConfig):
         raise WrongType(
-            f"peft={config!r} is {type(config).__name__}. Give the arguments of LoRA, such as {{'r': 8, 'lora_alpha': 16}}, or "
-            "a configuration of peft, such as peft.IA3Config()."
+            f"«peft={config!r}» is {type(config).__name__}. Give the arguments of LoRA, such as {{'r': 8, 'lora_alpha': 16}}, "
+            "or a configuration of peft, such as peft.IA3Config()."
         )
     if config.task_type is None:  # so that a new head is trained and saved beside the adapters
         kind = type(model).__name__

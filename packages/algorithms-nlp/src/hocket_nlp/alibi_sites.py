@@ -117,7 +117,7 @@ def check(site: Site) -> None:
     if getattr(config, "add_cross_attention", False):
         raise WrongValue(
             f"ALiBi is defined for self-attention, and {kind} has cross-attention, where the distance of two tokens "
-            "has no meaning: give a model made with add_cross_attention=False."
+            "has no meaning: give a model made with «add_cross_attention=False»."
         )
     if implementation == "eager" and getattr(config, "reorder_and_upcast_attn", False):
         raise WrongValue(
@@ -159,9 +159,9 @@ def check_memory(sites: Sequence[Site], length: int, limit: float) -> None:
     )
     if taken > limit * 2**30:
         raise WrongValue(
-            f"{said}: more than max_bias_memory={limit:g}. Allow it with max_bias_memory={taken / 2**30 + 0.005:.2f} or more, "
-            "choose a shorter max_sequence_length, or call model.set_attn_implementation('flex_attention') first, which stores "
-            "no biases."
+            f"{said}: more than «max_bias_memory={limit:g}». Allow it with «max_bias_memory={taken / 2**30 + 0.005:.2f}» or "
+            "more, choose a shorter max_sequence_length, or call model.set_attn_implementation('flex_attention') first, which "
+            "stores no biases."
         )
     if taken >= _LARGE and (not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0):
         print(f"hocket: {said}.", file=sys.stderr, flush=True)

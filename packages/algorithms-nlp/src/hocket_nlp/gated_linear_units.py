@@ -163,14 +163,14 @@ class _Choice:
             isinstance(self.activation, str | None) or callable(self.activation)
         ):
             raise WrongType(
-                f"GatedLinearUnits was given activation={short(self.activation)}: give the name of an activation of "
+                f"GatedLinearUnits was given «activation={short(self.activation)}»: give the name of an activation of "
                 "transformers, a function such as torch.nn.functional.silu, or None for the model's own. Write for instance "
                 "activation='silu'."
             )
         if self.init == "identity" and not self.gate_bias:
             raise WrongValue(
-                "init='identity' begins with gates of 1, which are V's biases, but gate_bias is False: write init='normal', or "
-                "leave out gate_bias."
+                "«init='identity'» begins with gates of 1, which are V's biases, but gate_bias is False: write "
+                "«init='normal'», or leave out gate_bias."
             )
 
     def operate(self, model: nn.Module, generator: torch.Generator | None) -> list[Replacement]:

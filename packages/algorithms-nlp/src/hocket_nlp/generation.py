@@ -118,7 +118,7 @@ class Generate(Periodic):
         self._prompts = list(prompts)
         if not self._prompts or not all(self._prompts):
             raise WrongValue(
-                f"Generate was given prompts={self._prompts!r}; give texts that are not empty, at least one."
+                f"Generate was given «prompts={self._prompts!r}»; give texts that are not empty, at least one."
             )
         self._options = options if "max_length" in options else {"max_new_tokens": 32, **options}
 
@@ -127,7 +127,7 @@ class Generate(Periodic):
         if getattr(state.task, "tokenizer", None) is None or not hasattr(state.task, "generate_options"):
             raise WrongType(
                 f"The callback 'generate' needs a tokenizer, and the model is {type(state.task).__name__}. Give the Trainer "
-                "model=hocket_nlp.HuggingFaceTask(model, tokenizer)."
+                "«model=hocket_nlp.HuggingFaceTask(model, tokenizer)|model={'hocket_nlp:HuggingFaceTask': ['module:model', 'module:tokenizer']}»."
             )
 
         check_options(state.model, self._options, "The callback 'generate'")

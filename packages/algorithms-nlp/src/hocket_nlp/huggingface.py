@@ -99,14 +99,14 @@ class HuggingFaceTask(SupervisedTask):
             raise WrongType(
                 f"HuggingFaceTask trains models of transformers that compute a loss from labels, and {kind}.forward takes "
                 f"none. Give a model with a head, such as {kind.removesuffix('Model')}ForSequenceClassification; for another "
-                "module give the Trainer model= and loss=."
+                "module give the Trainer «model=» and «loss=»."
             )
         if tokenizer is not None:
             check_tokenizer(base, tokenizer)
         if text_metrics and tokenizer is None:
             raise WrongValue("text_metrics= compare texts, and there is no tokenizer to decode them. Pass tokenizer=.")
         if text_metrics is not None and not isinstance(text_metrics, Mapping):
-            raise WrongType(f"text_metrics={text_metrics!r} is not a mapping. Write {{'name': metric}}.")
+            raise WrongType(f"«text_metrics={text_metrics!r}» is not a mapping. Write {{'name': metric}}.")
         if peft is None:
             check_targets(model)
         super().__init__(model if peft is None else with_adapters(model, peft), None)

@@ -22,8 +22,8 @@ def transformers_model(model: Any) -> Any:
         or isinstance(model, nn.parallel.DistributedDataParallel)
     ):
         raise WrongType(
-            f"HuggingFaceTask was given a {type(model).__name__}, which wraps a model. Give the model itself; compile= and "
-            "strategy= of the Trainer compile and distribute it."
+            f"HuggingFaceTask was given a {type(model).__name__}, which wraps a model. Give the model itself; «compile=» and "
+            "«strategy=» of the Trainer compile and distribute it."
         )
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
@@ -32,7 +32,7 @@ def check_tokenizer(model: Any, tokenizer: Any) -> None:
     """Raise TypeError for anything but a tokenizer, and ValueError if it has more tokens than the model has embeddings."""
     if not hasattr(tokenizer, "decode") or not hasattr(tokenizer, "__len__"):
         raise WrongType(
-            f"tokenizer={tokenizer!r} is not a tokenizer. Give one of transformers, such as "
+            f"«tokenizer={tokenizer!r}» is not a tokenizer. Give one of transformers, such as "
             "AutoTokenizer.from_pretrained(folder)."
         )
     try:
@@ -53,7 +53,7 @@ def without_loss(kind: str, batch: Any) -> str:
     if entries.get("labels") is not None:
         return (
             f"{kind} returned no loss, although the batch has 'labels'. Give a model whose outputs have a loss, as those "
-            "of transformers with return_dict=True."
+            "of transformers with «return_dict=True»."
         )
     rename = " Rename 'label' to 'labels'." if "label" in entries else ""
     return (

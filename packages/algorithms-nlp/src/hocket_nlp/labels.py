@@ -54,7 +54,7 @@ def reading_of(state: State, loss: Loss, outputs: Any, batch: Any) -> Reading | 
         if called is not F.cross_entropy and not isinstance(called, nn.CrossEntropyLoss):
             raise WrongValue(
                 "The loss is nll_loss, whose inputs are logarithms of probabilities, of which the z-loss is 0. Return logits "
-                "from the model and write loss=torch.nn.functional.cross_entropy, or remove z-loss."
+                "from the model and write «loss=torch.nn.functional.cross_entropy», or remove z-loss."
             )
         return Reading(functools.partial(_of_task, task), 1, known[1], known[0])
     found: dict[Any, dict[str, Reading]] = {}
@@ -88,8 +88,8 @@ def _of_task(task: SupervisedTask, outputs: Any, batch: Any) -> tuple[Tensor, Te
     targets = task.targets_of(batch)
     if not isinstance(outputs, Tensor):
         raise WrongValue(
-            f"ZLoss needs logits, and the model returned {type(outputs).__name__}. Say where they are with outputs= of the "
-            "Trainer, such as outputs='logits'."
+            f"ZLoss needs logits, and the model returned {type(outputs).__name__}. Say where they are with «outputs=» of the "
+            "Trainer, such as «outputs='logits'»."
         )
     indices = isinstance(targets, Tensor) and not targets.is_floating_point() and targets.shape != outputs.shape
     return outputs, targets if indices else None

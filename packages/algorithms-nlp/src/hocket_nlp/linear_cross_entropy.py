@@ -188,7 +188,7 @@ class _Sum(torch.autograd.Function):
         """Multiply the gradients of the sum; not in place, because backward may be called again."""
         if torch.is_grad_enabled():  # with create_graph=True; they would silently be constants
             raise Unsupported(
-                "The gradients of the fused cross entropy cannot be differentiated again, as create_graph=True asks for. Use "
+                "The gradients of the fused cross entropy cannot be differentiated again, as «create_graph=True» asks for. Use "
                 "the cross entropy of the logits instead: remove fused-cross-entropy."
             )
         found = (each if each is None else (each * gradient).to(each.dtype) for each in ctx.saved_tensors)

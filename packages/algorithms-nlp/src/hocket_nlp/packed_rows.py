@@ -64,7 +64,7 @@ def pack(batch: Any, length: int | None = None, *, causal: bool = True, first_po
     capacity = width if length is None else length
     if max(lengths) > capacity:
         raise WrongValue(
-            f"A document of {max(lengths)} tokens does not fit into rows of length={capacity}: give a length of at least "
+            f"A document of {max(lengths)} tokens does not fit into rows of «length={capacity}»: give a length of at least "
             f"{max(lengths)}, or truncate documents when they are tokenized."
         )
     rows = first_fit_decreasing(lengths, capacity)

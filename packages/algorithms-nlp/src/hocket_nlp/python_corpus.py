@@ -108,7 +108,7 @@ def sources(max_bytes: int) -> tuple[Source, ...]:
         )
     if missing := sorted(set(get_args(Split)) - {each.split for each in chosen}):
         raise WrongValue(
-            f"max_bytes={max_bytes} leaves no file for {' and '.join(missing)}: give at least 200000, or the default."
+            f"«max_bytes={max_bytes}» leaves no file for {' and '.join(missing)}: give at least 200000, or the default."
         )
     return tuple(sorted(chosen))
 

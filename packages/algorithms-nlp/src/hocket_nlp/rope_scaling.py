@@ -153,12 +153,12 @@ class _Scaling:
         defaults = (self.beta_fast, self.beta_slow, self.attention_factor) == (32, 1, None)
         if self.kind != "yarn" and not defaults:
             raise WrongValue(
-                f"beta_fast, beta_slow and attention_factor are YaRN's: leave them out with kind={self.kind!r}, or write "
+                f"beta_fast, beta_slow and attention_factor are YaRN's: leave them out with «kind={self.kind!r}», or write "
                 "kind='yarn'."
             )
         if not self.beta_fast > self.beta_slow:
             raise WrongValue(
-                f"RoPEScaling was given beta_fast={self.beta_fast} and beta_slow={self.beta_slow}, but beta_fast is above "
+                f"RoPEScaling was given «beta_fast={self.beta_fast}» and «beta_slow={self.beta_slow}», but beta_fast is above "
                 "beta_slow. YaRN's are 32 and 1."
             )
 
@@ -178,7 +178,7 @@ class _Scaling:
             done = (
                 f"are scaled by {self.kind} and {self.factor:g} already"
                 if not todo
-                else "stay as they are with factor=1"
+                else "stay as they are with «factor=1»"
             )
             warn(
                 f"RoPE scaling changed nothing: the rotary positions of {type(model).__name__} {done}. Remove rope-scaling.",
@@ -244,7 +244,7 @@ class _Scaling:
         if "ntk" in self.kind and min(dimensions) < 4:
             raise WrongValue(
                 f"{self.kind} divides by d - 2, and only {min(dimensions)} dimensions of each head of {name} turn. Write "
-                "kind='linear' or 'yarn'."
+                "«kind='linear'» or 'yarn'."
             )
 
     def _write(self, config: Any, dimensions: int) -> None:

@@ -101,20 +101,21 @@ class SeqLengthWarmup(Algorithm):
         self.max_seq_length: int | None = whole_number(who, "max_seq_length", max_seq_length, 1024, optional=True)
         if self.max_seq_length is not None and self.max_seq_length <= self.min_seq_length:
             raise WrongValue(
-                f"SeqLengthWarmup was given min_seq_length={min_seq_length} and max_seq_length={max_seq_length}, but sequences "
-                "grow: give min_seq_length < max_seq_length, such as 8 and 1024, or no max_seq_length for the loader's."
+                f"SeqLengthWarmup was given «min_seq_length={min_seq_length}» and «max_seq_length={max_seq_length}», but "
+                "sequences grow: give min_seq_length < max_seq_length, such as 8 and 1024, or no max_seq_length for the "
+                "loader's."
             )
         self.truncate = switch(who, "truncate", truncate)
         self.preserve_end_of_sequence = switch(who, "preserve_end_of_sequence", preserve_end_of_sequence)
         if preserve_end_of_sequence and not truncate:
             raise WrongValue(
-                "SeqLengthWarmup was given preserve_end_of_sequence=True and truncate=False, which cuts no ends off: leave "
+                "SeqLengthWarmup was given «preserve_end_of_sequence=True» and «truncate=False», which cuts no ends off: leave "
                 "one of them out."
             )
         self.warmup = Time.parse(warmup)
         if self.warmup.unit is Unit.SECOND or not self.warmup.value > 0:
             raise WrongValue(
-                f"SeqLengthWarmup was given warmup='{warmup}', which is not a positive time that all ranks reach at the same "
+                f"SeqLengthWarmup was given «warmup='{warmup}'», which is not a positive time that all ranks reach at the same "
                 "batch: give a fraction of the duration such as '0.3dur', or epochs, batches, samples or tokens."
             )
         self._checked = False
@@ -147,7 +148,7 @@ class SeqLengthWarmup(Algorithm):
         if done < 1 and now <= self.min_seq_length:
             warn(
                 f"SeqLengthWarmup leaves sequences of {now} tokens as they are, since they begin with "
-                f"min_seq_length={self.min_seq_length}. Give a smaller min_seq_length, or remove it.",
+                f"«min_seq_length={self.min_seq_length}». Give a smaller min_seq_length, or remove it.",
                 NoEffectWarning,
             )
 
@@ -156,7 +157,7 @@ class SeqLengthWarmup(Algorithm):
         if labels and not any(bool((each != IGNORED).any()) for each in labels):
             raise WrongValue(
                 f"No label is left in the first {length} tokens of each sequence of the first batch: labels of prompts are "
-                "-100, and answers come later. Give a min_seq_length that includes them, or truncate=False."
+                "-100, and answers come later. Give a min_seq_length that includes them, or «truncate=False»."
             )
         if dropped:
             warn(

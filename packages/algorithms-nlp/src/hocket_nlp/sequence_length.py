@@ -52,7 +52,7 @@ def scale_sequence_length(batch: Any, scaling: float) -> Any:
     if samples % merge:
         raise WrongValue(
             f"{samples} sequences cannot be joined {merge} by {merge}: use a batch size that is a multiple of {merge}, "
-            f"and drop_last=True, or choose another scaling than {scaling:g}."
+            f"and «drop_last=True», or choose another scaling than {scaling:g}."
         )
 
     def scale(tensor: Tensor) -> Tensor:

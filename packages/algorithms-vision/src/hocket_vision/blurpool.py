@@ -143,7 +143,7 @@ class BlurMaxPool2d(nn.MaxPool2d):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.return_indices:
-            raise WrongValue("A blurred maximum has no index: use nn.MaxPool2d where return_indices=True is needed.")
+            raise WrongValue("A blurred maximum has no index: use nn.MaxPool2d where «return_indices=True» is needed.")
         _register_kernel(self)
 
     @classmethod

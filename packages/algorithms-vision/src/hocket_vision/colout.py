@@ -121,8 +121,8 @@ def colout(
     if resize_target is True and (targets is None or size_of(targets) != (height, width)):
         found = "there are none" if targets is None else f"they are {size_of(targets)}"
         raise WrongValue(
-            f"resize_target=True asks for targets as high and wide as the images, {(height, width)}, but {found}. "
-            "Keep resize_target='auto' for targets that are not pictures."
+            f"«resize_target=True» asks for targets as high and wide as the images, {(height, width)}, but {found}. "
+            "Keep «resize_target='auto'» for targets that are not pictures."
         )
     rows, columns = colout_indices(height, width, p_row, p_col, generator=generator)
     images = take(images, rows, columns)

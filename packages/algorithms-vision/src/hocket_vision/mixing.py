@@ -55,7 +55,7 @@ def check_alpha(alpha: float) -> None:
     """Raise ValueError for a parameter of the Beta distribution that is negative or not finite."""
     if not (alpha >= 0 and math.isfinite(alpha)):
         raise WrongValue(
-            f"alpha is the parameter of a Beta distribution and must be 0 or more, but is {alpha}. Try alpha=0.2."
+            f"alpha is the parameter of a Beta distribution and must be 0 or more, but is {alpha}. Try «alpha=0.2»."
         )
 
 
@@ -130,7 +130,7 @@ class Mixer(Algorithm):
         if not self._began and count(inputs).samples == 1:
             warn(
                 f"{self.called} mixes the samples of each rank's batch, and the first has one sample, so it mixes nothing. "
-                "Use a larger batch_size in the DataLoader, with microbatch=1 in the Trainer if memory is short, or remove "
+                "Use a larger batch_size in the DataLoader, with «microbatch=1» in the Trainer if memory is short, or remove "
                 f"{self.called}.",
                 NoEffectWarning,
             )
@@ -148,7 +148,7 @@ class Mixer(Algorithm):
         if isinstance(state.task, SupervisedTask) and state.task.loss_function is None:
             raise WrongValue(
                 f"{type(state.model).__name__} computes its own loss, for one target of each sample, and {self.called} makes "
-                f"samples with two. Pass loss= a function of outputs and targets, or remove {self.called}."
+                f"samples with two. Pass «loss=» a function of outputs and targets, or remove {self.called}."
             )
         if self._each_loss is None:
             self._begin(state)

@@ -89,7 +89,7 @@ class BranchDrop(nn.Module):
         if len(keep) != len(branch):
             raise WrongValue(
                 f"Stochastic depth drops by sample, and the batch has {len(keep)} samples, but {self.name} was given "
-                f"{len(branch)} along dimension 0. Use method='block', or blocks whose dimension 0 is the samples."
+                f"{len(branch)} along dimension 0. Use «method='block'», or blocks whose dimension 0 is the samples."
             )
         factor = keep.to(branch.dtype).reshape(-1, *(1,) * (branch.dim() - 1))
         return factor / (1 - self.rate) if self.rescale else factor
@@ -114,7 +114,7 @@ class WithStochasticDepth(Extension):
             found = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
             raise WrongValue(
                 f"Stochastic depth needs blocks that return their input plus a residual branch, but {drop.name} returned "
-                f"{found} for an input of shape {tuple(input.shape)}. Choose others with blocks=, such as blocks='*Block'."
+                f"{found} for an input of shape {tuple(input.shape)}. Choose others with blocks=, such as «blocks='*Block'»."
             )
         factor = drop.factor(out)
         if isinstance(factor, Tensor):
@@ -317,7 +317,7 @@ def _operate(model: nn.Module, choice: _Choice) -> list[Replacement]:
         )
         warn(
             f"Stochastic depth found nothing to change in {type(model).__name__}: no {looked}. Name the class of its residual "
-            "blocks, such as blocks='*Block', or remove stochastic-depth.",
+            "blocks, such as «blocks='*Block'», or remove stochastic-depth.",
             NoEffectWarning,
         )
     return changed
@@ -367,7 +367,7 @@ class StochasticDepth(Algorithm):
         self.warmup = None if warmup is None else Time.parse(warmup)
         if self.warmup is not None and self.warmup.unit is Unit.SECOND:
             raise TimeError(
-                f"warmup='{warmup}' is in seconds. Write a fraction of the duration such as '0.2dur', or batches."
+                f"«warmup='{warmup}'» is in seconds. Write a fraction of the duration such as '0.2dur', or batches."
             )
         #: The blocks, with their rates after the warm-up, and the part of the warm-up that is over.
         self._drops: list[tuple[BranchDrop, float]] = []

@@ -40,8 +40,8 @@ class _ImageTask(SupervisedTask):
         ignored = -100 if plain else getattr(function, "ignore_index", ignore_index)  # other functions may know it
         if ignored != ignore_index:
             raise WrongValue(
-                f"{type(self).__name__} was given ignore_index={ignore_index}, and its loss ignores {ignored}. Omit loss= for "
-                f"a cross entropy that ignores {ignore_index}, or give the loss the same ignore_index."
+                f"{type(self).__name__} was given «ignore_index={ignore_index}», and its loss ignores {ignored}. Omit «loss=» "
+                f"for a cross entropy that ignores {ignore_index}, or give the loss the same ignore_index."
             )
         self.ignore_index = ignore_index
         if (mean is None) != (std is None):

@@ -54,7 +54,7 @@ def ignoring(tree: Mapping[str, Any], own: Mapping[str, Any], globs: Sequence[st
     made["attached"] = attached(tree, False) + attached(own, True)
     if unused := [glob for glob in globs if glob not in used]:
         raise WrongValue(
-            f"ignore={unused!r} matches nothing. Give globs of paths as `hocket checkpoint inspect` shows them, such as "
+            f"«ignore={unused!r}» matches nothing. Give globs of paths as `hocket checkpoint inspect` shows them, such as "
             "'model.head.*', 'optimizers.*' or 'plugins.algorithms.ema'."
         )
     return made

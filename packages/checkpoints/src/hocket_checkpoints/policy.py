@@ -104,13 +104,13 @@ class Checkpoints(Callback):
         only: Literal["trainable"] | None = None,
     ) -> None:
         if only not in (None, "trainable"):
-            raise WrongValue(f"only={only!r} is neither 'trainable' nor None.")
+            raise WrongValue(f"«only={only!r}» is neither 'trainable' nor None.")
         self._only = only
         #: The frozen weights, of which only changed ones are saved; None to save all weights.
         self._frozen: FrozenWeights | None = None
         self._retention = Retention(keep, best)
         if on_error not in ("stop", "warn"):
-            raise WrongValue(f"on_error={on_error!r} is neither 'stop' nor 'warn'.")
+            raise WrongValue(f"«on_error={on_error!r}» is neither 'stop' nor 'warn'.")
         self.store = Store(folder)
         self._owned = Ownership(self.store, overwrite)
         #: What this run has written so far.
@@ -140,8 +140,8 @@ class Checkpoints(Callback):
         """
         if self._requeue and state.resumes != "auto":
             raise WrongValue(
-                f"Checkpoints(requeue=True) starts the job again, and resume={state.resumes!r} would not continue its run. "
-                "Pass resume='auto' to the Trainer."
+                f"Checkpoints(requeue=True) starts the job again, and «resume={state.resumes!r}» would not continue its run. "
+                "Pass «resume='auto'» to the Trainer."
             )
         if state.resumes is None:
             self.begin_run(state)
@@ -158,10 +158,10 @@ class Checkpoints(Callback):
             kind = "" if nn.parameter.is_lazy(tensor) or mine.is_meta or taken_apart(mine) else unstorable(mine)
             if kind:
                 raise PlanError(
-                    f"checkpoints={str(self.store.folder)!r} cannot hold {name.removeprefix(state.model_prefix)} of "
+                    f"«checkpoints={str(self.store.folder)!r}» cannot hold {name.removeprefix(state.model_prefix)} of "
                     f"{type(state.model).__name__}: it is a {kind}. Keep a plain or sparse tensor, or one of torch's affine "
                     "quantized ones, and convert it in forward; or keep it in an attribute that __init__ makes again, or "
-                    "train without checkpoints=."
+                    "train without «checkpoints=»."
                 )
         if self._frozen is not None:
             self._frozen.construct(state)

@@ -92,15 +92,15 @@ def trainer_from(
             yield trainer
         except ArithmeticError as error:  # a fit that diverged, which is not about one key
             if isinstance(error, Mistake):
-                error.args = (in_yaml(str(error)),)
+                error.args = (in_yaml(error),)
             raise
         except (TypeError, ValueError, RuntimeError) as error:
             where = described.blamed(error) or (args.config if needs else None)
             if isinstance(error, ConfigError) or not isinstance(error, Mistake):
                 raise
             if where is None:
-                raise PluginError(in_yaml(str(error))) from error
-            raise ConfigError(where, in_yaml(str(error), where.startswith("'"))) from error
+                raise PluginError(in_yaml(error)) from error
+            raise ConfigError(where, in_yaml(error, where.startswith("'"))) from error
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def _warnings_in_yaml() -> Iterator[None]:
 
     def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
         if issubclass(category, UserWarning) and not issubclass(category, DeprecationWarning):
-            print(printable(f"hocket: {in_yaml(' '.join(str(message).split()))}"), file=sys.stderr, flush=True)
+            print(printable(f"hocket: {' '.join(in_yaml(message).split())}"), file=sys.stderr, flush=True)
         else:
             shown_before(message, category, *rest)
 
@@ -228,7 +228,7 @@ class Configuration:
                     try:
                         convert(name, {})
                     except ValueError as error:
-                        raise ConfigError(each.where, in_yaml(str(error), each.where.startswith("'"))) from None
+                        raise ConfigError(each.where, in_yaml(error, each.where.startswith("'"))) from None
 
     # --- objects
 
@@ -335,7 +335,7 @@ class Configuration:
             key = next((f"{key}: " for key, node in self._given.items() if where in (node.where, node.key)), "")
             override = where.startswith("'")
             message = (
-                in_yaml(str(error), override)
+                in_yaml(error, override)
                 if isinstance(error, Mistake)
                 else raised(f"{key}Making the Trainer", error)
             )

@@ -289,7 +289,7 @@ def call(
     except ConfigError:
         raise
     except Exception as error:
-        message = f"{at}: {in_yaml(str(error))}" if isinstance(error, Mistake) else raised(f"{at}: {name}", error)
+        message = f"{at}: {in_yaml(error)}" if isinstance(error, Mistake) else raised(f"{at}: {name}", error)
         raise ConfigError(blamed(node, str(error), where), message + unexpected(target, node, error)) from error
 
 

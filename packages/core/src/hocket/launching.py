@@ -112,8 +112,8 @@ def start(devices: int) -> None:
         if found.local_world_size not in (None, devices):
             by = "an earlier Trainer" if workers else f"the launcher ({found.launcher})"
             raise WrongValue(
-                f"devices={devices}, but {by} has started {found.local_world_size} on this machine. Omit devices=, "
-                f"or pass devices={found.local_world_size}."
+                f"«devices={devices}», but {by} has started {found.local_world_size} on this machine. Omit «devices=», "
+                f"or pass «devices={found.local_world_size}»."
             )
         return
     import torch.distributed

@@ -43,6 +43,6 @@ def check_filename(logger: str, filename: str, ending: str) -> None:
     if not re.fullmatch(rf"[^./\\\0][^/\\\0]*{re.escape(ending)}", filename):
         name = re.split(r"[/\\]", filename)[-1].partition(".")[0] or "metrics"
         raise WrongValue(
-            f"The logger {logger!r} was given filename={filename!r}; it takes the name of a file within the run's folder that "
-            f"ends with {ending!r} and does not begin with a dot. Write filename={name + ending!r}."
+            f"The logger {logger!r} was given «filename={filename!r}»; it takes the name of a file within the run's folder "
+            f"that ends with {ending!r} and does not begin with a dot. Write «filename={name + ending!r}»."
         )

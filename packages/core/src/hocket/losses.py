@@ -93,7 +93,7 @@ def as_loss(returned: Any) -> Loss:
         _check_weight(loss.weight)
         if loss.reduction is not None and loss.reduction not in get_args(Reduction):
             raise WrongValue(
-                f"reduction={loss.reduction!r} of a hocket.Loss is neither 'mean' nor 'sum', 'batch' or 'gathered'."
+                f"«reduction={loss.reduction!r}» of a hocket.Loss is neither 'mean' nor 'sum', 'batch' or 'gathered'."
             )
     elif isinstance(returned, Mapping) and returned:
         loss = _named(returned)
@@ -115,7 +115,7 @@ def as_loss(returned: Any) -> Loss:
     if loss.value.dim():
         raise WrongValue(
             f"The loss has shape {tuple(loss.value.shape)} but must be a scalar. Take the mean, for instance with "
-            "reduction='mean'; if that mean is not over samples, return (mean, weight)."
+            "«reduction='mean'»; if that mean is not over samples, return (mean, weight)."
         )
     return loss
 
@@ -140,7 +140,7 @@ def _check_named(losses: Mapping[str, Any], what: str) -> None:
                     f"{what.format(name=name)} is {found}. {_NAMED} Give each a name of its own: {{'{name}/{inner}': …}}."
                 )
             raise WrongType(
-                f"{what.format(name=name)} is {found}. {_NAMED} Remove {name!r}; to report a value write metrics='accuracy', "
+                f"{what.format(name=name)} is {found}. {_NAMED} Remove {name!r}; to report a value write «metrics='accuracy'», "
                 f"or state.log({{{name!r}: value}}) in a callback."
             )
 
@@ -180,7 +180,7 @@ def _check_added(losses: Mapping[str, Tensor]) -> None:
             raise WrongValue(
                 f"The loss function returned a dict of {', '.join(map(repr, losses))}, which would be added up, and {name!r} "
                 f"{'has no gradient' if training else 'is not a loss'}: call the loss 'total', so that the others are only "
-                "logged, or use metrics=. If it is a constant term of the loss, give the sum: "
+                "logged, or use «metrics=». If it is a constant term of the loss, give the sum: "
                 f"{{'total': {' + '.join(losses)}}}."
             )
 

@@ -63,7 +63,7 @@ def resolve(
     if processes > 1:
         if not one["strategies"].obj.distributed:
             raise WrongValue(
-                f"devices={devices}, but strategy='{one['strategies'].name}' trains in one process. Omit strategy= or "
+                f"«devices={devices}», but «strategy='{one['strategies'].name}'» trains in one process. Omit «strategy=» or "
                 "devices=."
             )
         one["devices"].obj.torch_device(processes - 1)  # raises if there are fewer
@@ -138,8 +138,8 @@ def _distributed_strategy(world: int) -> catalog.Entry:
 
         raise PluginError(
             f"There are {world} processes, but no installed strategy supports several. Type: "
-            f"{installing.command(str(catalog.extra_of('defaults', _ROLE)))}, or train in one process: omit devices=, "
-            "and under a launcher pass strategy='single', for independent runs."
+            f"{installing.command(str(catalog.extra_of('defaults', _ROLE)))}, or train in one process: omit «devices=», "
+            "and under a launcher pass «strategy='single'», for independent runs."
         )
     if len(candidates) == 1:
         return candidates[0]
@@ -149,7 +149,7 @@ def _distributed_strategy(world: int) -> catalog.Entry:
             priorities[entry] = getattr(entry.load(), "priority", 0)
         except BrokenPluginError as error:
             warn(
-                f"strategy='auto' skips the strategy '{entry.name}' of {entry.dist} {entry.version}: {summarize(error)}. "
+                f"«strategy='auto'» skips the strategy '{entry.name}' of {entry.dist} {entry.version}: {summarize(error)}. "
                 f"Set HOCKET_DISABLE_PLUGINS=dist:{entry.dist} to disable it."
             )
     best = [entry for entry, priority in priorities.items() if priority == max(priorities.values())]
@@ -167,7 +167,7 @@ def _check_devices(given: Any) -> int:
         return 1
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise WrongValue(
-            f"devices={given!r} is not a number of devices; give a positive int, such as 2, or None to start no processes."
+            f"«devices={given!r}» is not a number of devices; give a positive int, such as 2, or None to start no processes."
         )
     return given
 
@@ -184,9 +184,9 @@ def _auto_device() -> tuple[Device, str]:
             raise
         except BaseException as error:
             warn(
-                f"device='auto' skips the device '{entry.name}' of {entry.dist} {entry.version}: {summarize(error)}. Type "
+                f"«device='auto'» skips the device '{entry.name}' of {entry.dist} {entry.version}: {summarize(error)}. Type "
                 f"`hocket plugins doctor` for details; set HOCKET_DISABLE_PLUGINS=dist:{entry.dist} to disable it."
             )
     if best is None:
-        raise PluginError("No installed device is available here. Pass device=, such as device='cpu'.")
+        raise PluginError("No installed device is available here. Pass «device=», such as «device='cpu'».")
     return best[2], f"{best[1]}, the best of those available here"

@@ -46,8 +46,9 @@ def local(folder: str | Path) -> Path:
     """Return the folder of runs. Raises ValueError for a URL, which would be a folder of this machine with its name."""
     if "://" in str(folder):
         raise WrongValue(
-            f"folder={str(folder)!r} is a URL, and the files of runs are written on this machine. Write folder='runs', and "
-            f"copy them while training goes on: loggers=[{{'artifacts': {{'url': {str(folder)!r}}}}}]; checkpoints= takes URLs."
+            f"«folder={str(folder)!r}» is a URL, and the files of runs are written on this machine. Write «folder='runs'», and "
+            f"copy them while training goes on: «loggers=[{{'artifacts': {{'url': {str(folder)!r}}}}}]»; «checkpoints=» takes "
+            "URLs."
         )
     return Path(folder)
 
@@ -57,18 +58,18 @@ def check_name(name: Any) -> str | None:
     if name is None:
         return None
     if not isinstance(name, str):
-        raise WrongType(f"run_name={name!r} is {type(name).__name__}; give text, such as 'baseline-1', or None.")
+        raise WrongType(f"«run_name={name!r}» is {type(name).__name__}; give text, such as 'baseline-1', or None.")
     short = name if len(name) <= 40 else f"{name[:40]}…"
     if "/" in name or "\\" in name:
         raise WrongValue(
-            f"run_name={short!r} is a path. It should be the name of one folder in folder=; put the rest of the path there, "
-            "such as folder='runs/sweep', run_name='a'."
+            f"«run_name={short!r}» is a path. It should be the name of one folder in «folder=»; put the rest of the path "
+            "there, such as «folder='runs/sweep'», «run_name='a'»."
         )
     fits = 0 < len(name) <= _MAX_LENGTH[0] and len(name.encode(errors="replace")) <= _MAX_LENGTH[1]
     if not fits or not name.isprintable() or name != name.strip() or name.startswith("."):
         raise WrongValue(
-            f"run_name={short!r} is not a valid folder name. Give 1 to {_MAX_LENGTH[0]} printable characters without / and \\, "
-            "not starting with a dot or a space, such as 'baseline-1'; or None for a name with date and time."
+            f"«run_name={short!r}» is not a valid folder name. Give 1 to {_MAX_LENGTH[0]} printable characters without / and "
+            "\\, not starting with a dot or a space, such as 'baseline-1'; or None for a name with date and time."
         )
     return name
 
@@ -148,8 +149,8 @@ class RunFolder:
                 "that is resumed, remove this one file; otherwise give another run_name."
             )
         raise RunFolderError(
-            f"{self.path} has the files of another run, which are not changed. To continue that run, pass resume='auto' and "
-            f"its checkpoints=. For a new run, pass another run_name than {self._run.name!r}, or run_name=None to generate "
+            f"{self.path} has the files of another run, which are not changed. To continue that run, pass «resume='auto'» and "
+            f"its «checkpoints=». For a new run, pass another run_name than {self._run.name!r}, or «run_name=None» to generate "
             "one; or remove the folder if it is not needed."
         )
 

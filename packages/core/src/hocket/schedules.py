@@ -182,7 +182,7 @@ class _UntilTMax(Schedule):
     def check(self, warmup: float, *times: float) -> None:
         if times[0] <= warmup:
             raise WrongValue(
-                f"The warm-up of {self.warmup} is not over before t_max={self.t_max}, which leaves no time for "
+                f"The warm-up of {self.warmup} is not over before «t_max={self.t_max}», which leaves no time for "
                 f"{type(self).__name__}. Make the warm-up shorter or t_max later."
             )
 
@@ -346,7 +346,7 @@ class WSD(Schedule):
         decay, t_max = times
         if (warmup + decay) * (1 - 1e-12) > t_max:  # 0.3 + 0.7 may be more than 1 by rounding
             raise WrongValue(
-                f"A warm-up of {self.warmup} and a decay of {self.decay} do not fit before t_max={self.t_max}. Make "
+                f"A warm-up of {self.warmup} and a decay of {self.decay} do not fit before «t_max={self.t_max}». Make "
                 "one of them shorter or t_max later."
             )
 
@@ -405,10 +405,13 @@ class Plateau:
         check_mode(on, mode, lambda mode: f"plateau(on={on!r}, mode={mode!r})")
         better = mode_of(on) if mode is None else mode
         if better not in ("min", "max"):
-            raise WrongValue(f"plateau cannot infer whether a higher '{on}' is better; pass mode='max' or mode='min'.")
+            raise WrongValue(
+                f"plateau cannot infer whether a higher '{on}' is better; pass «mode='max'» or «mode='min'»."
+            )
         if not 0 <= _number("factor", factor) < 1 or patience < 0:
             raise WrongValue(
-                f"plateau was given factor={factor} and patience={patience}. Give a factor below 1.0 and 0 or more evaluations."
+                f"plateau was given «factor={factor}» and «patience={patience}». Give a factor below 1.0 and 0 or more "
+                "evaluations."
             )
         self.on = on
         #: The arguments of torch's ``ReduceLROnPlateau``.

@@ -143,14 +143,14 @@ class Settings:
         """Return the initial microbatch size; None for the full batch. Raises ValueError if the strategy rules out "auto"."""
         if self.microbatch == "auto" and Need.FULL_PARAMETERS not in strategy.offers:
             raise WrongValue(
-                f"microbatch='auto' lets each rank search its largest size alone, which {type(strategy).__name__} does not "
+                f"«microbatch='auto'» lets each rank search its largest size alone, which {type(strategy).__name__} does not "
                 "allow: a forward pass needs the other ranks, which would wait for a rank that runs out of memory. Give a "
-                "number, such as microbatch=8."
+                "number, such as «microbatch=8»."
             )
         if self.accumulate is not None and not strategy.microbatch_events:
             raise WrongValue(
-                f"accumulate= makes batches of the data microbatches of one step, but {type(strategy).__name__} computes the "
-                "gradients of a batch itself. Omit accumulate= and give the data larger batches."
+                f"«accumulate=» makes batches of the data microbatches of one step, but {type(strategy).__name__} computes the "
+                "gradients of a batch itself. Omit «accumulate=» and give the data larger batches."
             )
         return None if self.microbatch == "auto" else self.microbatch
 
@@ -190,7 +190,7 @@ def microbatch(given: Any) -> Any:
     if given is None or given == "auto":
         return given
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise WrongValue(f"microbatch={given!r} is not a number of samples; give a positive int, 'auto' or None.")
+        raise WrongValue(f"«microbatch={given!r}» is not a number of samples; give a positive int, 'auto' or None.")
     return given
 
 
@@ -210,8 +210,8 @@ def _accumulate(given: Any) -> int | None:
         time = None
     if time is None or time.unit is not Unit.BATCH or not time.value:
         raise WrongValue(
-            f"accumulate={given!r} is not a number of batches of the data. Write accumulate='4ba' to train on four of them in "
-            "each step, or None."
+            f"«accumulate={given!r}» is not a number of batches of the data. Write «accumulate='4ba'» to train on four of them "
+            "in each step, or None."
         )
     return int(time.value) if time.value > 1 else None
 
@@ -234,7 +234,7 @@ def reduction(given: Any) -> Any:
     """Return a valid reduction of a loss, or None. Raises ValueError."""
     if given is not None and given not in get_args(Reduction):
         raise WrongValue(
-            f"loss_reduction={given!r} is neither 'mean' nor 'sum', 'batch' (over the whole batch, as a contrastive loss) or "
+            f"«loss_reduction={given!r}» is neither 'mean' nor 'sum', 'batch' (over the whole batch, as a contrastive loss) or "
             "'gathered' (the same, gathered over ranks by the loss). Give one of them, or None to use the reduction of the "
             "loss function."
         )
@@ -244,7 +244,7 @@ def reduction(given: Any) -> Any:
 def policy(given: Any) -> Policy:
     """Return a valid policy for non-finite values. Raises ValueError."""
     if given not in get_args(Policy):
-        raise WrongValue(f"nonfinite={given!r} is not a policy; use 'raise', 'skip' or 'warn'.")
+        raise WrongValue(f"«nonfinite={given!r}» is not a policy; use 'raise', 'skip' or 'warn'.")
     return given  # type: ignore[no-any-return]  # just checked
 
 

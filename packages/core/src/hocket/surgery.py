@@ -356,7 +356,7 @@ def update_optimizer(optimizer: torch.optim.Optimizer, replacements: Iterable[Re
         raise WrongState(
             f"{type(optimizer).__name__} already has state for its parameters, and surgery would leave state of removed "
             "weights. Do surgery before the first step, or make the optimizer afterwards: give the Trainer a function of "
-            "the parameters, such as optimizer=lambda params: torch.optim.AdamW(params)."
+            "the parameters, such as «optimizer=lambda params: torch.optim.AdamW(params)»."
         )
     replacements = list(replacements)
     groups = optimizer.param_groups

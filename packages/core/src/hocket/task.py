@@ -121,7 +121,7 @@ class Task(LogsValues):
         if self.owns_steps and type(self).forward is Task.forward and type(self).eval_forward is Task.eval_forward:
             raise WrongType(
                 f"{type(self).__name__} has train_batch and no forward(batch), so there is nothing to evaluate. Define "
-                "eval_forward(batch), with metrics=, or forward(batch) and loss(outputs, batch); or omit eval_data."
+                "eval_forward(batch), with «metrics=», or forward(batch) and loss(outputs, batch); or omit eval_data."
             )
 
     def metrics(self, split: str) -> Mapping[str, Any]:
@@ -268,7 +268,7 @@ class SupervisedTask(Task):
             scalar = isinstance(outputs, Tensor) and not outputs.dim()
             raise WrongType(
                 f"{type(self.network).__name__} returned {type(outputs).__name__} without a loss, and the Trainer was given "
-                "none. Pass loss=, for instance loss=torch.nn.functional.cross_entropy, or a hocket.Task as the model."
+                "none. Pass «loss=», for instance «loss=torch.nn.functional.cross_entropy», or a hocket.Task as the model."
                 + (" If this scalar is the loss, write return {'loss': loss} in forward." if scalar else "")
             )
         return own
@@ -289,7 +289,7 @@ class SupervisedTask(Task):
             if "labels" not in batch or own_loss(outputs) is None:
                 raise WrongValue(
                     f"The targets for metrics are unknown: the batch is a {type(batch).__name__} with "
-                    f"{', '.join(map(repr, batch))}. Pass targets= to the Trainer, such as targets='label'."
+                    f"{', '.join(map(repr, batch))}. Pass «targets=» to the Trainer, such as «targets='label'»."
                 )
             where = "labels"
         if self.outputs is None:
@@ -396,7 +396,7 @@ def task_of(
 
         library = names.library(model) or _STEPS[foreign[0]]
         runs = (
-            f"hocket_migration runs it as it is: model=hocket_migration.lightning.LightningTask({type(model).__name__}(…)); "
+            f"hocket_migration runs it as it is: «model=hocket_migration.lightning.LightningTask({type(model).__name__}(…))»; "
             f"{installing.command('lightning', 'hocket-migration')}. Or write"
             if _STEPS[foreign[0]] == "Lightning"
             and hasattr(type(model), "training_step")
@@ -406,7 +406,7 @@ def task_of(
         raise WrongType(
             f"{type(model).__name__} has {foreign[0]}(), which belongs to another library ({library}) and is not called here. "
             f"{runs} a hocket.Task with forward(self, batch) and loss(self, outputs, batch) instead; a task of several steps "
-            "has train_batch(self, batch, step). Or give the inner torch.nn.Module and loss=."
+            "has train_batch(self, batch, step). Or give the inner torch.nn.Module and «loss=»."
         )
     if not isinstance(model, Task):
         for name, given in (("inputs", inputs), ("targets", targets), ("outputs", outputs)):
@@ -414,7 +414,7 @@ def task_of(
                 several = ", ".join(f"{'output' if name == 'outputs' else 'batch'}[{each!r}]" for each in given)
                 write = f"{name}=lambda {'output' if name == 'outputs' else 'batch'}: ({several}), which passes on one tuple"
                 omit = (
-                    f" From a dict a model gets the entries by name: omit inputs=, and write def forward(self, "
+                    f" From a dict a model gets the entries by name: omit «inputs=», and write def forward(self, "
                     f"{', '.join(map(str, given))}, **others)."
                 )
                 raise WrongType(
@@ -428,9 +428,9 @@ def task_of(
     if inputs is not None or targets is not None or outputs is not None:
         raise WrongType(
             f"{kind} is a Task: its forward, loss and update_metric select their inputs from a batch and from the outputs. "
-            "Omit inputs=, targets= and outputs=."
+            "Omit «inputs=», «targets=» and «outputs=»."
         )
     if loss is not None:
-        raise WrongType(f"{kind} is a Task, which defines its own loss. Omit loss=.")
+        raise WrongType(f"{kind} is a Task, which defines its own loss. Omit «loss=».")
     _check_methods(model)
     return model

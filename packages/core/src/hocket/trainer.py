@@ -71,7 +71,7 @@ def _duration_first(args: Any, kwargs: dict[str, Any]) -> Any:
     if len(args) > 1 and _is_duration(args[1]):
         if "duration" in kwargs:
             raise WrongType(
-                f"Trainer.fit was given two durations, {args[1]!r} and duration={kwargs['duration']!r}. Give one."
+                f"Trainer.fit was given two durations, {args[1]!r} and «duration={kwargs['duration']!r}». Give one."
             )
         if "train_data" in kwargs:
             kwargs["duration"] = args[1]
@@ -537,7 +537,7 @@ class Trainer:
             sets = prepare_sets(state, data, metrics or self._metrics, self.settings)
         if not sets:
             raise WrongValue(
-                "There is nothing to evaluate on. Pass data to evaluate(), or eval_data= to the Trainer, or return it from "
+                "There is nothing to evaluate on. «Pass data to evaluate(), or eval_data= to the Trainer|Write `eval_data: module:function`», or return it from "
                 "eval() of the data module."
             )
         asked = {
@@ -624,7 +624,7 @@ class Trainer:
         if others and evaluated is None:
             warn(
                 f"These are the training weights, and evaluation uses those of the algorithm {others[0]!r}. Write "
-                "trainer.model_state_dict(evaluated=True) for the latter, or evaluated=False."
+                "trainer.model_state_dict(evaluated=True) for the latter, or «evaluated=False»."
             )
         return by_own_names(state, state.bus.model_state(state.prepared))
 
@@ -712,7 +712,7 @@ class Trainer:
     def __reduce__(self) -> Any:
         raise WrongType(
             "A Trainer cannot be pickled or copied: it holds processes, files and data. Write torch.save(trainer."
-            "model_state_dict(), 'model.pt') for the weights, and checkpoints='runs/a' in the Trainer to continue the run."
+            "model_state_dict(), 'model.pt') for the weights, and «checkpoints='runs/a'» in the Trainer to continue the run."
         )
 
     if not TYPE_CHECKING:

@@ -61,7 +61,7 @@ class WebhookLogger(Logger):
         if isinstance(events, str) or (unknown := [event for event in events if event not in self.EVENTS]):
             wrong = repr(events) if isinstance(events, str) else repr(unknown[0])
             raise WrongValue(
-                f"events has {wrong}; give a list of {', '.join(self.EVENTS)}, such as events=['failed', 'finished']."
+                f"events has {wrong}; give a list of {', '.join(self.EVENTS)}, such as «events=['failed', 'finished']»."
             )
         self._events = frozenset(events)
         #: When a message last failed.

@@ -133,7 +133,7 @@ class DDP(RankStrategy):
         if not last:
             if self._first_batch and module.static_graph:
                 raise WrongValue(
-                    "static_graph=True cannot begin with a batch that is split into microbatches: torch's reducer would "
+                    "«static_graph=True» cannot begin with a batch that is split into microbatches: torch's reducer would "
                     "fail, or average wrong gradients afterwards. Remove static_graph or microbatch."
                 )
             return module.no_sync()
@@ -228,7 +228,7 @@ def _compression(given: str | Mapping[str, Any] | None) -> tuple[str, dict[str, 
     name, options = next(iter(named.items()), ("", {}))
     if len(named) != 1 or name not in _COMPRESSIONS or (options and name != "powersgd"):
         raise WrongValue(
-            f"compression={given!r} is not known. Write one of {', '.join(map(repr, _COMPRESSIONS))}, or with options of "
+            f"«compression={given!r}» is not known. Write one of {', '.join(map(repr, _COMPRESSIONS))}, or with options of "
             "torch's PowerSGDState {'powersgd': {'matrix_approximation_rank': 2}}; or omit it."
         )
     return name, dict(options or {})

@@ -369,8 +369,8 @@ def _calling(module: nn.Module, name: str) -> None:
         # In a backward pass a block is recomputed, whose weights are gathered.
         if not inside and part.training and torch._C._current_graph_task_id() == -1:
             raise WrongState(
-                f"A part of the model was called ({type(part).__name__}) whose weights strategy='{name}' has sharded. "
-                "Call it in a loss function, where they are gathered, or use strategy='ddp'."
+                f"A part of the model was called ({type(part).__name__}) whose weights «strategy='{name}'» has sharded. "
+                "Call it in a loss function, where they are gathered, or use «strategy='ddp'»."
             )
 
     module.forward = forward  # type: ignore[method-assign]

@@ -56,8 +56,8 @@ class LocalSGD(DDP):
         super().__init__(**options)
         if every < 1:
             raise WrongValue(
-                f"local-sgd was given every={every}, but it is the number of steps between two averages: give 1 or "
-                "more, such as every=8."
+                f"local-sgd was given «every={every}», but it is the number of steps between two averages: give 1 or "
+                "more, such as «every=8»."
             )
         self._every = every
         self._warmup = Time.parse(warmup)
@@ -103,7 +103,7 @@ class LocalSGD(DDP):
         if needs_closure(optimizer):
             raise WrongValue(
                 f"{type(optimizer).__name__} recomputes the gradients of a batch a variable number of times, which differs "
-                "between ranks that step independently. Use another optimizer, or strategy='ddp'."
+                "between ranks that step independently. Use another optimizer, or «strategy='ddp'»."
             )
         return optimizer
 

@@ -26,13 +26,13 @@ def degrees(world_size: int, given: Mapping[str, int | None], strategy: str) -> 
     for axis, degree in found.items():
         if degree is not None and (isinstance(degree, bool) or not isinstance(degree, int) or degree < 1):
             raise WrongValue(
-                f"strategy='{strategy}' was given {axis}={degree!r}: give a positive int, or None for the remaining ranks."
+                f"«strategy='{strategy}'» was given {axis}={degree!r}: give a positive int, or None for the remaining ranks."
             )
     known = prod(degree for degree in found.values() if degree is not None)
     open_axes = [axis for axis, degree in found.items() if degree is None]
     if len(open_axes) > 1:
         raise WrongValue(
-            f"strategy='{strategy}' was given None for {' and '.join(open_axes)}, but only one of them can be derived. "
+            f"«strategy='{strategy}'» was given None for {' and '.join(open_axes)}, but only one of them can be derived. "
             f"Give all but one, such as {_typed(strategy, {open_axes[-1]: 2})}."
         )
     if open_axes and world_size % known == 0:
@@ -42,7 +42,7 @@ def degrees(world_size: int, given: Mapping[str, int | None], strategy: str) -> 
         comes_to = f"a multiple of {known}" if open_axes else str(known)
         fits = _fitting(world_size, {axis: degree for axis, degree in found.items() if axis in given})
         raise WrongValue(
-            f"strategy='{strategy}': {product} is {comes_to}, but {world_size} ranks were started. Start "
+            f"«strategy='{strategy}'»: {product} is {comes_to}, but {world_size} ranks were started. Start "
             f"{known if not open_axes else -(-world_size // known) * known} (torchrun --nproc-per-node …), or write "
             f"{_typed(strategy, fits)}."
         )
@@ -85,4 +85,4 @@ def _fitting(world_size: int, given: Mapping[str, int | None]) -> dict[str, int]
 
 
 def _typed(strategy: str, sizes: Mapping[str, int]) -> str:
-    return f"strategy={{'{strategy}': {dict(sizes)!r}}}"
+    return f"«strategy={{'{strategy}': {dict(sizes)!r}}}»"

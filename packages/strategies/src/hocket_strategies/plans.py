@@ -72,9 +72,9 @@ def _built_in(model: nn.Module, degree: int) -> dict[str, Any]:
             plan[name] = style
     if not plan:
         raise WrongValue(
-            f"strategy='tensor-parallel' has no plan for {type(model).__name__}: its layers are not named like those of GPT-2 "
-            "or Llama. Pass one by module names, such as strategy={'tensor-parallel': {'plan': {'*.fc1': 'colwise', "
-            "'*.fc2': 'rowwise'}}}, or set the model's attribute tensor_parallel_plan."
+            f"«strategy='tensor-parallel'» has no plan for {type(model).__name__}: its layers are not named like those of "
+            "GPT-2 or Llama. Pass one by module names, such as «strategy={'tensor-parallel': {'plan': {'*.fc1': 'colwise', "
+            "'*.fc2': 'rowwise'}}}», or set the model's attribute tensor_parallel_plan."
         )
     for name in plan:
         _check_neighbours(name, plan, modules)

@@ -45,8 +45,9 @@ class Ray(DDP):
             workers = get_context().get_world_size()
         except Exception as error:  # its class differs between versions
             raise WrongState(
-                "strategy='ray' found no Ray Train worker in this process. Start the function or script that makes the Trainer "
-                "with hocket_strategies.ray.launch(function, scaling={'num_workers': 2}), or use strategy='ddp' with torchrun."
+                "«strategy='ray'» found no Ray Train worker in this process. Start the function or script that makes the "
+                "Trainer with hocket_strategies.ray.launch(function, scaling={'num_workers': 2}), or use «strategy='ddp'» with "
+                "torchrun."
             ) from error
         on = super().setup_environment(device)
         assert workers == self.world_size
@@ -124,7 +125,7 @@ def _work(
     if callable(training):
         if arguments is not None and not isinstance(arguments, Mapping):
             raise WrongType(
-                f"arguments={arguments!r} should be keyword arguments of the function, such as {{'epochs': 3}}."
+                f"«arguments={arguments!r}» should be keyword arguments of the function, such as {{'epochs': 3}}."
             )
         function: Callable[..., Any] = training
         keywords = dict(arguments or {})
@@ -134,7 +135,7 @@ def _work(
 
         return call
     if isinstance(arguments, Mapping | str):
-        raise WrongType(f"arguments={arguments!r} should be a script's command line, such as ['--epochs', '3'].")
+        raise WrongType(f"«arguments={arguments!r}» should be a script's command line, such as ['--epochs', '3'].")
     return partial(_run_script, str(Path(training).resolve()), list(arguments or ()))
 
 
@@ -162,8 +163,8 @@ def _import() -> Any:
         if (error.name or "").partition(".")[0] != "ray":
             raise
         raise PluginError(
-            "strategy='ray' needs the package ray with Ray Train, which is not installed. Type: "
-            f"{installing.command('ray', 'hocket-strategies')}. Without it, torchrun and strategy='ddp' train on "
+            "«strategy='ray'» needs the package ray with Ray Train, which is not installed. Type: "
+            f"{installing.command('ray', 'hocket-strategies')}. Without it, torchrun and «strategy='ddp'» train on "
             "several processes."
         ) from None
     return ray

@@ -102,7 +102,7 @@ class RankSlices(Slices):
                 raise WrongValue(
                     f"Ranks read different data: at the same place one has {least} {unit} and another one {-most} (0 means "
                     "that its data has ended). Every rank must read the same and keeps its slice. If the data is already "
-                    "divided over ranks, write strategy={'ddp': {'split_data': False}}."
+                    "divided over ranks, write «strategy={'ddp': {'split_data': False}}»."
                 )
             if read is _END:
                 return

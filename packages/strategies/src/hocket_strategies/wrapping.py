@@ -40,7 +40,7 @@ def units(model: nn.Module, wrap: Wrap = "auto") -> list[nn.Module]:
     classes = [wrap] if isinstance(wrap, str | type) else wrap
     if not isinstance(classes, Iterable) or not all(isinstance(each, str | type) for each in classes):
         raise WrongType(
-            f"wrap={wrap!r} is not valid: give 'auto', a number of parameters such as 1_000_000, classes or their names such "
+            f"«wrap={wrap!r}» is not valid: give 'auto', a number of parameters such as 1_000_000, classes or their names such "
             "as ['Block'], or None."
         )
     found = []
@@ -48,13 +48,13 @@ def units(model: nn.Module, wrap: Wrap = "auto") -> list[nn.Module]:
         instances = [module for module in _inner_first(model) if module is not model and _is(module, each)]
         if not instances:
             there = ", ".join(sorted({type(module).__name__ for module in model.modules() if module is not model}))
-            raise WrongValue(f"wrap={wrap!r}: the model has no {_name(each)}. Its classes are {there}.")
+            raise WrongValue(f"«wrap={wrap!r}»: the model has no {_name(each)}. Its classes are {there}.")
         found += instances
     chosen = _ordered(model, found)
     for module in chosen:
         if shared := _shared(model, module):
             raise WrongValue(
-                f"wrap={wrap!r}: {type(module).__name__} shares {shared} with the rest of the model, so it cannot be a "
+                f"«wrap={wrap!r}»: {type(module).__name__} shares {shared} with the rest of the model, so it cannot be a "
                 "separate unit. Name a class that holds all users of that parameter, or none of them."
             )
     return chosen

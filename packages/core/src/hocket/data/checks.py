@@ -27,7 +27,7 @@ def check_batches(data: Any, argument: str) -> None:
     if isinstance(data, DataLoader) or serves_itself(data):
         if isinstance(data, DataLoader) and _yields_samples(data):
             raise WrongType(
-                f"{argument} is a DataLoader with batch_size=None over a data set (TensorDataset), whose items are single "
+                f"{argument} is a DataLoader with «batch_size=None» over a data set (TensorDataset), whose items are single "
                 "samples and not batches. Write "
                 f"{_given(argument, 'torch.utils.data.DataLoader(dataset, batch_size=32)')}; None is for data sets whose items "
                 "are batches."
@@ -65,7 +65,8 @@ def check_batches(data: Any, argument: str) -> None:
         found = f"{kind} {data!r}" if isinstance(data, str) and len(data) < 60 else kind
         if isinstance(data, str) and data[:1].isdigit():
             raise WrongType(
-                f"{argument} is the text {data!r}, and not an iterable of batches. Write a duration by name: duration={data!r}."
+                f"{argument} is the text {data!r}, and not an iterable of batches. Write a duration by name: "
+                f"«duration={data!r}»."
             )
         raise WrongType(
             f"{argument} is a {found}, whose items are not batches. Give an iterable of batches: "
@@ -85,7 +86,7 @@ def check_batches(data: Any, argument: str) -> None:
     else:
         return
     loader = _given(argument, "torch.utils.data.DataLoader(data, batch_size=32)")
-    raise WrongType(f"{argument} is {what}. {wrap} {loader}, or batch_size=None if its items are batches.")
+    raise WrongType(f"{argument} is {what}. {wrap} {loader}, or «batch_size=None» if its items are batches.")
 
 
 def _yields_samples(loader: DataLoader[Any]) -> bool:
@@ -127,15 +128,13 @@ def _check_not_data(data: Any, argument: str) -> None:
     elif isinstance(data, int | float):
         what, write = (
             f"the number {data!r}",
-            f"A duration has a unit: duration='{data}ep'. Data is an iterable of batches: write",
+            f"A duration has a unit: «duration='{data}ep'». Data is an iterable of batches: write",
         )
     elif is_module(data):
         what = f"a data module ({kind})"
         write = "Give it to the Trainer, which calls its methods: hocket.Trainer(model, data=module). Or write"
         if is_foreign(data):
-            write = (
-                "Give its loaders: train_data=module.train_dataloader(), eval_data=module.val_dataloader(). Or write"
-            )
+            write = "Give its loaders: «train_data=module.train_dataloader()|train_data='module:train_dataloader'», «eval_data=module.val_dataloader()|eval_data='module:val_dataloader'». Or write"
     elif inspect.isroutine(data) or (isinstance(data, type) and not isinstance(data, Mapping)):
         what = f"the {'class' if isinstance(data, type) else 'function'} {data.__name__}"
         write = (
@@ -144,11 +143,11 @@ def _check_not_data(data: Any, argument: str) -> None:
         )
     elif hasattr(data, "train") and hasattr(data, "valid"):
         what = f"a pair of loaders ({kind})"
-        write = "Write train_data=data.train, eval_data=data.valid; or"
+        write = "Write «train_data=data.train», «eval_data=data.valid»; or"
     elif names.library(data) and hasattr(data, "to_dict") and hasattr(data, "learning_rate"):
         what, write = f"{kind} of {names.library(data)}", "Each setting is an argument of the Trainer. Write"
     elif callable(data) and not hasattr(type(data), "__iter__") and not hasattr(type(data), "__getitem__"):
-        what, write = f"{kind}, a function", "A loss is given by name: loss=. Write"
+        what, write = f"{kind}, a function", "A loss is given by name: «loss=». Write"
     if what:
         raise WrongType(f"{argument} is {what}, and not an iterable of batches. {write} {loader}.")
 
@@ -158,8 +157,8 @@ def _check_list(data: Any, argument: str) -> None:
     if any(isinstance(item, DataLoader) for item in data):
         raise WrongType(
             f"{argument} is a {type(data).__name__} of {len(data)} loaders, and should be one iterable of batches. Evaluation "
-            "sets are given by name: eval_data={'first': loader, 'second': other}. Training data is combined by "
-            f"train_data=hocket.data.Several({{'first': …, 'second': …}}, {next(iter(MODES))!r}); its modes are "
+            "sets are given by name: «eval_data={'first': loader, 'second': other}». Training data is combined by "
+            f"«train_data=hocket.data.Several({{'first': …, 'second': …}}, {next(iter(MODES))!r})»; its modes are "
             f"{', '.join(map(repr, MODES))}."
         )
     arrays = [item for item in data if isinstance(item, torch.Tensor) or type(item).__module__ == "numpy"]

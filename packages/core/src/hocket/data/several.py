@@ -77,7 +77,7 @@ class Several:
         _check_loaders(loaders)
         if mode is None or mode not in MODES:
             allowed = "; ".join(f"{name!r}: {meaning}" for name, meaning in MODES.items())
-            raise WrongValue(f"mode={mode!r} is not a mode of Several. Give one of {allowed}.")
+            raise WrongValue(f"«mode={mode!r}» is not a mode of Several. Give one of {allowed}.")
         _check_arguments(loaders, mode, weights, batches, named)
         if mode in ("cycle", "weighted"):
             _check_epochs(loaders)
@@ -104,7 +104,7 @@ class Several:
         given = {"weights": self.weights, "batches": self.batches}
         return f"Several({{{names}}}, {self.mode!r}" + "".join(
             f", {name}={value!r}" for name, value in given.items() if value is not None
-        ) + (f", seed={self.seed})" if self.weights else ")")  # fmt: skip
+        ) + (f", «seed={self.seed}»)" if self.weights else ")")  # fmt: skip
 
     @property
     def num_workers(self) -> int:
@@ -123,7 +123,7 @@ class Several:
         first, *_ = known = [each for each in sizes.values() if each is not None]
         if len(known) < len(sizes) or any(size * each % first for each in known):
             raise WrongValue(
-                f"global_batch={size} is the number of samples of the first loader; the others keep their proportion to it. "
+                f"«global_batch={size}» is the number of samples of the first loader; the others keep their proportion to it. "
                 f"That is not possible with the batch sizes {sizes}. Give a multiple of them, and DataLoaders whose "
                 "batch_size can be set; or omit global_batch: then each rank trains on batches of these sizes."
             )
@@ -151,7 +151,7 @@ def prepared(
         names = ", ".join(f"{name!r}: …" for name in data.loaders)
         raise WrongValue(
             f"Several(…, {data.mode!r}) may repeat or omit samples, and every sample counts once here. Evaluate the loaders as "
-            f"sets, eval_data={{{names}}}, or write Several(…, 'in turn')."
+            f"sets, «eval_data={{{names}}}», or write Several(…, 'in turn')."
         )
     sizes = data.global_batches(global_batch)
     sources = {
@@ -256,7 +256,7 @@ class SeveralSource:
             self._warned = True
             warn(
                 f"A batch of loader '{padding[0]}' has no slice for this rank, so this rank's slices of the other loaders do "
-                "not count in that step: they cannot be separated. Give the loader drop_last=True, or the strategy "
+                "not count in that step: they cannot be separated. Give the loader «drop_last=True», or the strategy "
                 "uneven='end'."
             )
         return Padding(batch)
@@ -378,7 +378,7 @@ def _check_loaders(loaders: Any) -> None:
         if isinstance(loader, Iterator) and not has_state(loader):
             raise WrongType(
                 f"Loader '{name}' is an iterator ({type(loader).__name__}), which can be iterated once. Give what it iterates "
-                "over, such as the list or the DataLoader itself; mode='cycle' begins it again."
+                "over, such as the list or the DataLoader itself; «mode='cycle'» begins it again."
             )
         twin = next((other for other, each in loaders.items() if each is loader and other != name), None)
         if twin is not None:
@@ -389,22 +389,24 @@ def _check_arguments(loaders: Any, mode: str, weights: Any, batches: Any, named:
     weighted = mode == "weighted"
     if not weighted and (weights is not None or batches is not None):
         given = "weights" if batches is None else "batches"
-        raise WrongValue(f"{given}= is for mode='weighted', and the mode is '{mode}'. Omit it, or give that mode.")
+        raise WrongValue(f"{given}= is for «mode='weighted'», and the mode is '{mode}'. Omit it, or give that mode.")
     if weighted and not (
         isinstance(weights, Mapping)
         and weights.keys() == loaders.keys()
         and all(isinstance(weight, int | float) and 0 < weight < float("inf") for weight in weights.values())
     ):
         raise WrongValue(
-            f"mode='weighted' needs a positive weight for each loader ({', '.join(map(repr, loaders))}), not "
-            f"weights={weights!r}. Give a dict, such as weights={dict.fromkeys(loaders, 1.0)!r}."
+            f"«mode='weighted'» needs a positive weight for each loader ({', '.join(map(repr, loaders))}), not "
+            f"«weights={weights!r}». Give a dict, such as «weights={dict.fromkeys(loaders, 1.0)!r}»."
         )
     if batches is not None and (isinstance(batches, bool) or not isinstance(batches, int) or batches < 1):
         raise WrongValue(
-            f"batches={batches!r} is not a number of batches. Give a positive int, or None for all loaders' sum."
+            f"«batches={batches!r}» is not a number of batches. Give a positive int, or None for all loaders' sum."
         )
     if not named and mode in _SIDE_BY_SIDE:
-        raise WrongValue(f"named=False is for batches of one loader, and mode='{mode}' yields one of each. Omit it.")
+        raise WrongValue(
+            f"«named=False» is for batches of one loader, and «mode='{mode}'» yields one of each. Omit it."
+        )
 
 
 def _check_epochs(loaders: Mapping[str, Any]) -> None:

@@ -55,12 +55,12 @@ class CUDA(Device):
             raise WrongState(
                 "This process was forked from one that had already initialized the GPU driver (torch.cuda.is_available() is "
                 "enough), so it cannot use GPUs. In a notebook restart the kernel and call hocket before torch.cuda; elsewhere "
-                "use hocket launch, or pass device='cpu'."
+                "use hocket launch, or pass «device='cpu'»."
             )
         count = torch.cuda.device_count()
         if not count:
             raise WrongValue(
-                "torch sees no GPU on this machine. Pass device='cpu', or install a torch built for the GPU."
+                "torch sees no GPU on this machine. Pass «device='cpu'», or install a torch built for the GPU."
             )
         found = environment(os.environ)
         if found is not None and found.launcher not in _SHARING:
@@ -68,7 +68,7 @@ class CUDA(Device):
         if local_rank >= count:
             raise WrongValue(
                 f"Local rank {local_rank} has no GPU: this machine has {count}. Start at most {count} processes per "
-                "machine, or pass device='cpu'."
+                "machine, or pass «device='cpu'»."
             )
         return torch.device("cuda", local_rank)
 

@@ -17,7 +17,7 @@ def check_model(model: nn.Module, device: Any, materializes: bool = False) -> No
     """Raise TypeError or ValueError for a model that cannot be moved to its device; the message names the parameter."""
     if not isinstance(model, nn.Module):
         raise WrongType(
-            f"model={objects.short(model)} is {type(model).__name__}; give a torch.nn.Module or a hocket.Task. "
+            f"«model={objects.short(model)}» is {type(model).__name__}; give a torch.nn.Module or a hocket.Task. "
             f"{_instead(model)}"
         )
     lazy = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if is_lazy(tensor)]
@@ -45,15 +45,15 @@ def check_model(model: nn.Module, device: Any, materializes: bool = False) -> No
         for place, name in places.items():
             if place.type not in ("cpu", device):
                 raise WrongValue(
-                    f"{kind}.{name} is on {place}, but the Trainer was given device='{device}'. Pass device='{place.type}', "
-                    f"or move the model first: model.to('{device}')."
+                    f"{kind}.{name} is on {place}, but the Trainer was given «device='{device}'». Pass "
+                    f"«device='{place.type}'», or move the model first: model.to('{device}')."
                 )
 
 
 def _instead(given: Any) -> str:
     """Return what to write instead of something that is not a model."""
     if isinstance(given, type) and issubclass(given, nn.Module):
-        return f"Write model={given.__name__}()."
+        return f"Write «model={given.__name__}()|model='module:{given.__name__}'»."
     if isinstance(given, Mapping):
         return "Write trainer.load_weights(state_dict) after making the Trainer with the model."
     if isinstance(given, list | tuple):
@@ -62,7 +62,7 @@ def _instead(given: Any) -> str:
         return "The model comes first: hocket.Trainer(model, train_data)."
     if isinstance(given, torch.optim.Optimizer):
         return "Write the model first: setup(model, optimizer)."
-    return "Write model=Net(), for a class Net of torch.nn.Module."
+    return "Write «model=Net()|model='module:Net'», for a class Net of torch.nn.Module."
 
 
 def move(task: Any, device: torch.device) -> Any:

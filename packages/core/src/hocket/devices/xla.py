@@ -35,7 +35,8 @@ class XLA(Device):
         """Return the first device. Raises PluginError if torch_xla cannot be imported, ValueError for a second process."""
         if local_rank:
             raise WrongValue(
-                "device='xla' runs one process. Remove devices= and the launcher, or pass device='cpu' or device='cuda'."
+                "«device='xla'» runs one process. Remove «devices=» and the launcher, or pass «device='cpu'» or "
+                "«device='cuda'»."
             )
         device: torch.device = _torch_xla().device()
         return device
@@ -52,6 +53,6 @@ def _torch_xla() -> Any:
         there = importlib.util.find_spec("torch_xla") is not None
         problem = f"cannot be imported with torch {torch.__version__} ({error})" if there else "is not installed"
         raise PluginError(
-            f"device='xla' needs the package torch_xla, which {problem}. Install it in a separate environment, because "
-            f"it works with torch 2.9 only; type: {installing.command('xla')}. Without it, pass device='auto'."
+            f"«device='xla'» needs the package torch_xla, which {problem}. Install it in a separate environment, because "
+            f"it works with torch 2.9 only; type: {installing.command('xla')}. Without it, pass «device='auto'»."
         ) from error

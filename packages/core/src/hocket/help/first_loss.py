@@ -202,7 +202,8 @@ def _refuse_sample(task: Task, outputs: Any, batch: Any, kind: str) -> None:
     if single and type(task).count is Task.count:
         raise WrongType(
             f"The training data ({kind}) yields samples and not batches: the target of the first is one number. Wrap it in a "
-            "loader: train_data=torch.utils.data.DataLoader(data, batch_size=32), or batch_size=None if its items are batches."
+            "loader: «train_data=torch.utils.data.DataLoader(data, batch_size=32)|train_data='module:function'», or «batch_size=None» if its items are "
+            "batches."
         )
 
 
@@ -214,8 +215,8 @@ def _check_batch(task: SupervisedTask, batch: Any) -> None:
     unused = ", ".join(f"batch[{index}]" for index in range(2, len(batch)))
     warn(
         f"A batch is a {type(batch).__name__} of {len(batch)}, and nothing uses {unused}: the model gets batch[0], and the "
-        "loss batch[1]. To use it, pass targets=lambda batch: batch[1:] with loss=lambda outputs, rest: …, or write a hocket."
-        "Task. Otherwise write inputs=0, targets=1."
+        "loss batch[1]. To use it, pass «targets=lambda batch: batch[1:]» with «loss=lambda outputs, rest: …», or write a "
+        "hocket.Task. Otherwise write «inputs=0», «targets=1»."
     )
 
 
@@ -230,8 +231,8 @@ def _check_sample(task: SupervisedTask, batch: Any) -> None:
     if isinstance(target, int | float) or (isinstance(target, Tensor) and not target.dim()):
         warn(
             f"A batch has inputs of shape {tuple(inputs.shape)} and one number as the target, so it looks like a single "
-            f"sample, and is counted as {len(inputs)} samples. Write DataLoader(dataset, batch_size=32), not batch_size=None; "
-            "or give the target a dimension of samples."
+            f"sample, and is counted as {len(inputs)} samples. Write DataLoader(dataset, batch_size=32), not "
+            "«batch_size=None»; or give the target a dimension of samples."
         )
 
 
@@ -260,7 +261,7 @@ def _check_weight(weight: Any, task: Task, batch: Any, outputs: Any) -> None:
     said = (
         f"The loss function returned (mean, weight) with the weight {number:.4g} for {samples} samples. The weight is the "
         "number of elements in the mean, such as samples or tokens that count. To report an accuracy, return the loss "
-        "alone and write metrics='accuracy', or return {'total': loss, 'accuracy': accuracy}."
+        "alone and write «metrics='accuracy'», or return {'total': loss, 'accuracy': accuracy}."
     )
     if not math.isfinite(number):
         raise WrongValue(said)
@@ -268,10 +269,10 @@ def _check_weight(weight: Any, task: Task, batch: Any, outputs: Any) -> None:
         warn(f"{said} It is used as it is, which is right for a sum of sample weights.")
 
 
-_LOG = "Write loss=torch.nn.functional.cross_entropy, which takes logits, or end the model with torch.nn.LogSoftmax(dim=1)."
+_LOG = "Write «loss=torch.nn.functional.cross_entropy», which takes logits, or end the model with torch.nn.LogSoftmax(dim=1)."
 _SCALE = "Write outputs.log_softmax(1) in the loss, or end the model with torch.nn.LogSoftmax(dim=1)."
-_LOGITS = ", or write loss=lambda outputs, targets: torch.nn.functional.nll_loss(outputs.log(), targets)"
-_BINARY = ", or write loss=torch.nn.functional.binary_cross_entropy"
+_LOGITS = ", or write «loss=lambda outputs, targets: torch.nn.functional.nll_loss(outputs.log(), targets)»"
+_BINARY = ", or write «loss=torch.nn.functional.binary_cross_entropy»"
 #: What functions of torch take; what to write instead of a layer's outputs, and instead of removing a softmax or a sigmoid.
 _TAKES = {
     "cross_entropy": ("logits", "", _LOGITS),

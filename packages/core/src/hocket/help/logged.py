@@ -23,12 +23,14 @@ def over(given: Any) -> tuple[str, ...]:
     """Return what a value is reduced over, as a tuple. Raises ValueError or TypeError."""
     asked = (given,) if isinstance(given, str) else given
     if not isinstance(asked, Sequence) or not asked or not all(isinstance(each, str) for each in asked):
-        raise WrongType(f"over={short(given)} is not a text. Write over='interval', over='epoch', or both as a tuple.")
+        raise WrongType(
+            f"«over={short(given)}» is not a text. Write «over='interval'», «over='epoch'», or both as a tuple."
+        )
     for each in asked:
         if each not in _OVER:
             raise WrongValue(
-                f"over={each!r} is unknown; there are 'interval', which ends with every log_every=, and 'epoch', or both as a "
-                f"tuple. Write over={_meant(each, _OVER, 'over')!r}. In an evaluation every value is over its set."
+                f"«over={each!r}» is unknown; there are 'interval', which ends with every «log_every=», and 'epoch', or both "
+                f"as a tuple. Write «over={_meant(each, _OVER, 'over')!r}». In an evaluation every value is over its set."
             )
     return tuple(dict.fromkeys(asked))
 
@@ -48,13 +50,13 @@ def check(name: Any, reduce: Any, weight: Any) -> None:
     if reduce not in _REDUCTIONS:
         text = reduce if isinstance(reduce, str) else getattr(reduce, "__name__", "")
         raise WrongValue(
-            f"reduce={short(reduce)} of {name!r} is unknown; there are 'mean', 'sum', 'min', 'max', 'last', and 'metric' for "
-            f"an object with update, compute and reset. Write reduce={_meant(text, _REDUCTIONS, 'reduce')!r}."
+            f"«reduce={short(reduce)}» of {name!r} is unknown; there are 'mean', 'sum', 'min', 'max', 'last', and 'metric' for "
+            f"an object with update, compute and reset. Write «reduce={_meant(text, _REDUCTIONS, 'reduce')!r}»."
         )
     if weight is not None and reduce != "mean":
         raise WrongValue(
-            f"{name!r} was logged with reduce={reduce!r} and a weight=, which only a mean has. Write reduce='mean', or omit "
-            "weight=."
+            f"{name!r} was logged with «reduce={reduce!r}» and a weight=, which only a mean has. Write «reduce='mean'», or "
+            "omit weight=."
         )
     if name in POSITION:
         raise WrongValue(
@@ -122,7 +124,7 @@ def found_instead(value: Any) -> tuple[str, str]:
             "Log its math.log(), for instance.",
         )
     elif callable(getattr(value, "compute", None)):
-        found, write = f"the metric {type(value).__name__}", "Write reduce='metric'."
+        found, write = f"the metric {type(value).__name__}", "Write «reduce='metric'»."
     else:
         found, write = f"{short(value)}", "Log numbers or tensors of one element; loggers take texts by log_text."
     return found, write
@@ -131,7 +133,7 @@ def found_instead(value: Any) -> tuple[str, str]:
 def not_a_metric(name: str, value: Any) -> TypeError:
     """Return the error for a number in place of a metric object."""
     return WrongType(
-        f"{name!r} was logged as {short(value)} with reduce='metric', or was a metric before. Log the object itself, with "
+        f"{name!r} was logged as {short(value)} with «reduce='metric'», or was a metric before. Log the object itself, with "
         "update, compute and reset, or a number under another name."
     )
 
@@ -185,12 +187,12 @@ def differs(name: str, over: str, reduce: str, by_rank: Mapping[int, str], world
     """Return the warning about a name that some ranks have not logged, or in another way."""
     have = [rank for rank, how in by_rank.items() if how == reduce]
     lacking = [rank for rank in range(world) if rank not in by_rank]
-    others = [f"with reduce={how!r} on {_ranks([rank])}" for rank, how in by_rank.items() if how != reduce]
+    others = [f"with «reduce={how!r}» on {_ranks([rank])}" for rank, how in by_rank.items() if how != reduce]
     where = [*others, *([f"not on {_ranks(lacking)}"] if lacking else [])]
     return (
-        f"{name!r} was logged with reduce={reduce!r} on {_ranks(have)}, and {' and '.join(where)}, in the same {over}. Its "
+        f"{name!r} was logged with «reduce={reduce!r}» on {_ranks(have)}, and {' and '.join(where)}, in the same {over}. Its "
         f"value is that of {_ranks(have)}. Log it in the same way on all ranks"
-        + ("; where there is nothing to count, with weight=0." if reduce == "mean" else ".")
+        + ("; where there is nothing to count, with «weight=0»." if reduce == "mean" else ".")
     )
 
 

@@ -56,12 +56,12 @@ def precision(given: Any, arguments: Mapping[str, Any]) -> Any:
     found = _PRECISIONS.get(given)
     if found is None:
         raise WrongType(
-            f"precision={given} is not a precision. Write one of 'fp32', 'bf16', 'fp16', 'fp64', or another of "
+            f"«precision={given}» is not a precision. Write one of 'fp32', 'bf16', 'fp16', 'fp64', or another of "
             "`hocket plugins list --kind precisions`."
         )
     if found in ("fp16", "bf16"):
         warn(
-            f"precision={given} is read as precision='{found}': autocast, with weights in float32. Write that, or "
+            f"«precision={given}» is read as «precision='{found}'»: autocast, with weights in float32. Write that, or "
             f"'{found}-true' for weights in {given} too."
         )
     return found
@@ -76,8 +76,9 @@ def device(given: Any, arguments: Mapping[str, Any]) -> Any:
         return given
     if found.index:
         raise WrongValue(
-            f"device='{found}' chooses one of several devices. hocket takes the first that is visible, or one for each process "
-            f"with devices=. Write device='{found.type}', and choose with the environment: CUDA_VISIBLE_DEVICES={found.index}."
+            f"«device='{found}'» chooses one of several devices. hocket takes the first that is visible, or one for each "
+            f"process with «devices=». Write «device='{found.type}'», and choose with the environment: "
+            f"CUDA_VISIBLE_DEVICES={found.index}."
         )
     return found.type
 
@@ -96,20 +97,20 @@ def loss(given: Any, arguments: Mapping[str, Any]) -> Any:
         if name := named_loss(given):
             wanted = names.plain(given.rpartition(".")[2])
             if wanted.removesuffix("loss") != names.plain(name).removesuffix("loss"):
-                warn(f"loss={given!r} is read as loss=torch.nn.functional.{name}.")
+                warn(f"«loss={given!r}» is read as «loss=torch.nn.functional.{name}».")
             return getattr(nn.functional, name)
         near = difflib.get_close_matches(given, _LOSSES, 1)
         raise WrongValue(
-            f"loss={given!r} is not the name of a loss.{f' Did you mean {near[0]!r}?' if near else ''} Give a function of "
-            "(outputs, targets), such as loss=torch.nn.functional.cross_entropy, or one of these names: "
+            f"«loss={given!r}» is not the name of a loss.{f' Did you mean {near[0]!r}?' if near else ''} Give a function of "
+            "(outputs, targets), such as «loss=torch.nn.functional.cross_entropy», or one of these names: "
             f"{', '.join(map(repr, _LOSSES))}."
         )
     if isinstance(given, type) and issubclass(given, nn.Module):
         return _instance(given, "loss")
     if given is not None and not callable(given):
         raise WrongType(
-            f"loss={short(given)} is {type(given).__name__}, which cannot be called. Give a function of (outputs, "
-            "targets), such as loss=torch.nn.functional.cross_entropy; a Task defines several losses as a dict."
+            f"«loss={short(given)}» is {type(given).__name__}, which cannot be called. Give a function of (outputs, "
+            "targets), such as «loss=torch.nn.functional.cross_entropy»; a Task defines several losses as a dict."
         )
     return given
 
@@ -123,8 +124,8 @@ def metrics(given: Any, arguments: Mapping[str, Any]) -> Any:
             found = simple_metrics.find(each)
             if found is None:
                 raise WrongValue(
-                    f"metrics={each!r} is not one of hocket's own metrics: {', '.join(simple_metrics.METRICS)}. Others "
-                    f"come from torchmetrics: metrics={{{each!r}: torchmetrics.classification.MulticlassAccuracy(10)}}, "
+                    f"«metrics={each!r}» is not one of hocket's own metrics: {', '.join(simple_metrics.METRICS)}. Others "
+                    f"come from torchmetrics: «metrics={{{each!r}: torchmetrics.classification.MulticlassAccuracy(10)}}», "
                     "for instance; or write an object with update, compute and reset."
                 )
             return found, simple_metrics.METRICS[found]()
@@ -140,16 +141,16 @@ def metrics(given: Any, arguments: Mapping[str, Any]) -> Any:
     if not is_one and not isinstance(given, Sequence | set):
         if given is not None and (not callable(given) or _required(given)):
             raise WrongType(
-                f"metrics={short(given)} is neither metrics nor a function without arguments that makes them. A metric is an "
-                "object with update(outputs, targets), compute() and reset(). Write metrics='accuracy', or metrics={'mine': "
-                "MyMetric()}."
+                f"«metrics={short(given)}» is neither metrics nor a function without arguments that makes them. A metric is an "
+                "object with update(outputs, targets), compute() and reset(). Write «metrics='accuracy'», or «metrics={'mine': "
+                "MyMetric()}|metrics={'mine': 'module:MyMetric'}»."
             )
         return given
     found = [one(each) for each in ([given] if is_one else given)]
     if len(dict(found)) < len(found):
         listed = ", ".join(name for name, _ in found)
         raise WrongValue(
-            f"metrics= lists {listed}: some have one name. Name each: metrics={{'first': …, 'second': …}}."
+            f"«metrics=» lists {listed}: some have one name. Name each: «metrics={{'first': …, 'second': …}}»."
         )
     return dict(found)
 
@@ -192,7 +193,7 @@ def checkpoints(given: Any, arguments: Mapping[str, Any]) -> Any:
     Checkpoints = elsewhere.module("hocket_checkpoints.policy", "checkpoints=").Checkpoints
     if given is True:
         folder = str(Path(arguments.get("folder", "runs")) / "checkpoints")
-        warn(f"checkpoints=True is read as checkpoints={folder!r}. Write the folder, so that each run has its own.")
+        warn(f"«checkpoints=True» is read as «checkpoints={folder!r}». Write the folder, so that each run has its own.")
         return Checkpoints(folder)
     if isinstance(given, str | os.PathLike):
         return Checkpoints(os.fspath(given))
@@ -200,8 +201,8 @@ def checkpoints(given: Any, arguments: Mapping[str, Any]) -> Any:
         return Checkpoints(**given)
     if not isinstance(given, Checkpoints):
         raise WrongType(
-            f"checkpoints={short(given)} is neither a folder nor hocket.Checkpoints. Write checkpoints='runs/a', or "
-            "checkpoints=hocket.Checkpoints('runs/a', every='1ep', keep=3)."
+            f"«checkpoints={short(given)}» is neither a folder nor hocket.Checkpoints. Write «checkpoints='runs/a'», or "
+            "«checkpoints=hocket.Checkpoints('runs/a', every='1ep', keep=3)|checkpoints={'folder': 'runs/a', 'every': '1ep', 'keep': 3}»."
         )
     return given
 
@@ -214,7 +215,7 @@ def resume(given: Any, arguments: Mapping[str, Any]) -> Any:
         if not Path(given).suffix:
             return given  # the file `latest` of a folder of checkpoints
         raise WrongValue(
-            f"resume={str(given)!r} is a file, and a run resumes from a checkpoint of hocket, which is a folder such as "
+            f"«resume={str(given)!r}» is a file, and a run resumes from a checkpoint of hocket, which is a folder such as "
             f"'runs/a/ep3-ba18'. To begin with the weights of this file, call trainer.load_weights({str(given)!r})."
         )
     return given
@@ -225,19 +226,20 @@ def compiled(given: Any, arguments: Mapping[str, Any]) -> Any:
     if not isinstance(given, str):
         if not isinstance(given, bool | Mapping) and given is not None:
             raise WrongType(
-                f"compile={short(given)} is neither True nor arguments of torch.compile. Write compile=True."
+                f"«compile={short(given)}» is neither True nor arguments of torch.compile. Write «compile=True»."
             )
         keys = list(inspect.signature(torch.compile).parameters)[1:]
         if unknown := [key for key in given or () if key not in keys] if isinstance(given, Mapping) else []:
             raise WrongType(
-                f"compile={short(given)} has {unknown[0]!r}, which torch.compile does not take; it takes "
-                f"{', '.join(keys)}. Write compile=True, or compile={{'mode': 'reduce-overhead'}}."
+                f"«compile={short(given)}» has {unknown[0]!r}, which torch.compile does not take; it takes "
+                f"{', '.join(keys)}. Write «compile=True», or «compile={{'mode': 'reduce-overhead'}}»."
             )
         return given
     if given not in _COMPILE_MODES:
         raise WrongValue(
-            f"compile={given!r} is not a mode of torch.compile, which has {', '.join(map(repr, _COMPILE_MODES))}. Write "
-            "compile='reduce-overhead', compile=True, or its arguments: compile={'mode': 'max-autotune', 'dynamic': False}."
+            f"«compile={given!r}» is not a mode of torch.compile, which has {', '.join(map(repr, _COMPILE_MODES))}. Write "
+            "«compile='reduce-overhead'», «compile=True», or its arguments: "
+            "«compile={'mode': 'max-autotune', 'dynamic': False}»."
         )
     return {"mode": given}
 
@@ -245,8 +247,10 @@ def compiled(given: Any, arguments: Mapping[str, Any]) -> Any:
 def seed(given: Any, arguments: Mapping[str, Any]) -> Any:
     """Refuse text, with the number in it."""
     if isinstance(given, str):
-        write = f"seed={int(given)}" if given.strip().isdecimal() else "seed=17, or None for the global random numbers"
-        raise WrongType(f"seed={given!r} is text; a seed is an int. Write {write}.")
+        write = (
+            f"seed={int(given)}" if given.strip().isdecimal() else "«seed=17», or None for the global random numbers"
+        )
+        raise WrongType(f"«seed={given!r}» is text; a seed is an int. Write {write}.")
     return given
 
 
@@ -271,7 +275,8 @@ def profile(given: Any, arguments: Mapping[str, Any]) -> Any:
         return ["profiler"]
     if isinstance(given, int | float):
         raise WrongType(
-            f"profile={given!r} does not say which batches to profile. Write profile='{given}ba after 10ba', or profile=True."
+            f"«profile={given!r}» does not say which batches to profile. Write «profile='{given}ba after 10ba'», or "
+            "«profile=True»."
         )
     if isinstance(given, Mapping) and "profiler" not in given:
         return [{"profiler": dict(given)}]
@@ -294,11 +299,13 @@ def flag(given: Any, arguments: Mapping[str, Any]) -> Any:
 def folder(given: Any, arguments: Mapping[str, Any]) -> Any:
     """Refuse a folder that is neither text nor a path."""
     if not isinstance(given, str | os.PathLike):
-        raise WrongType(f"folder={short(given)} is {type(given).__name__}; give text or a path, such as folder='runs'.")
+        raise WrongType(
+            f"«folder={short(given)}» is {type(given).__name__}; give text or a path, such as «folder='runs'»."
+        )
     above = next((each for each in (Path(given), *Path(given).parents) if os.path.lexists(each)), None)
     if above is not None and not above.is_dir() and "model" in arguments:
         raise WrongValue(
-            f"folder={str(given)!r}: {above} is a file and no folder. Give a folder to write to, such as folder='runs'."
+            f"«folder={str(given)!r}»: {above} is a file and no folder. Give a folder to write to, such as «folder='runs'»."
         )
     return given
 
@@ -309,7 +316,7 @@ def weights(given: Any, arguments: Mapping[str, Any]) -> Any:
         return given.state_dict()
     if not isinstance(given, str | os.PathLike | Mapping):
         raise WrongType(
-            f"weights={short(given)} is {type(given).__name__}; give a file or folder, tensors by name, or a module. Write "
+            f"«weights={short(given)}» is {type(given).__name__}; give a file or folder, tensors by name, or a module. Write "
             "trainer.load_weights('model.pt')."
         )
     return given

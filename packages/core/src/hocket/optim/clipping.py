@@ -60,8 +60,8 @@ def clip_gradients(
     """
     if isinstance(threshold, str) or not threshold > 0 or not floor > 0 or math.isinf(floor):
         raise WrongValue(
-            f"Gradients cannot be clipped with threshold={threshold!r} and floor={floor}: give positive numbers, such as "
-            "norm=1.0, or clip_gradients(parameters, 'norm', 1.0)."
+            f"Gradients cannot be clipped with «threshold={threshold!r}» and «floor={floor}»: give positive numbers, such as "
+            "«norm=1.0», or clip_gradients(parameters, 'norm', 1.0)."
         )
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     if kind == "norm":

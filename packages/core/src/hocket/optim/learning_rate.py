@@ -111,12 +111,12 @@ class Stepped(TimeOnly):
     def __init__(self, scheduler: Any, optimizer: Optimizer, every: Time) -> None:
         if isinstance(scheduler, ReduceLROnPlateau):
             raise WrongType(
-                "ReduceLROnPlateau needs a metric at each step. Write schedule=\"plateau(on='eval/loss')\", which takes its "
+                "ReduceLROnPlateau needs a metric at each step. Write «schedule=\"plateau(on='eval/loss')\"», which takes its "
                 "arguments, with the name of the metric."
             )
         if every.unit not in (Unit.BATCH, Unit.EPOCH) or not every.value:
             raise WrongValue(
-                f"schedule_every='{every}' is neither batches nor epochs; write '1ba', '1ep' or multiples."
+                f"«schedule_every='{every}'» is neither batches nor epochs; write '1ba', '1ep' or multiples."
             )
         self._scheduler = scheduler
         self._optimizer = optimizer
@@ -173,13 +173,13 @@ def _check_lengths(scheduler: Any, state: State, by_default: bool) -> None:
     name, known = type(scheduler).__name__, vars(scheduler)
     if batches is not None and name == "OneCycleLR" and known["total_steps"] < batches:
         raise WrongValue(
-            f"{name} has total_steps={known['total_steps']}, and this run of {duration} steps it after each of its {batches} "
-            f"batches. Write total_steps={batches}; or pass schedule_every='1ep', so that it counts epochs."
+            f"{name} has «total_steps={known['total_steps']}», and this run of {duration} steps it after each of its {batches} "
+            f"batches. Write «total_steps={batches}»; or pass «schedule_every='1ep'», so that it counts epochs."
         )
     if batches is not None and name == "OneCycleLR" and known["total_steps"] > batches:
         warn(
-            f"{name} has total_steps={known['total_steps']}, and this run of {duration} takes {batches} steps, so it does not "
-            f"reach its end. Write total_steps={batches}."
+            f"{name} has «total_steps={known['total_steps']}», and this run of {duration} takes {batches} steps, so it does "
+            f"not reach its end. Write «total_steps={batches}»."
         )
     if not by_default or duration is None or duration.unit is not Unit.EPOCH or (state.epoch_length or 2) < 2:
         return
@@ -191,8 +191,8 @@ def _check_lengths(scheduler: Any, state: State, by_default: bool) -> None:
     if isinstance(scheduler, LRScheduler) and (counts_epochs or name == "ExponentialLR" or named):
         said = f" of {max(lengths)}" if counts_epochs else ""
         warn(
-            f"{name}{said} is stepped after each batch, not each epoch. For epochs write schedule_every='1ep' in the "
-            "Trainer; if batches are meant, schedule_every='1ba'."
+            f"{name}{said} is stepped after each batch, not each epoch. For epochs write «schedule_every='1ep'» in the "
+            "Trainer; if batches are meant, «schedule_every='1ba'»."
         )
 
 
@@ -267,7 +267,7 @@ class OnPlateau:
             warn_of_nothing(state, "schedule='plateau'", self._on)
         elif its is not None and any(label_of(state, name) == its for name in names):
             raise WrongValue(
-                f"schedule='plateau' monitors '{self._on}', but there is no such metric. The metrics are: "
+                f"«schedule='plateau'» monitors '{self._on}', but there is no such metric. The metrics are: "
                 f"{', '.join(sorted(state.metrics)) or 'none'}."
             )
 
@@ -302,9 +302,9 @@ def make_schedules(
             each.by_default = every is None
     if time != Time(1, Unit.BATCH) and not any(type(each) is Stepped for each in made):
         raise WrongValue(
-            f"schedule_every='{time}' is the interval at which a torch LRScheduler is stepped, and schedule= has none. "
-            "hocket's schedules are functions of time, updated after each batch: omit schedule_every=, and give times to the "
-            "schedule, such as schedule='step(step_size=1ep)'."
+            f"«schedule_every='{time}'» is the interval at which a torch LRScheduler is stepped, and «schedule=» has none. "
+            "hocket's schedules are functions of time, updated after each batch: omit «schedule_every=», and give times to the "
+            "schedule, such as «schedule='step(step_size=1ep)'»."
         )
     return made
 
@@ -313,13 +313,15 @@ def _make_all(given: Any, optimizers: Sequence[Optimizer], every: Time, names: S
     if given is None:
         return []
     if not optimizers:
-        raise WrongValue("A schedule was given but no optimizer whose learning rate it could set. Pass optimizer= too.")
+        raise WrongValue(
+            "A schedule was given but no optimizer whose learning rate it could set. Pass «optimizer=» too."
+        )
     if isinstance(given, Mapping) and names and given.keys() <= set(names):
         chosen = [(given[name], optimizer) for name, optimizer in zip(names, optimizers, strict=True) if name in given]
         return [_make(item, optimizer, every, number) for number, (item, optimizer) in enumerate(chosen)]
     if isinstance(given, Mapping) and (wrong := _misnamed(given, names)):
         raise WrongValue(
-            f"schedule={{{wrong[0]!r}: …}} names no optimizer; there {'is' if len(names) == 1 else 'are'} "
+            f"«schedule={{{wrong[0]!r}: …}}» names no optimizer; there {'is' if len(names) == 1 else 'are'} "
             f"{', '.join(map(repr, names))}. Write {wrong[1]!r}."
         )
     each = list(given) if isinstance(given, list | tuple) else [given] * len(optimizers)
@@ -360,8 +362,8 @@ def _make(given: Any, optimizer: Optimizer, every: Time, number: int) -> Learnin
             if not _takes_a_clock(given):
                 if isinstance(given, type) and issubclass(given, LRScheduler):
                     raise WrongType(
-                        f"schedule={given.__name__} is a class that needs arguments: {error}. Give a function of the "
-                        f"optimizer: schedule=lambda optimizer: torch.optim.lr_scheduler.{given.__name__}(optimizer, …)."
+                        f"«schedule={given.__name__}» is a class that needs arguments: {error}. Give a function of the "
+                        f"optimizer: «schedule=lambda optimizer: torch.optim.lr_scheduler.{given.__name__}(optimizer, …)»."
                     ) from None
                 error.add_note(
                     "schedule= was called with the optimizer, and is not a function of a clock either. Write schedule=lambda "
@@ -374,7 +376,7 @@ def _make(given: Any, optimizer: Optimizer, every: Time, number: int) -> Learnin
             return Scheduled(optimizer, given)
     if not _is_scheduler(made):
         raise WrongType(
-            f"schedule={given!r} gave {type(made).__name__}. Pass a name such as 'cosine(warmup=0.05dur)', a "
+            f"«schedule={given!r}» gave {type(made).__name__}. Pass a name such as 'cosine(warmup=0.05dur)', a "
             "hocket.schedules.Schedule, a function of a hocket.schedules.Clock that returns a number, or a function of the "
             "optimizer that returns a torch LRScheduler or another object with step()."
         )

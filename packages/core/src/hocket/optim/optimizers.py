@@ -44,7 +44,7 @@ def make_optimizers(given: Any, task: Task, replacements: Sequence[Replacement])
         _check_configured(given)
     elif type(task).configure_optimizers is not Task.configure_optimizers:
         warn(
-            f"optimizer= is used, and configure_optimizers() of {type(task).__name__} is not called. Omit one of them."
+            f"«optimizer=» is used, and configure_optimizers() of {type(task).__name__} is not called. Omit one of them."
         )
     if given is None:
         return {}
@@ -82,11 +82,11 @@ def _named(given: Mapping[Any, Any], task: Task) -> dict[str, nn.Module]:
         chosen = str(given[kind]).rpartition(".")[2].lower()
         config = {key: value for key, value in given.items() if key != kind}
         raise WrongValue(
-            f"optimizer={dict(given)!r} has the key {kind!r}, and should have one key, the name of an optimizer, or those of "
-            f"submodules. Write optimizer={ {chosen: config}!r}."
+            f"«optimizer={dict(given)!r}» has the key {kind!r}, and should have one key, the name of an optimizer, or those of "
+            f"submodules. Write «optimizer={ {chosen: config}!r}»."
         )
     raise WrongValue(
-        f"optimizer={{{missing!r}: …}} names no submodule of {type(task.model).__name__}, which has "
+        f"«optimizer={{{missing!r}: …}}» names no submodule of {type(task.model).__name__}, which has "
         f"{', '.join(name for name, _ in task.model.named_children()) or 'none'}. An optimizer that is given by name and not "
         "as an instance gets the parameters of that submodule."
     )
@@ -117,7 +117,7 @@ def _make(given: Any, part: nn.Module, replacements: Sequence[Replacement]) -> O
         model = part.model if isinstance(part, Task) else part
         raise WrongValue(
             f"{type(model).__name__} has no parameter that requires a gradient, so there is nothing to optimize. "
-            "Omit optimizer= to evaluate or predict only, or set requires_grad on the parameters to train."
+            "Omit «optimizer=» to evaluate or predict only, or set requires_grad on the parameters to train."
         )
     if isinstance(given, str | Mapping):
         made = _from_name(given, part, replacements)
@@ -134,7 +134,7 @@ def _make(given: Any, part: nn.Module, replacements: Sequence[Replacement]) -> O
         made = given
     if not isinstance(made, Optimizer):
         raise WrongType(
-            f"optimizer={short(given)} gave {type(made).__name__}, not a torch.optim.Optimizer. Pass a function of the "
+            f"«optimizer={short(given)}» gave {type(made).__name__}, not a torch.optim.Optimizer. Pass a function of the "
             "parameters, such as lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), an optimizer, or a name such "
             "as 'adamw(lr=1e-3)'."
         )
@@ -152,7 +152,7 @@ def _from_name(given: str | Mapping[Any, Any], part: nn.Module, replacements: Se
     own = {key: config.pop(key) for key in OPTIONS if key in config}
     if own and (whole := next((each for each in replacements if not each.name), None)):
         warn(
-            f"optimizer={name!r}: ignored {' and '.join(own)}, which is about the parameters of "
+            f"«optimizer={name!r}»: ignored {' and '.join(own)}, which is about the parameters of "
             f"{type(whole.old).__name__}, but {type(whole.new).__name__} replaces it."
         )
         own = {}
@@ -183,7 +183,7 @@ def _check(optimizers: Sequence[Optimizer], task: Task) -> None:
     held: set[torch.Tensor] = set()
     for optimizer in optimizers:
         name = type(optimizer).__name__
-        give = f"give a function: optimizer=lambda parameters: torch.optim.{name}(parameters, …)"
+        give = f"give a function: «optimizer=lambda parameters: torch.optim.{name}(parameters, …)»"
         parameters = check_parameters(optimizer, known, type(task.model).__name__, give)
         if held & parameters and not task.shares_parameters:
             raise WrongValue(

@@ -284,7 +284,7 @@ class Bus(_Hooks):
         every: int = given.get(hook, 1)
         if every != 1 and (hook not in _IN_A_BATCH or type(every) is not int or every < 0):
             raise HookError(
-                f"{origin_of(attachment, hook)} has every_batches={{{hook!r}: {every!r}}}. Give events from after_dataloader "
+                f"{origin_of(attachment, hook)} has «every_batches={{{hook!r}: {every!r}}}». Give events from after_dataloader "
                 "to batch_end the number of batches, an int of 0 (never) or more."
             )
         return every

@@ -93,7 +93,7 @@ class Strategy:
         if self.world_size > 1:
             raise Unsupported(
                 f"Strategy {type(self).__name__} does not define how ranks reduce the gradients of a part of the model, so it "
-                "cannot train a Task with train_batch. Use strategy='ddp', or define call_prepared."
+                "cannot train a Task with train_batch. Use «strategy='ddp'», or define call_prepared."
             )
         return function(*arguments)
 

@@ -449,7 +449,7 @@ def _backward_apart(state: State, losses: Mapping[str, torch.Tensor], factor: An
         if any(mesh_of(parameter) is not None for parameter in held):
             raise WrongValue(
                 "hocket.Apart needs full parameters on every rank, and this strategy shards them. Use "
-                "strategy='ddp', or take a step for each loss."
+                "«strategy='ddp'», or take a step for each loss."
             )
         step.inputs = held
         step.retain_graph = number < len(losses)

@@ -80,12 +80,12 @@ class BatchTransform:
                     raise
                 if batch is None:
                     raise WrongType(
-                        f"batch_transform={short(function)} returned None for a batch. It returns the batch to train on: the "
+                        f"«batch_transform={short(function)}» returned None for a batch. It returns the batch to train on: the "
                         "one it was given, or another, with `return batch`."
                     )
         if next(_lengths(batch), 1) == 0:
             raise WrongValue(
-                f"batch_transform={short(functions[-1])} returned a batch without samples. Return at least one; to leave a "
+                f"«batch_transform={short(functions[-1])}» returned a batch without samples. Return at least one; to leave a "
                 "batch out, leave it out of the data."
             )
         state.batch = batch
@@ -101,7 +101,7 @@ def _lengths(batch: Any) -> Iterator[int]:
 def _functions(given: Any) -> Sequence[Transform]:
     functions = given if isinstance(given, list | tuple) else [given]
     if wrong := [each for each in functions if not callable(each) or isinstance(each, type)]:
-        raise WrongType(f"batch_transform={short(wrong[0])} is not a function of a batch. {_FORMS}")
+        raise WrongType(f"«batch_transform={short(wrong[0])}» is not a function of a batch. {_FORMS}")
     return functions
 
 

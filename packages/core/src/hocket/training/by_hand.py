@@ -140,7 +140,7 @@ class ByHand:
         self._check("clip(…)")
         if norm is not None and value is not None:
             raise WrongValue(
-                f"by_hand.clip was given norm={norm} and value={value}; give one of them, such as norm=1.0."
+                f"by_hand.clip was given «norm={norm}» and «value={value}»; give one of them, such as «norm=1.0»."
             )
         if not self._waiting:
             raise WrongState("by_hand.clip(…) has no gradients to clip. Call by_hand.backward(loss) first.")
@@ -327,18 +327,18 @@ def check(state: State, optimizers: Sequence[torch.optim.Optimizer]) -> None:
             )
     if state.microbatch is not None or any(each.name == "auto-microbatch" for each in state.bus.attachments):
         raise WrongValue(
-            "step.manual computes on the batch as a whole, so microbatch= and accumulate= cannot divide it. Omit them, and "
+            "step.manual computes on the batch as a whole, so «microbatch=» and «accumulate=» cannot divide it. Omit them, and "
             f"call by_hand.backward once for each part of the batch; or {instead[0].lower()}{instead[1:]}, which divides it."
         )
     if Need.FULL_PARAMETERS not in strategy.offers or strategy.data_ranks != strategy.world_size:
         raise PlanError(
             f"step.manual needs full parameters on every rank, and strategy {type(strategy).__name__} shards them. {instead}, "
-            "or use strategy='ddp'."
+            "or use «strategy='ddp'»."
         )
     if strategy.world_size > 1 and getattr(type(strategy), "reduce_gradients", None) is Strategy.reduce_gradients:
         raise PlanError(
             f"Strategy {type(strategy).__name__} does not define reduce_gradients, by which step.manual averages gradients "
-            "over ranks. Define it there, or use strategy='ddp'."
+            "over ranks. Define it there, or use «strategy='ddp'»."
         )
 
 
@@ -356,7 +356,7 @@ def hooks_without_idle(state: State, complete: Callable[[State], bool], compiled
     if state.step.metrics is not None:
         _warn("train_metrics do not see the outputs of steps by hand (step.manual)")
     if compiled:
-        _warn("compile= compiles loss functions, and not the code of steps by hand (step.manual)")
+        _warn("«compile=» compiles loss functions, and not the code of steps by hand (step.manual)")
     hooks = {hook: bus.compiled(hook, idle) for hook in _HOOKS}
     return SimpleNamespace(gradients=bus.compiled("gradients", idle, complete), **hooks)
 

@@ -29,7 +29,7 @@ def check_carry(state: State, batch: Batch, carry: Any) -> None:
         raise WrongValue(
             f"step(…, carry=…) was given a carry of {carried} samples with a batch of {samples}, and needs one entry for each "
             "sample along dimension 0. If the last batch of an epoch is smaller, drop it with DataLoader(…, drop_last=True), "
-            "or start anew with carry=None where the sizes differ. A hidden state of shape (layers, samples, features) is "
+            "or start anew with «carry=None» where the sizes differ. A hidden state of shape (layers, samples, features) is "
             f"carried as hidden.transpose(0, 1); or define split and join in {kind.__name__}. Values that do not belong to "
             "samples are not carried: keep them in attributes of the model."
         )

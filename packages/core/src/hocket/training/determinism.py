@@ -29,7 +29,7 @@ def prepare(device: Device) -> None:
         return
     if name in os.environ or torch.cuda.is_initialized():
         raise WrongState(
-            f"deterministic=True on a GPU needs {name}={known[0]} with torch {torch.__version__} when the process starts, "
+            f"«deterministic=True» on a GPU needs {name}={known[0]} with torch {torch.__version__} when the process starts, "
             f"and it is {os.environ.get(name, 'not set')}. Type: {name}={known[0]} python …, or upgrade torch to 2.10."
         )
     os.environ[name] = known[0]

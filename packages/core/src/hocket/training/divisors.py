@@ -62,8 +62,8 @@ class _Mean(NamedTuple):
 _DIFFERS = (
     "The loss adds up means over different numbers: cross-entropy over labels of which some are ignored or weighted by class, "
     "and {other}. So no weight of a microbatch, or of a rank's or evaluation's batch, gives the loss of the full batch. "
-    "{change}; or pass loss_reduction='mean', which weights the parts by samples; or train on one rank without microbatch= and "
-    "accumulate=."
+    "{change}; or pass «loss_reduction='mean'», which weights the parts by samples; or train on one rank without «microbatch=» "
+    "and accumulate=."
 )
 
 

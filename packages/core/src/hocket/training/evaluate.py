@@ -122,7 +122,7 @@ class PreparedSet:
         if weights.tried(state, samples) == "sum":
             warn(
                 f"The loss of a sample given twice is twice its loss, so this is a sum over samples, and {label}/loss is "
-                "neither their sum nor their mean. Pass loss_reduction='sum' to the Trainer, or take the mean."
+                "neither their sum nor their mean. Pass «loss_reduction='sum'» to the Trainer, or take the mean."
             )
 
 
@@ -272,7 +272,7 @@ def _evaluate_set(
         warn(
             f"The evaluation of '{label}' measures nothing: there are no metrics, and {kind}.has_eval_loss(outputs) is False, "
             "as it is by default for a task with eval_forward. Define has_eval_loss(self, outputs), which returns True if the "
-            "loss takes the outputs of eval_forward; or pass metrics=."
+            "loss takes the outputs of eval_forward; or pass «metrics=»."
         )
     return values
 
@@ -297,7 +297,7 @@ def sanity_check(
     for label, each in sets.items():
         if iterates_once(data := each.source.data):
             raise WrongValue(
-                f"sanity_eval={batches} would use up the first batches of the evaluation set '{label}', an iterator "
+                f"«sanity_eval={batches}» would use up the first batches of the evaluation set '{label}', an iterator "
                 f"({type(data).__name__}) that can be iterated once. Pass what it iterates over, such as the list or the "
                 "DataLoader itself, or omit sanity_eval."
             )

@@ -145,14 +145,14 @@ class FitLoop:
                 raise WrongState(
                     "An exception left the ranks at different places: "
                     + ", ".join(f"rank {rank} after batch {batch}" for rank, (_, batch) in enumerate(places))
-                    + ". Start the run again, with resume='auto' to continue from its latest checkpoint."
+                    + ". Start the run again, with «resume='auto'» to continue from its latest checkpoint."
                 )
         if stage == "step":
             raise WrongState(
                 f"The last fit raised {self._raised} while weights or learning rates were updated, in batch {batch}, so that "
                 "some may be new and others not, and training cannot be continued from there. Make a new Trainer: with "
-                "resume='auto' it continues from the latest checkpoint, with model=trainer.state.model it begins a run from "
-                "these weights."
+                "«resume='auto'» it continues from the latest checkpoint, with model=trainer.state.model it begins a run "
+                "from these weights."
             )
         if self._raised and stage in _INEXACT:
             warn(f"The last fit raised {self._raised} {_INEXACT[stage].format(batch)}")

@@ -40,7 +40,7 @@ class NonFiniteGuard:
     #: For messages: what is skipped, how often recorded checks are reported, and what else to try.
     unit, interval = "batch", "logging interval"
     hints = (
-        "clip gradients (clip_gradients=1.0), look for the layer with callbacks=[{'nan-monitor': {'every': 1}}] or "
+        "clip gradients («clip_gradients=1.0»), look for the layer with «callbacks=[{'nan-monitor': {'every': 1}}]» or "
         "detect_anomaly=True"
     )
 
@@ -114,7 +114,7 @@ class NonFiniteGuard:
             return True
         message = (
             f"The weights are not finite after batch {state.timestamp.batch}, so no checkpoint is written; the earlier ones "
-            "stay. Resume from the latest of them with a lower learning rate or clip_gradients=1.0."
+            "stay. Resume from the latest of them with a lower learning rate or «clip_gradients=1.0»."
         )
         if self._policy == "raise":
             raise NotFinite(message)
@@ -140,7 +140,7 @@ class NonFiniteGuard:
         if self._policy == "raise":
             raise NotFinite(
                 f"The loss or a gradient is not finite in {where}: the latest loss is {loss}{norm}. Lower the learning "
-                f"rate, {self.hints}, or continue with nonfinite='skip' or nonfinite='warn'."
+                f"rate, {self.hints}, or continue with «nonfinite='skip'» or «nonfinite='warn'»."
             )
         skipped = self._policy == "skip" or self._overflowed
         done = f"the {self.unit} is skipped" if skipped else "training continues with it"

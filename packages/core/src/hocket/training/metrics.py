@@ -56,7 +56,7 @@ class MetricSet:
                     if inspect.isroutine(metric):
                         raise WrongType(
                             f"Metric '{name}' is a function, and values of batches do not add up to one of the set in general. "
-                            "Write metrics='accuracy', a metric of torchmetrics, or a class with update(outputs, targets), "
+                            "Write «metrics='accuracy'», a metric of torchmetrics, or a class with update(outputs, targets), "
                             "compute() and reset()."
                         )
                     raise WrongType(

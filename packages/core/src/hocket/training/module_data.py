@@ -87,7 +87,7 @@ def misfits(module: ModuleData | None, extra: Any) -> list[str]:
         return []
     if module is None:
         return [
-            "The checkpoint has the state of a data module, and this Trainer has none. Give the same one: data=module."
+            "The checkpoint has the state of a data module, and this Trainer has none. Give the same one: «data=module|data='module:module'»."
         ]
     kind = type(module.module)
     if kind.load_extra_state is DataModule.load_extra_state:
@@ -105,34 +105,34 @@ def checked(data: Any, given: Mapping[str, Any]) -> DataModule:
     """
     for other in ("train_data", "eval_data"):
         if given[other] is not None:
-            raise WrongType(f"{other}= and data={short(data)} are both given. data stands for both: omit {other}=.")
+            raise WrongType(f"{other}= and «data={short(data)}» are both given. data stands for both: omit {other}=.")
     kind = type(data).__name__
     if isinstance(data, type) and issubclass(data, DataModule):
-        raise WrongType(f"data={data.__name__} is a class. Give an instance: data={data.__name__}(…).")
+        raise WrongType(f"«data={data.__name__}» is a class. Give an instance: «data={data.__name__}(…)».")
     if is_foreign(data):
         theirs = {name: write for name in dir(data) if (write := names.listed(name, "methods", "DataModule"))}
         raise WrongType(
-            f"data={kind}(…) has the methods of a LightningDataModule. Inherit from hocket.data.DataModule, write setup(self) "
-            f"without a stage, and {'; '.join(f'instead of {name}: {write}' for name, write in theirs.items())}. Or give its "
-            "loaders: train_data=module.train_dataloader(), eval_data={'val': module.val_dataloader()}."
+            f"«data={kind}(…)» has the methods of a LightningDataModule. Inherit from hocket.data.DataModule, write "
+            f"setup(self) without a stage, and {'; '.join(f'instead of {name}: {write}' for name, write in theirs.items())}. "
+            "Or give its loaders: «train_data=module.train_dataloader()|train_data='module:train_dataloader'», «eval_data={'val': module.val_dataloader()}»."
         )
     if not isinstance(data, DataModule):
-        what = f"data={short(data)} is not a hocket.data.DataModule, an object with the method train() and others. "
+        what = f"«data={short(data)}» is not a hocket.data.DataModule, an object with the method train() and others. "
         if isinstance(data, str | Mapping):
             raise WrongType(
                 f"{what}A plug-in of kind datasets is a function of the split: write train_data="
-                "hocket.plugins.get('datasets', 'digits')('train'), eval_data={'test': …}."
+                "hocket.plugins.get('datasets', 'digits')('train'), «eval_data={'test': …}»."
             )
-        raise WrongType(f"{what}Batches, such as a DataLoader, are given as train_data=…, eval_data={{'test': …}}.")
+        raise WrongType(f"{what}Batches, such as a DataLoader, are given as «train_data=…», «eval_data={{'test': …}}».")
     for name in _METHODS:
         method, arguments = getattr(data, name), list(inspect.signature(getattr(DataModule, name)).parameters)
         write = f"Define def {name}({', '.join(arguments)})."
         if not callable(method):
-            raise WrongType(f"{name} of data={kind}(…) is {short(method)}, and has to be a method. {write}")
+            raise WrongType(f"{name} of «data={kind}(…)» is {short(method)}, and has to be a method. {write}")
         try:
             inspect.signature(method).bind(*arguments[1:])
         except TypeError as error:
-            raise WrongType(f"{name} of data={kind}(…) takes other arguments: {error}. {write}") from None
+            raise WrongType(f"{name} of «data={kind}(…)» takes other arguments: {error}. {write}") from None
     if message := attributes.uncalled(type(data), DataModule):
         warn(message)
     return data

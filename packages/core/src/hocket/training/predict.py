@@ -41,7 +41,7 @@ def predict(state: State, data: Iterable[Any], limit: float | None = None, keep:
     if isinstance(getattr(data, "sampler", None), DRAWN):
         warn(
             f"predict(data) was given a {type(data).__name__} that draws samples in random order, and outputs are in that "
-            "order. For the order of the data set, give it shuffle=False."
+            "order. For the order of the data set, give it «shuffle=False»."
         )
     with (
         state.another_step() as step,

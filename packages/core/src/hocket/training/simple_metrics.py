@@ -75,7 +75,7 @@ class Accuracy(Mean):
         if function in _OF_NUMBERS or isinstance(function, nn.MSELoss | nn.L1Loss | nn.SmoothL1Loss | nn.HuberLoss):
             name = getattr(function, "__name__", type(function).__name__)
             raise WrongValue(
-                f"The metric 'accuracy' counts right labels, and the loss {name} is of numbers. Write metrics='mae' or 'mse'."
+                f"The metric 'accuracy' counts right labels, and the loss {name} is of numbers. Write «metrics='mae'» or 'mse'."
             )
         if function is F.binary_cross_entropy or isinstance(function, nn.BCELoss):
             self.cut = 0.5
@@ -141,7 +141,7 @@ class Accuracy(Mean):
         if self.numbers:
             raise WrongValue(
                 "The metric 'accuracy' was given targets of a floating-point dtype, some of them outside of 0 to 1, which are "
-                "not labels. Write metrics='mae' or 'mse' for numbers."
+                "not labels. Write «metrics='mae'» or 'mse' for numbers."
             )
 
     def _refuse_several(self) -> None:
@@ -149,7 +149,7 @@ class Accuracy(Mean):
             raise WrongValue(
                 f"The metric 'accuracy' was given outputs and targets of shape {self.shape}, and the labels of a sample do "
                 "not add up to 1: a sample has several labels or none, and the loss does not say whether outputs are logits or "
-                "probabilities. Pass loss='binary_cross_entropy_with_logits' to the Trainer, or write metrics={'accuracy': "
+                "probabilities. Pass «loss='binary_cross_entropy_with_logits'» to the Trainer, or write metrics={'accuracy': "
                 f"torchmetrics.classification.MultilabelAccuracy({self.shape[1]}, average='micro')}}."
             )
 
@@ -160,14 +160,14 @@ class Accuracy(Mean):
         if self.unknown:
             raise WrongValue(
                 f"The metric 'accuracy' was given labels that are neither a class of the outputs nor {self.ignored}, which is "
-                "ignored. Pass loss=torch.nn.CrossEntropyLoss(ignore_index=…) to the Trainer, or write metrics={'accuracy': "
+                "ignored. Pass «loss=torch.nn.CrossEntropyLoss(ignore_index=…)|loss={'torch.nn:CrossEntropyLoss': {'ignore_index': '…'}}» to the Trainer, or write metrics={'accuracy': "
                 "torchmetrics.classification.MulticlassAccuracy(10, average='micro', ignore_index=…)}."
             )
         if self.binary and self.cut is None and not self.logits:
             warn(
                 "The metric 'accuracy' reads binary outputs as logits, which are positive above 0, but these are all from 0 to "
-                "1, as probabilities are. For those pass loss='binary_cross_entropy' to the Trainer, or write "
-                "metrics={'accuracy': torchmetrics.classification.BinaryAccuracy(threshold=0.5)}."
+                "1, as probabilities are. For those pass «loss='binary_cross_entropy'» to the Trainer, or write "
+                "«metrics={'accuracy': torchmetrics.classification.BinaryAccuracy(threshold=0.5)}»."
             )
         if self.several:
             return float(self.elements) / float(self.element_number)

@@ -90,7 +90,7 @@ class Steps:
     #: The user's code that calls the steps, for messages.
     caller = ""
     #: Where optimizers get their names, by a name that does not exist.
-    _naming = "Name them in configure_optimizers, which may return a dict, or in the Trainer's optimizer={{{!r}: …}}."
+    _naming = "Name them in configure_optimizers, which may return a dict, or in the Trainer's «optimizer={{{!r}: …}}»."
     #: The first argument of a loss function, if it is a method.
     _bound = "self, "
 

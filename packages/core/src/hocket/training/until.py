@@ -30,7 +30,7 @@ def plan_fit(
     """
     if not loop.has_data:
         raise WrongValue(
-            "There is nothing to train on. Pass train_data= to the Trainer or to fit, or return it from train() of the data "
+            "There is nothing to train on. Pass «train_data=» to the Trainer or to fit, or return it from train() of the data "
             "module."
         )
     if not state.optimizers:
@@ -44,7 +44,7 @@ def plan_fit(
         return False
     fresh = asked is None and loop.left is None
     if fresh and limits is not None and (reached := limits.reached(state)) is not None:
-        warn(f"Training is over: {reached} are done. Pass fit(duration=…) for more.")
+        warn(f"Training is over: {reached} are done. Pass «fit(duration=…)|`duration: …`» for more.")
         return False
     longer = planned is None or (planned.unit is end.unit and end > planned)
     state.progress.fit_until, state.progress.max_duration = end, end if longer else planned
@@ -73,22 +73,22 @@ def fit_until(
     elif planned is not None:
         until = planned
         if state.timestamp.count(until.unit) >= until.value and loop.left is None:
-            warn(f"Training is over: {until} are done. Pass fit(duration=…) for more.")
+            warn(f"Training is over: {until} are done. Pass «fit(duration=…)|`duration: …`» for more.")
             return None
     else:
         raise WrongValue(
-            "There is no duration to train for. Pass duration='10ep' or the like to the Trainer or to fit."
+            "There is no duration to train for. Pass «duration='10ep'» or the like to the Trainer or to fit."
         )
     if until.unit is Unit.EPOCH and loop.data.endless:
         raise DataError(
             f"The training data never ends, and neither does a duration of {until.value} epochs. Give the duration in "
-            "batches ('1000ba') or limit an epoch with limit_train=1000."
+            "batches ('1000ba') or limit an epoch with «limit_train=1000»."
         )
     left = until.value - state.timestamp.count(until.unit)
     if left <= 0 and state.resumed_from is not None:
         warn(
             f"Training is over: {until} were done before the checkpoint {state.resumed_from}. Nothing is trained; give a "
-            "longer duration=, or fit(duration=…) for more."
+            "longer «duration=», or «fit(duration=…)|`duration: …`» for more."
         )
     loop.data.check(left if until.unit is Unit.EPOCH else 0, left if until.unit is Unit.BATCH else 0)
     return until
@@ -98,7 +98,7 @@ def durations(given: str | Time | Sequence[str | Time]) -> list[Time]:
     """Parse one duration, or a list of which the first to be over ends training."""
     each = list(given) if isinstance(given, list | tuple) else [given]
     if not each:
-        raise TimeError("duration=[] has no duration. Give one such as '10ep', or a list such as ['10ep', '2h'].")
+        raise TimeError("«duration=[]» has no duration. Give one such as '10ep', or a list such as ['10ep', '2h'].")
     return [duration(one) for one in each]  # type: ignore[arg-type]
 
 
@@ -109,7 +109,7 @@ def minimum(given: str | Time | None, planned: Time | None) -> Time | None:
     time = time_of(given, "min_duration")
     longest = Time(1, Unit.DURATION) if time.unit is Unit.DURATION else planned
     if longest is not None and longest.unit is time.unit and time > longest:
-        raise TimeError(f"min_duration={str(given)!r} is longer than the duration of {planned}. Give a shorter one.")
+        raise TimeError(f"«min_duration={str(given)!r}» is longer than the duration of {planned}. Give a shorter one.")
     return time
 
 
@@ -118,8 +118,8 @@ def duration(given: str | Time) -> Time:
     time = time_of(given, "duration")
     if not time.value:
         raise TimeError(
-            f"duration={str(time)!r} trains nothing. Give a length such as '10ep', '1000ba' or '90min'; to evaluate only, call "
-            "trainer.evaluate()."
+            f"«duration={str(time)!r}» trains nothing. Give a length such as '10ep', '1000ba' or '90min'; to evaluate only, "
+            "call trainer.evaluate()."
         )
     if time.unit is Unit.DURATION:
         raise TimeError(

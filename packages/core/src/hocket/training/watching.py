@@ -76,7 +76,7 @@ def check_name(state: State, who: str, name: str) -> None:
         raise WrongValue(
             f"{who} monitors '{name}', but there is no evaluation set of that name. The sets are: {sets}. Give 'label/name' "
             "with one of these labels, 'train/name' for a train metric, or the name of a value that a plug-in logs with "
-            "state.log; sets are named by eval_data={'label': …}."
+            "state.log; sets are named by «eval_data={'label': …}»."
         )
     label = label_of(state, name)
     unmeasured = label is not None and name != f"{label}/loss" and not state.eval_sets[label].metrics.names
@@ -85,14 +85,14 @@ def check_name(state: State, who: str, name: str) -> None:
         known = simple_metrics.find(metric) or next(
             iter(difflib.get_close_matches(metric, simple_metrics.METRICS, 1)), None
         )
-        write = f"metrics={{{metric!r}: …}} in the Trainer, with a metric of torchmetrics, for example"
+        write = f"«metrics={{{metric!r}: …}}» in the Trainer, with a metric of torchmetrics, for example"
         if known is not None:
-            write = f"metrics={known!r} in the Trainer" + (
+            write = f"«metrics={known!r}» in the Trainer" + (
                 "" if known == metric else f", and monitor '{label}/{known}'"
             )
         raise WrongValue(
-            f"{who} monitors '{name}', and evaluation measures only '{label}/loss', because metrics= is empty. Write {write}; "
-            f"or monitor '{label}/loss'."
+            f"{who} monitors '{name}', and evaluation measures only '{label}/loss', because «metrics=» is empty. Write "
+            f"{write}; or monitor '{label}/loss'."
         )
     if label is not None and not may_log(state):
         measured = {"loss", *state.eval_sets[label].metrics.names}
@@ -131,7 +131,7 @@ def warn_of_nothing(state: State, who: str, name: str) -> None:
     logged = [*state.metrics, *state.history.names(), "train/loss"]
     near = difflib.get_close_matches(name, logged, 1, 0.5)
     if name in logged:  # with a longer interval than the epoch
-        write = "Write log_every='1ep' in the Trainer"
+        write = "Write «log_every='1ep'» in the Trainer"
     else:
         write = f"Write {near[0]!r}" if near else "Log it with state.log, or monitor another value"
     warn(

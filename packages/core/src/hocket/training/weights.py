@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hocket.types import Batch
 
 _WITH_WEIGHT = (
-    "or return it with its weight: loss=lambda outputs, batch: (outputs.loss, (batch['labels'] != -100).sum()); "
+    "or return it with its weight: «loss=lambda outputs, batch: (outputs.loss, (batch['labels'] != -100).sum())»; "
 )
 _IN_TASK = "or return (outputs.loss, weight) in the task's loss(outputs, batch), where weight is the number of elements in it; "
 _TASK = " For models of transformers there is hocket_nlp.HuggingFaceTask(model)."
@@ -96,9 +96,9 @@ def in_training(state: State, loss: Loss, samples: int) -> Weight:
             supervised = type(state.task) is SupervisedTask
             raise WrongValue(
                 f"{type(state.model).__name__} computes its loss itself, and it is not certain what that is a mean over, so "
-                "microbatches and ranks cannot be given weights. Pass loss_reduction='mean' to weight it by samples; "
+                "microbatches and ranks cannot be given weights. Pass «loss_reduction='mean'» to weight it by samples; "
                 + (_WITH_WEIGHT if supervised else _IN_TASK)
-                + "or train on one rank without microbatch= and accumulate=."
+                + "or train on one rank without «microbatch=» and «accumulate=»."
                 + (_TASK if supervised and names.library(state.model) == "transformers" else "")
             )
         return weight
@@ -124,16 +124,16 @@ def check_composed(state: State, samples: int) -> bool:
         raise WrongValue(
             "The loss of a sample given twice is twice its loss, so this is a sum over samples and not a mean: if a batch "
             "is split into microbatches or divided over ranks, the two differ. If you mean the sum, pass "
-            "loss_reduction='sum' to the Trainer, or return hocket.Loss(value, reduction='sum'). Else take the mean, "
-            "for instance with reduction='mean'; loss_reduction='mean' uses the loss as it is."
+            "«loss_reduction='sum'» to the Trainer, or return hocket.Loss(value, reduction='sum'). Else take the mean, "
+            "for instance with «reduction='mean'»; «loss_reduction='mean'» uses the loss as it is."
         )
     if found == "neither":
         warn(
             "The loss of several samples is not the mean of their losses, so a batch that is split into microbatches or "
             "divided over ranks has another loss than the full batch: the mean of the parts, weighted by samples. If the "
             "loss is a mean over something else, such as labels that count, return (mean, weight); if it is over pairs of "
-            "the batch, as a contrastive loss, say loss_reduction='batch', which refuses to divide batches; if this is "
-            "intended, pass loss_reduction='mean' to the Trainer."
+            "the batch, as a contrastive loss, say «loss_reduction='batch'», which refuses to divide batches; if this is "
+            "intended, pass «loss_reduction='mean'» to the Trainer."
         )
     return found != "nothing"
 
@@ -154,7 +154,7 @@ def in_evaluation(state: State, loss: Loss, label: str) -> Weight:
         warn(
             f"{type(state.model).__name__} computes its loss itself, and it is not certain what that is a mean over: "
             f"{label}/loss is the mean over batches, weighted by their samples. If that is right, pass "
-            "loss_reduction='mean'; for another weight, loss= a function that returns (mean, weight)."
+            "«loss_reduction='mean'»; for another weight, «loss=» a function that returns (mean, weight)."
         )
     return by_samples if weight is None else weight
 

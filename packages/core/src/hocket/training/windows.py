@@ -96,6 +96,6 @@ class Windows:
             except Exception as error:
                 problem = f"{type(error).__name__}: {error}"
         raise WrongValue(
-            f"accumulate= gives train_batch of {type(task).__name__} the batches of a window as one batch, and they cannot be "
-            f"joined. {problem} Define join(parts) in {type(task).__name__}, which returns one batch, or omit accumulate=."
+            f"«accumulate=» gives train_batch of {type(task).__name__} the batches of a window as one batch, and they cannot "
+            f"be joined. {problem} Define join(parts) in {type(task).__name__}, which returns one batch, or omit «accumulate=»."
         )

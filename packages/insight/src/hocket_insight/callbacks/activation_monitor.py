@@ -87,7 +87,7 @@ class ActivationMonitor(Measuring):
         if not candidates:
             kinds = sorted({type(module).__name__ for module in state.model.modules()})
             raise WrongValue(
-                f"activation-monitor was given types={sorted(self._types or ())}, and the model has no such module. It has: "
+                f"activation-monitor was given «types={sorted(self._types or ())}», and the model has no such module. It has: "
                 f"{', '.join(kinds)}."
             )
         self._layers = {name: candidates[name] for name in chosen(candidates, self._patterns, "activation-monitor")}
@@ -95,8 +95,8 @@ class ActivationMonitor(Measuring):
         if compiled := next((name for name, module in self._layers.items() if id(module) in inside), None):
             raise PlanError(
                 f"activation-monitor cannot read the output of '{compiled}', because it is inside a compiled module, where "
-                "hooks do not run. Train without compile=, compile only modules whose layers are not monitored, or remove the "
-                "monitor; gradient-monitor works with compiled models."
+                "hooks do not run. Train without «compile=», compile only modules whose layers are not monitored, or remove "
+                "the monitor; gradient-monitor works with compiled models."
             )
 
     def _fits(self, module: nn.Module) -> bool:

@@ -67,14 +67,14 @@ class EarlyStopping(Callback):
         mode = mode_of(monitor) if mode is None else mode
         if mode not in ("max", "min"):
             raise WrongValue(
-                f"EarlyStopping cannot infer whether a higher '{monitor}' is better; pass mode='max' or mode='min'. The "
+                f"EarlyStopping cannot infer whether a higher '{monitor}' is better; pass «mode='max'» or «mode='min'». The "
                 "name is that of a metric as evaluate() returns it, such as 'eval/loss', or 'eval/accuracy' for "
                 "metrics='accuracy'."
             )
         self._patience = patience if isinstance(patience, int) else time_of(patience, "patience")
         if not 0 <= min_delta < math.inf or not (patience if isinstance(patience, int) else self._patience.value) > 0:  # type: ignore[union-attr]
             raise WrongValue(
-                f"EarlyStopping was given patience={patience!r} and min_delta={min_delta}. Give a patience of at least one "
+                f"EarlyStopping was given «patience={patience!r}» and «min_delta={min_delta}». Give a patience of at least one "
                 "evaluation, or a length such as '5ep', and a min_delta that is finite and not negative."
             )
         self.monitor = monitor
@@ -100,7 +100,7 @@ class EarlyStopping(Callback):
         if label is not None and not state.eval_sets[label].every:
             warn(
                 f"EarlyStopping monitors '{self.monitor}', but '{label}' is evaluated on request only. Pass an interval, such "
-                "as eval_every='1ep'."
+                "as «eval_every='1ep'»."
             )
 
     def _key(self, state: State) -> str:
@@ -194,7 +194,7 @@ class EarlyStopping(Callback):
                 where = f" after epoch {epoch}, batch {batch}" if batch is not None else ""
                 print(
                     f"hocket: early-stopping restored the weights{where}, where {self.monitor} was {self.best:.6g}. Evaluation "
-                    "metrics of the result are theirs; train/… are of the last batches. restore_best=False keeps the latest.",
+                    "metrics of the result are theirs; train/… are of the last batches. «restore_best=False» keeps the latest.",
                     file=sys.stderr, flush=True,
                 )  # fmt: skip
             state.bus.load_model_state(state.prepared, self._kept["model"])

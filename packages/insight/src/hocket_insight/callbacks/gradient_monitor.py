@@ -57,7 +57,7 @@ class GradientMonitor(MeasuredStep):
     ) -> None:
         super().__init__(every)
         if by not in ("module", "parameter"):
-            raise WrongValue(f"by={by!r} is neither 'module' nor 'parameter'.")
+            raise WrongValue(f"«by={by!r}» is neither 'module' nor 'parameter'.")
         self._patterns, self._by = patterns_of(layers), by
         self._histograms = Histograms() if histograms else None
         if self._histograms is not None:  # otherwise no row calls it

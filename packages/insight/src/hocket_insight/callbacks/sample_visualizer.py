@@ -69,7 +69,7 @@ class SampleVisualizer(Measuring):
         decode: Callable[[Any], str] | None = None,
     ) -> None:
         if type(samples) is not int or samples < 1:
-            raise WrongValue(f"samples={samples!r} is not a number of samples; give an int of 1 or more, such as 8.")
+            raise WrongValue(f"«samples={samples!r}» is not a number of samples; give an int of 1 or more, such as 8.")
         self._on, self._samples = on, samples
         self._inputs = BatchPart("sample-visualizer", "input", input_key)
         self._targets = BatchPart("sample-visualizer", "target", target_key)
@@ -86,8 +86,8 @@ class SampleVisualizer(Measuring):
         if self._on != "train" and self._on not in state.eval_sets:
             sets = ", ".join(map(repr, (*state.eval_sets, "train")))
             raise WrongValue(
-                f"sample-visualizer was given on={self._on!r}, and there is no such set. There are: {sets}. "
-                f"Write on={next(iter(state.eval_sets), 'train')!r}."
+                f"sample-visualizer was given «on={self._on!r}», and there is no such set. There are: {sets}. "
+                f"Write «on={next(iter(state.eval_sets), 'train')!r}»."
             )
 
     # --- taking samples

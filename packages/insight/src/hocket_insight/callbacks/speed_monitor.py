@@ -54,7 +54,7 @@ class SpeedMonitor(Periodic):
             self.every_batches = {**self.every_batches, "after_dataloader": 0}
         if not (flops_per_sample is None or isinstance(flops_per_sample, int | float) or callable(flops_per_sample)):
             raise WrongType(
-                f"flops_per_sample={flops_per_sample!r} is {type(flops_per_sample).__name__}; give a number such as 6e9, or "
+                f"«flops_per_sample={flops_per_sample!r}» is {type(flops_per_sample).__name__}; give a number such as 6e9, or "
                 "a function of a batch that returns one."
             )
         self._peak_flops = peak_flops

@@ -54,13 +54,13 @@ class ThresholdStopper(Callback):
         numeric = all(isinstance(each, int | float) and type(each) is not bool and each == each for each in numbers)
         if not numbers or not numeric or type(times) is not int or times < 1:
             raise WrongValue(
-                f"threshold-stopper was given above={above!r}, below={below!r} and times={times!r}. Give above= or below= a "
-                f"number, such as ThresholdStopper({monitor!r}, above=10.0), and times an int of 1 or more."
+                f"threshold-stopper was given «above={above!r}», «below={below!r}» and «times={times!r}». Give above= or "
+                f"below= a number, such as ThresholdStopper({monitor!r}, above=10.0), and times an int of 1 or more."
             )
         if above is not None and below is not None and below > above:
             raise WrongValue(
-                f"threshold-stopper was given above={above!r} and below={below!r}, between which every value stops the fit. "
-                "Give above= the larger number, or one of them."
+                f"threshold-stopper was given «above={above!r}» and «below={below!r}», between which every value stops the "
+                "fit. Give above= the larger number, or one of them."
             )
         self.monitor = monitor
         self._above, self._below, self._times, self._checkpoint = above, below, times, checkpoint

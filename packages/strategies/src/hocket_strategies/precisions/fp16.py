@@ -61,13 +61,13 @@ class FP16(Precision):
     ) -> None:
         if not (0 < min_scale <= init_scale < float("inf")):
             raise WrongValue(
-                f"FP16 was given init_scale={init_scale} and min_scale={min_scale}: give positive numbers, the first at "
+                f"FP16 was given «init_scale={init_scale}» and «min_scale={min_scale}»: give positive numbers, the first at "
                 "least as large as the second, such as 65536.0 and 2**-14."
             )
         if not growth_factor > 1 or not 0 < backoff_factor < 1 or growth_interval < 1:
             raise WrongValue(
-                f"FP16 was given growth_factor={growth_factor}, backoff_factor={backoff_factor} and "
-                f"growth_interval={growth_interval}: the first is more than 1, the second between 0 and 1, the third at "
+                f"FP16 was given «growth_factor={growth_factor}», «backoff_factor={backoff_factor}» and "
+                f"«growth_interval={growth_interval}»: the first is more than 1, the second between 0 and 1, the third at "
                 "least 1, such as 2.0, 0.5 and 2000."
             )
         self._options: dict[str, Any] = {
@@ -87,7 +87,7 @@ class FP16(Precision):
         """Start with a new scale on the run's device; the weights are not converted."""
         if self.device.type not in _DEVICES:
             raise WrongValue(
-                f"precision='fp16' runs on {' and '.join(_DEVICES)}, not on {self.device.type}. Pass device='cpu' or "
+                f"«precision='fp16'» runs on {' and '.join(_DEVICES)}, not on {self.device.type}. Pass «device='cpu'» or "
                 "precision='fp32'."
             )
         self._begin_with(self.device.type)
@@ -97,8 +97,8 @@ class FP16(Precision):
         """Refuse optimizers whose steps cannot be skipped."""
         if needs_closure(optimizer):
             raise WrongValue(
-                f"{type(optimizer).__name__} computes gradients itself, so precision='fp16' could not skip its step when "
-                "they overflow. Pass precision='bf16' or 'fp32', or an optimizer such as SGD or AdamW."
+                f"{type(optimizer).__name__} computes gradients itself, so «precision='fp16'» could not skip its step when "
+                "they overflow. Pass «precision='bf16'» or 'fp32', or an optimizer such as SGD or AdamW."
             )
         return True
 
@@ -145,8 +145,8 @@ class FP16(Precision):
         if current.skip and (scale := scaler.get_scale()) * scaler.get_backoff_factor() < self.min_scale:
             raise NotFinite(
                 f"Gradients are not finite, nor were they in earlier batches, although the loss scale has fallen to {scale:g}: "
-                "the cause is not loss scaling. Find the layer with detect_anomaly=True, lower the learning "
-                "rate, or use precision='bf16' or 'fp32'."
+                "the cause is not loss scaling. Find the layer with «detect_anomaly=True», lower the learning "
+                "rate, or use «precision='bf16'» or 'fp32'."
             )
         return current.skip
 

@@ -38,7 +38,7 @@ class FP64(Precision):
         tensors = list(chain(module.parameters(), module.buffers()))
         if any(tensor.device.type == "mps" for tensor in tensors):
             raise WrongValue(
-                "Apple GPUs have no 64-bit floats, so precision='fp64' cannot run on mps. Pass device='cpu'."
+                "Apple GPUs have no 64-bit floats, so «precision='fp64'» cannot run on mps. Pass «device='cpu'»."
             )
         module.double()
         for tensor in tensors:

@@ -42,7 +42,7 @@ class INT8(Precision):
         torchao("quantization")
         if not _linears(module):
             raise WrongValue(
-                "precision='int8' rounds weights of torch.nn.Linear layers, and the model has none. Pass precision='fp32'."
+                "«precision='int8'» rounds weights of torch.nn.Linear layers, and the model has none. Pass «precision='fp32'»."
             )
         return module
 
@@ -50,8 +50,8 @@ class INT8(Precision):
         """Refuse sharded weights, which cannot be rounded here."""
         if Need.FULL_PARAMETERS not in state.strategy.offers:
             raise WrongValue(
-                f"precision='int8' needs full weights, and the strategy {type(state.strategy).__name__} shards them. "
-                "Pass strategy='single' or 'ddp', or precision='fp32'."
+                f"«precision='int8'» needs full weights, and the strategy {type(state.strategy).__name__} shards them. "
+                "Pass «strategy='single'» or 'ddp', or «precision='fp32'»."
             )
 
     # --- around evaluation and prediction

@@ -102,8 +102,8 @@ class FP16True(StoredLow):
             low = any(parameter.dtype is torch.float16 for parameter in group["params"])
             if low and isinstance(eps, float) and not torch.tensor(eps, dtype=torch.float16).item():
                 raise WrongValue(
-                    f"{type(optimizer).__name__} has eps={eps:g}, which is 0 in float16, so it would divide by zero. Give "
-                    "it eps=1e-4, or train with precision='fp16' or 'bf16-true'."
+                    f"{type(optimizer).__name__} has «eps={eps:g}», which is 0 in float16, so it would divide by zero. Give "
+                    "it «eps=1e-4», or train with «precision='fp16'» or 'bf16-true'."
                 )
         return True
 
