@@ -127,7 +127,7 @@ class Generate(Periodic):
         if getattr(state.task, "tokenizer", None) is None or not hasattr(state.task, "generate_options"):
             raise WrongType(
                 f"The callback 'generate' needs a tokenizer, and the model is {type(state.task).__name__}. Give the Trainer "
-                "«model=hocket_nlp.HuggingFaceTask(model, tokenizer)|model={'hocket_nlp:HuggingFaceTask': ['module:model', 'module:tokenizer']}»."
+                "model=hocket_nlp.HuggingFaceTask(model, tokenizer)."
             )
 
         check_options(state.model, self._options, "The callback 'generate'")

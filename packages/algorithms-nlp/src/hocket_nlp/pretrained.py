@@ -103,7 +103,7 @@ class SavePretrained(Callback):
         if not hasattr(state.model, "save_pretrained"):
             raise WrongType(
                 f"The callback 'save-pretrained' writes models of transformers, and this is {type(state.model).__name__}. Give "
-                "the Trainer «model=hocket_nlp.HuggingFaceTask(model, tokenizer)|model={'hocket_nlp:HuggingFaceTask': ['module:model', 'module:tokenizer']}»; other models are in the checkpoints."
+                "the Trainer model=hocket_nlp.HuggingFaceTask(model, tokenizer); other models are in the checkpoints."
             )
 
         if self._folder is not None:

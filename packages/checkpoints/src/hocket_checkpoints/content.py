@@ -179,8 +179,8 @@ class Content:
         if problems and saved.strict:
             said = " ".join([*problems, *([] if error is None else [getattr(error, "marked", str(error))])])
             raise ContentError(
-                f"{said} «To omit parts, call trainer.load_state_dict(tree, ignore=['…']), or with strict=False|To begin a new run "
-                "instead, write »«|resume=None»«|, and another folder in checkpoints»."
+                f"{said} «To omit parts, call trainer.load_state_dict(tree, ignore=['…']), or with strict=False|To begin a new "
+                "run instead, write »«|resume=None»«|, and another folder in checkpoints»."
             ) from error
         if error is not None:
             raise error

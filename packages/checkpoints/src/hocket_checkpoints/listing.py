@@ -43,7 +43,8 @@ class Listing:
             how = "To rank them, write" if abouts else "They follow no evaluation. For a run that ranks its own, write"
             raise CheckpointError(
                 f"The checkpoints in {self.store} are not ranked. {how} «checkpoints=hocket.Checkpoints("
-                f"{str(self.store.folder)!r}, best={rule})|checkpoints={{'folder': {str(self.store.folder)!r}, 'best': {rule}}}»; or give 'latest', or the path of a checkpoint."
+                f"{str(self.store.folder)!r}, best={rule})|checkpoints={{'folder': {str(self.store.folder)!r}, 'best': "
+                f"{rule}}}»; or give 'latest', or the path of a checkpoint."
             )
         found = self.best() if which == "best" else None
         if found is not None:

@@ -20,10 +20,11 @@ def in_yaml(said: BaseException | str, override: bool = False) -> str:
         override: write settings as on the command line, ``resume=auto``.
     """
     marked = said if isinstance(said, str) else getattr(said, "marked", None) or str(said)
-    return rendered(marked, lambda setting: _spelled(setting, override))
+    return rendered(marked, lambda setting: spelled(setting, override))
 
 
-def _spelled(setting: Setting, override: bool) -> str:
+def spelled(setting: Setting, override: bool) -> str:
+    """Return a setting in backquotes as a file or the command line has it, or the name alone of one without a value."""
     if not setting.value:
         return setting.name
     value = _flow(setting.value)

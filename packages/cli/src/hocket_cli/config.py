@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ from hocket_cli import forms, imports, recorded
 from hocket_cli.advice import in_yaml
 from hocket_cli.calls import lacking, lacks
 from hocket_cli.document import ConfigError, Node
-from hocket_cli.errors import blamed, mentions
+from hocket_cli.errors import blamed
 from hocket_cli.imports import reference, resolve
 from hocket_cli.keys import KINDS, LISTS, keys
 from hocket_cli.objects import arguments, build, call, checking, defaults, make
@@ -209,8 +208,10 @@ class Configuration:
             yield
         except (TypeError, ValueError, CheckpointError) as error:
             node = self._given[key]
-            named = in_yaml(str(error) if f"{key}=" in str(error) else f"{key}: {error}", node.where.startswith("'"))
-            raise ConfigError(blamed(node, str(error), node.where), named) from error
+            said = in_yaml(error, node.where.startswith("'"))
+            inside = blamed(node.value, error) if isinstance(node.value, dict) else None
+            about = getattr(error, "about", None)
+            raise ConfigError((inside or node).where, said if about == key else f"{key}: {said}") from error
 
     def _check_names(self) -> None:
         """Check losses and metrics that are given by a name of hocket's. Raises ConfigError."""
@@ -335,9 +336,7 @@ class Configuration:
             key = next((f"{key}: " for key, node in self._given.items() if where in (node.where, node.key)), "")
             override = where.startswith("'")
             message = (
-                in_yaml(error, override)
-                if isinstance(error, Mistake)
-                else raised(f"{key}Making the Trainer", error)
+                in_yaml(error, override) if isinstance(error, Mistake) else raised(f"{key}Making the Trainer", error)
             )
             raise ConfigError(where, message) from error
 
@@ -369,29 +368,10 @@ class Configuration:
 
     def blamed(self, error: BaseException) -> str | None:
         """Return the place of the value that an error of the Trainer is about, or None."""
-        message = str(error)
+        said = "\n".join([str(error), *getattr(error, "__notes__", ())])
         for kind, name, inside in self._plugins:
-            if f"{kind} '{name}'" in "\n".join([message, *getattr(error, "__notes__", ())]):
-                return blamed(inside, message, inside.key)
-        if first := next((node for key, node in self._given.items() if re.match(rf"{key}\b", message)), None):
-            return first.where
-        for pattern in ("{key}={value!r}", "{value!r}", "{key}="):
-            found = [
-                node
-                for key, node in self._given.items()
-                if mentions(message, pattern.format(key=key, value=node.plain()))
-                and not (pattern == "{value!r}" and isinstance(node.value, int))  # 3 is in many messages
-            ]
-            if len(found) == 1:
-                return found[0].where
-        keyed = [(name, node) for name, node in self._document.inside() if isinstance(name, str)]
-        named = [node.key for name, node in keyed if mentions(message, repr(name))]
-        if not named:  # a value at any depth
-            named = [
-                node.where
-                for _, node in self._document.inside()
-                if isinstance(node.value, str) and mentions(message, repr(node.value))
-            ]
-        if not named:  # a plug-in by the name of its class
-            named = [inside.key for cls, inside in self._classes if mentions(message, cls)]
-        return named[0] if len(set(named)) == 1 else None
+            if f"{kind} '{name}'" in said:
+                about = blamed(inside.value, error) if isinstance(inside.value, dict) else None
+                return about.where if about else inside.key
+        about = blamed(self._given, error)
+        return about.where if about else None

@@ -290,7 +290,8 @@ def call(
         raise
     except Exception as error:
         message = f"{at}: {in_yaml(error)}" if isinstance(error, Mistake) else raised(f"{at}: {name}", error)
-        raise ConfigError(blamed(node, str(error), where), message + unexpected(target, node, error)) from error
+        about = blamed(node.value, error) if isinstance(node.value, dict) else None
+        raise ConfigError(about.where if about else where, message + unexpected(target, node, error)) from error
 
 
 def defaults(target: Any, leading: int) -> dict[str, Any]:

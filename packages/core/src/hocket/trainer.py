@@ -537,8 +537,8 @@ class Trainer:
             sets = prepare_sets(state, data, metrics or self._metrics, self.settings)
         if not sets:
             raise WrongValue(
-                "There is nothing to evaluate on. «Pass data to evaluate(), or eval_data= to the Trainer|Write `eval_data: module:function`», or return it from "
-                "eval() of the data module."
+                "There is nothing to evaluate on. «Pass data to evaluate(), or eval_data= to the Trainer|Write `eval_data: "
+                "module:function`», or return it from eval() of the data module."
             )
         asked = {
             "evaluate(data)": comparison.of_sets(sets),

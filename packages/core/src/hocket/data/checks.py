@@ -134,7 +134,9 @@ def _check_not_data(data: Any, argument: str) -> None:
         what = f"a data module ({kind})"
         write = "Give it to the Trainer, which calls its methods: hocket.Trainer(model, data=module). Or write"
         if is_foreign(data):
-            write = "Give its loaders: «train_data=module.train_dataloader()|train_data='module:train_dataloader'», «eval_data=module.val_dataloader()|eval_data='module:val_dataloader'». Or write"
+            write = (
+                "Give its loaders: train_data=module.train_dataloader(), eval_data=module.val_dataloader(). Or write"
+            )
     elif inspect.isroutine(data) or (isinstance(data, type) and not isinstance(data, Mapping)):
         what = f"the {'class' if isinstance(data, type) else 'function'} {data.__name__}"
         write = (

@@ -202,8 +202,8 @@ def _refuse_sample(task: Task, outputs: Any, batch: Any, kind: str) -> None:
     if single and type(task).count is Task.count:
         raise WrongType(
             f"The training data ({kind}) yields samples and not batches: the target of the first is one number. Wrap it in a "
-            "loader: «train_data=torch.utils.data.DataLoader(data, batch_size=32)|train_data='module:function'», or «batch_size=None» if its items are "
-            "batches."
+            "loader: «train_data=torch.utils.data.DataLoader(data, batch_size=32)|train_data='module:function'», or "
+            "«batch_size=None» if its items are batches."
         )
 
 

@@ -202,7 +202,8 @@ def checkpoints(given: Any, arguments: Mapping[str, Any]) -> Any:
     if not isinstance(given, Checkpoints):
         raise WrongType(
             f"«checkpoints={short(given)}» is neither a folder nor hocket.Checkpoints. Write «checkpoints='runs/a'», or "
-            "«checkpoints=hocket.Checkpoints('runs/a', every='1ep', keep=3)|checkpoints={'folder': 'runs/a', 'every': '1ep', 'keep': 3}»."
+            "«checkpoints=hocket.Checkpoints('runs/a', every='1ep', "
+            "keep=3)|checkpoints={'folder': 'runs/a', 'every': '1ep', 'keep': 3}»."
         )
     return given
 

@@ -160,7 +160,7 @@ class Accuracy(Mean):
         if self.unknown:
             raise WrongValue(
                 f"The metric 'accuracy' was given labels that are neither a class of the outputs nor {self.ignored}, which is "
-                "ignored. Pass «loss=torch.nn.CrossEntropyLoss(ignore_index=…)|loss={'torch.nn:CrossEntropyLoss': {'ignore_index': '…'}}» to the Trainer, or write metrics={'accuracy': "
+                "ignored. Pass loss=torch.nn.CrossEntropyLoss(ignore_index=…) to the Trainer, or write metrics={'accuracy': "
                 "torchmetrics.classification.MulticlassAccuracy(10, average='micro', ignore_index=…)}."
             )
         if self.binary and self.cut is None and not self.logits:
