@@ -333,7 +333,8 @@ class Checkpoints(Callback):
         if self._is_new(state, metric):
             there = ", ".join(sorted(state.metrics)) or "none"
             raise WrongValue(
-                f"Checkpoints should keep the best by '{metric}', but there is no such metric. There are: {there}."
+                f"Checkpoints should keep the best by '{metric}', but there is no such metric. There are: {there}.",
+                about="best",
             )
 
     def _is_among_the_best(self, state: State, epoch_ends: bool) -> bool:

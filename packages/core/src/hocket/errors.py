@@ -45,7 +45,7 @@ class Mistake(Exception):
     Attributes:
         marked: the text with its marks, as it was raised.
         settings: the settings that it names, in their order: first what was given, then what to write.
-        about: the name of the argument that it is about, or None.
+        about: the name of the argument that it is about: by default the first word of the text, or setting in it.
     """
 
     def __init__(self, message: str = "", *, about: str | None = None, **options: object) -> None:
@@ -58,8 +58,9 @@ class Mistake(Exception):
         return tuple(Setting(mark["name"], mark["value"]) for mark in _MARK.finditer(self.marked) if mark["name"])
 
     @property
-    def about(self) -> str | None:
-        return self._about or next((each.name for each in self.settings), None)
+    def about(self) -> str:
+        first = self.marked.partition(" ")[0]
+        return self._about or (first if first.isidentifier() else next((each.name for each in self.settings), ""))
 
 
 class WrongValue(Mistake, ValueError):

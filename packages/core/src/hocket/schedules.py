@@ -182,8 +182,9 @@ class _UntilTMax(Schedule):
     def check(self, warmup: float, *times: float) -> None:
         if times[0] <= warmup:
             raise WrongValue(
-                f"The warm-up of {self.warmup} is not over before «t_max={self.t_max}», which leaves no time for "
-                f"{type(self).__name__}. Make the warm-up shorter or t_max later."
+                f"The warm-up of {self.warmup} is not over before t_max={self.t_max}, which leaves no time for "
+                f"{type(self).__name__}. Make the warm-up shorter or t_max later.",
+                about="schedule",
             )
 
     def factor(self, now: float, warmup: float, *times: float) -> float:
@@ -346,8 +347,9 @@ class WSD(Schedule):
         decay, t_max = times
         if (warmup + decay) * (1 - 1e-12) > t_max:  # 0.3 + 0.7 may be more than 1 by rounding
             raise WrongValue(
-                f"A warm-up of {self.warmup} and a decay of {self.decay} do not fit before «t_max={self.t_max}». Make "
-                "one of them shorter or t_max later."
+                f"A warm-up of {self.warmup} and a decay of {self.decay} do not fit before t_max={self.t_max}. Make "
+                "one of them shorter or t_max later.",
+                about="schedule",
             )
 
     def factor(self, now: float, warmup: float, *times: float) -> float:

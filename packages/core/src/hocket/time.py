@@ -362,7 +362,7 @@ def time_of(given: str | Time, argument: str) -> Time:
     try:
         return Time.parse(given)
     except TimeError as error:
-        raise TimeError(f"{argument}={given!r}: {error}") from None
+        raise TimeError(f"«{argument}={given!r}»: {error}") from None
 
 
 def interval_of(given: str | Time | Interval | int | None, argument: str, optional: bool = True) -> Interval:
@@ -375,8 +375,8 @@ def interval_of(given: str | Time | Interval | int | None, argument: str, option
         return Interval(given)
     time = Time(0, Unit.BATCH) if given == 0 and not isinstance(given, bool) else time_of(given, argument)  # type: ignore[arg-type]
     if not time.value:
-        otherwise = f", or {argument}=None for never" if optional else ""
-        raise TimeError(f"{argument}={given!r} is never due. Write an interval, such as '1ep' or '500ba'{otherwise}.")
+        otherwise = f", or «{argument}=None» for never" if optional else ""
+        raise TimeError(f"«{argument}={given!r}» is never due. Write an interval, such as '1ep' or '500ba'{otherwise}.")
     return Interval(time)
 
 
@@ -384,10 +384,10 @@ def batches(given: int, argument: str = "every") -> int:
     """Check an argument that is a number of batches, and return it. Raises ValueError unless it is a positive int."""
     if isinstance(given, str) and given.removesuffix("ba").isdecimal() and given.endswith("ba"):
         raise WrongValue(
-            f"{argument}={given!r} is not a number of batches; write {argument}={given.removesuffix('ba')}."
+            f"«{argument}={given!r}» is not a number of batches; write «{argument}={given.removesuffix('ba')}»."
         )
     if type(given) is not int or given < 1:
-        raise WrongValue(f"{argument}={given!r} is not a number of batches; give an int of 1 or more, such as 10.")
+        raise WrongValue(f"«{argument}={given!r}» is not a number of batches; give an int of 1 or more, such as 10.")
     return given
 
 
@@ -397,7 +397,7 @@ def share(given: float, argument: str) -> float:
         return given
     if type(given) is not int or given < 1:
         raise WrongValue(
-            f"{argument}={given!r} is not a number of batches; give an int of 1 or more, such as 10, or the fraction of all "
+            f"«{argument}={given!r}» is not a number of batches; give an int of 1 or more, such as 10, or the fraction of all "
             "batches as a float above 0.0 and up to 1.0, such as 0.1."
         )
     return given

@@ -29,7 +29,7 @@ def check_batches(data: Any, argument: str) -> None:
             raise WrongType(
                 f"{argument} is a DataLoader with «batch_size=None» over a data set (TensorDataset), whose items are single "
                 "samples and not batches. Write "
-                f"{_given(argument, 'torch.utils.data.DataLoader(dataset, batch_size=32)')}; None is for data sets whose items "
+                f"{_loader(argument)}; None is for data sets whose items "
                 "are batches."
             )
         return
@@ -44,13 +44,13 @@ def check_batches(data: Any, argument: str) -> None:
     elif isinstance(data, torch.Tensor) or "numpy" in libraries:
         raise WrongType(
             f"{argument} is one {kind}, and not batches. Give a loader: "
-            f"{_given(argument, 'torch.utils.data.DataLoader(TensorDataset(inputs, targets), batch_size=32)')}, or "
+            f"{_loader(argument, 'TensorDataset(inputs, targets)')}, or "
             "[(inputs, targets)] for one batch."
         )
     elif libraries & {"pandas", "polars", "pyarrow"}:
         raise WrongType(
             f"{argument} is a table ({kind}), and not batches. Make tensors of its columns, and a loader: "
-            f"{_given(argument, 'torch.utils.data.DataLoader(TensorDataset(inputs, targets), batch_size=32)')}."
+            f"{_loader(argument, 'TensorDataset(inputs, targets)')}."
         )
     elif isinstance(data, Mapping) and any(
         isinstance(each, DataLoader) or serves_itself(each) for each in data.values()
@@ -70,7 +70,7 @@ def check_batches(data: Any, argument: str) -> None:
             )
         raise WrongType(
             f"{argument} is a {found}, whose items are not batches. Give an iterable of batches: "
-            f"{_given(argument, 'torch.utils.data.DataLoader(dataset, batch_size=32)')}, or a list of batches, [(inputs, "
+            f"{_loader(argument)}, or a list of batches, [(inputs, "
             "targets)]."
         )
     elif isinstance(data, list | tuple):
@@ -79,13 +79,12 @@ def check_batches(data: Any, argument: str) -> None:
     elif not hasattr(type(data), "__iter__"):
         if not hasattr(type(data), "__getitem__"):
             raise WrongType(
-                f"{argument} is {kind}, which cannot be iterated. Give an iterable of batches: "
-                f"{_given(argument, 'torch.utils.data.DataLoader(dataset, batch_size=32)')}."
+                f"{argument} is {kind}, which cannot be iterated. Give an iterable of batches: {_loader(argument)}."
             )
         what = f"a data set ({kind}), which has samples and not batches"
     else:
         return
-    loader = _given(argument, "torch.utils.data.DataLoader(data, batch_size=32)")
+    loader = _loader(argument, "data")
     raise WrongType(f"{argument} is {what}. {wrap} {loader}, or «batch_size=None» if its items are batches.")
 
 
@@ -98,9 +97,18 @@ def _yields_samples(loader: DataLoader[Any]) -> bool:
     return len(sizes) > 1 or not all(sizes)
 
 
+def _loader(argument: str, data: str = "dataset") -> str:
+    """Return how to give a DataLoader for an argument."""
+    call = f"torch.utils.data.DataLoader({data}, batch_size=32)"
+    plain = {"torch.utils.data:DataLoader": {"dataset": f"module:{data.partition('(')[0]}", "batch_size": 32}}
+    if argument.isidentifier():
+        return f"«{argument}={call}|{argument}={plain}»"
+    return _given(argument, f"«{call}|`{str(plain).replace(chr(39), '')}`»")
+
+
 def _given(argument: str, value: str) -> str:
-    """Return how to give a value for an argument, such as ``train_data``, ``predict(data)`` or ``train() of data=…``."""
-    if "() of data=" in argument:
+    """Return how to give a value for an argument, such as ``train_data``, ``predict(data)`` or ``train() of «data=…»``."""
+    if "() of «data=" in argument:
         return f"return {value}"
     call, _, inside = argument.partition("(")
     return f"{call}({value})" if inside else f"{argument}={value}"
@@ -111,7 +119,7 @@ def _check_not_data(data: Any, argument: str) -> None:
     from hocket.data.module import is_foreign, is_module
 
     kind = type(data).__name__
-    loader = _given(argument, "torch.utils.data.DataLoader(dataset, batch_size=32)")
+    loader = _loader(argument)
     what, write = "", ""
     if isinstance(data, torch.nn.Module):
         what = f"a model ({kind})"
@@ -159,7 +167,8 @@ def _check_list(data: Any, argument: str) -> None:
     if any(isinstance(item, DataLoader) for item in data):
         raise WrongType(
             f"{argument} is a {type(data).__name__} of {len(data)} loaders, and should be one iterable of batches. Evaluation "
-            "sets are given by name: «eval_data={'first': loader, 'second': other}». Training data is combined by "
+            "sets are given by name: «eval_data={'first': loader, 'second': other}|"
+            "eval_data={'first': 'module:loader', 'second': 'module:other'}». Training data is combined by "
             f"«train_data=hocket.data.Several({{'first': …, 'second': …}}, {next(iter(MODES))!r})»; its modes are "
             f"{', '.join(map(repr, MODES))}."
         )
@@ -182,7 +191,7 @@ def _check_list(data: Any, argument: str) -> None:
         if isinstance(label, int | float) or (isinstance(label, torch.Tensor) and not label.dim()):
             raise WrongType(
                 f"{argument} is a list of samples: the target of the first is one number. Wrap it in a loader: "
-                f"{_given(argument, 'torch.utils.data.DataLoader(data, batch_size=32)')}."
+                f"{_loader(argument, 'data')}."
             )
 
 

@@ -140,7 +140,7 @@ def _unknown(what: str, known: Mapping[str, Any], name: str, value: Any) -> str:
         instead = next((text for each in tables if (text := names.listed(name, *each, near=True))), None)
     there = "" if what == "Trainer" else f" Its arguments are {', '.join(known)}."
     if instead is not None:
-        target = instead.partition("=")[0]
+        target = instead.removeprefix("«").partition("=")[0]
         text = names.filled(instead, name, value, _Shown(_ours(target, value)))
         of_trainer = own is None and target not in known and trainer is not None and target in trainer.parameters
         where = "in the Trainer " if of_trainer else ""

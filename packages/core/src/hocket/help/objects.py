@@ -174,7 +174,7 @@ def _instance(cls: type, argument: str) -> Any:
         return cls()
     except (TypeError, ValueError) as error:
         raise WrongType(
-            f"{argument}={cls.__name__} is a class that needs arguments: {error}. Give an instance: {argument}="
+            f"«{argument}={cls.__name__}» is a class that needs arguments: {error}. Give an instance: {argument}="
             f"{cls.__name__}(…), with its arguments {_signature(cls)}."
         ) from None
 
@@ -293,7 +293,7 @@ def flag(given: Any, arguments: Mapping[str, Any]) -> Any:
     if given is not None and not isinstance(given, bool | int):
         argument = next((name for name, value in arguments.items() if value is given), "argument")
         meant = str(given).strip().lower() in ("true", "yes", "on", "1")
-        raise WrongType(f"{argument}={given!r} is a switch, which is True or False. Write {argument}={meant}.")
+        raise WrongType(f"«{argument}={given!r}» is a switch, which is True or False. Write «{argument}={meant}».")
     return bool(given)
 
 

@@ -149,7 +149,7 @@ def prepare_sets(
         )
     if "" in named:
         raise WrongValue(
-            f"{argument} has a set without a label. Name it, as in {argument}={{'test': …}}, for test/loss."
+            f"{argument} has a set without a label. Name it, as in «{argument}={{'test': …}}», for test/loss."
         )
     sets = {label: given if isinstance(given, EvalSet) else EvalSet(given) for label, given in named.items()}
     every, limit = settings.eval_every, settings.limit_eval

@@ -41,7 +41,7 @@ class NonFiniteGuard:
     unit, interval = "batch", "logging interval"
     hints = (
         "clip gradients («clip_gradients=1.0»), look for the layer with «callbacks=[{'nan-monitor': {'every': 1}}]» or "
-        "detect_anomaly=True"
+        "«detect_anomaly=True»"
     )
 
     def __init__(self, policy: Policy, asynchronous: bool) -> None:

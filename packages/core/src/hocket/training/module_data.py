@@ -39,7 +39,7 @@ class ModuleData:
 
     def described(self, name: str) -> str:
         """Return the name of the data that a method returns, for messages."""
-        return f"{name}() of data={type(self.module).__name__}(…)"
+        return f"{name}() of «data={type(self.module).__name__}(…)»"
 
     def make(self, name: str) -> Any:
         """Return what ``train``, ``eval`` or ``predict`` returns. All ranks call it together, and all raise if one fails."""
