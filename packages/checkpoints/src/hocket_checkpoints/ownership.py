@@ -99,7 +99,7 @@ class Ownership:
             )
         if names:
             said = (
-                f"«overwrite=True»: this run replaces {_list(names)} in {self._store} once it has written a checkpoint."
+                f"overwrite=True: this run replaces {_list(names)} in {self._store} once it has written a checkpoint."
             )
             print(f"hocket: {said}", file=sys.stderr, flush=True)
         return set(names)

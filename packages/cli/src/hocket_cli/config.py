@@ -373,7 +373,7 @@ class Configuration:
             if f"{kind} '{name}'" in said:
                 about = blamed(inside.value, error) if isinstance(inside.value, dict) else None
                 return about.where if about else inside.key
-        inside = [(name, node) for name, node in self._document.inside() if isinstance(name, str)]
-        once = {name: node for name, node in inside if [other for other, _ in inside].count(name) == 1}
+        nested = [(name, node) for name, node in self._document.inside() if isinstance(name, str)]
+        once = {name: node for name, node in nested if [other for other, _ in nested].count(name) == 1}
         about = blamed(self._given, error) or blamed(once, error)
         return about.where if about else None

@@ -87,6 +87,10 @@ class MissingPackage(Mistake, ModuleNotFoundError):
     """A package is needed and not installed, or in another version."""
 
 
+class WrongFile(Mistake, OSError):
+    """A file or folder cannot be read or written."""
+
+
 class MissingFile(Mistake, FileNotFoundError):
     """A file that was named does not exist."""
 

@@ -52,7 +52,7 @@ def opened(path: Any) -> Any:
     if not is_url(path):
         file = Path(os.fspath(path))
         if not file.exists():
-            raise MissingFile(file)
+            raise FileNotFoundError(file)
         return file
     file_system, name = _file_system(path)
     return io.BytesIO(file_system.cat_file(name))

@@ -104,7 +104,7 @@ class Several:
         given = {"weights": self.weights, "batches": self.batches}
         return f"Several({{{names}}}, {self.mode!r}" + "".join(
             f", {name}={value!r}" for name, value in given.items() if value is not None
-        ) + (f", «seed={self.seed}»)" if self.weights else ")")  # fmt: skip
+        ) + (f", seed={self.seed})" if self.weights else ")")  # fmt: skip
 
     @property
     def num_workers(self) -> int:

@@ -194,7 +194,7 @@ class EarlyStopping(Callback):
                 where = f" after epoch {epoch}, batch {batch}" if batch is not None else ""
                 print(
                     f"hocket: early-stopping restored the weights{where}, where {self.monitor} was {self.best:.6g}. Evaluation "
-                    "metrics of the result are theirs; train/… are of the last batches. «restore_best=False» keeps the latest.",
+                    "metrics of the result are theirs; train/… are of the last batches. restore_best=False keeps the latest.",
                     file=sys.stderr, flush=True,
                 )  # fmt: skip
             state.bus.load_model_state(state.prepared, self._kept["model"])

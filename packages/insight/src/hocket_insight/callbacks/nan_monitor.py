@@ -107,9 +107,9 @@ def _advice(bad: dict[str, list[str]]) -> str:
     if "parameters" in bad or "buffers" in bad:
         return "An earlier step made them non-finite. Lower the learning rate or clip gradients."
     if "loss" in bad:
-        return "Check the batch and the inputs of the loss; «detect_anomaly=True» finds the operation."
+        return "Check the batch and the inputs of the loss; detect_anomaly=True finds the operation."
     last = bad["gradients"][-1]
     return (
         f"The loss is finite, so the cause is in the backward pass, which runs from the last layer to the first. Check the "
-        f"inputs of '{last}', or find the operation with «detect_anomaly=True»."
+        f"inputs of '{last}', or find the operation with detect_anomaly=True."
     )
