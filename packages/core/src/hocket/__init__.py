@@ -97,7 +97,7 @@ def __getattr__(name: str) -> Any:
     try:
         value = getattr(elsewhere.module(module), name) if module else importlib.import_module(f"hocket.{name}")
     except elsewhere.NotInstalled as absent:
-        raise elsewhere.unless_imported(absent, name) from None
+        raise AttributeError(absent.msg, name=name) from None
     except UnicodeDecodeError as error:  # in torch, which reads the entry points of every distribution
         from hocket.plugins import catalog, distributions
 

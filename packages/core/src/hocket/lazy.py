@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hocket.elsewhere import NotInstalled, is_import, module as imported, unless_imported
-from hocket.errors import MissingPackage
+from hocket.elsewhere import NotInstalled, module as imported
 from hocket.ours import is_ours
 
 
@@ -38,7 +36,7 @@ def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any]
         try:
             module = imported(modules[name] if is_ours(modules[name]) else f"{package}.{modules[name]}".rstrip("."))
         except NotInstalled as absent:
-            raise unless_imported(absent, name) from None
+            raise AttributeError(absent.msg, name=name) from None
         value = vars(module)[name] if name in vars(module) else importlib.import_module(f"{module.__name__}.{name}")
         setattr(importlib.import_module(package), name, value)
         return value
@@ -46,23 +44,12 @@ def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any]
     return getattribute, lambda: sorted(modules)
 
 
-def missing(package: str, name: str, there: Sequence[str], depth: int = 2) -> Exception:
-    """Return the error for a name that a package does not have, with what to write instead.
-
-    It is an ImportError for ``from package import name``, where Python would discard the text of an AttributeError.
-
-    Args:
-        there: the names that it has.
-        depth: how many calls lie between this function and the code that asks for the name.
-    """
-    asking = sys._getframe(depth)
-    if asking.f_globals.get("__name__") == "importlib._bootstrap":  # which then imports the module of this name
-        return AttributeError(name)
+def missing(package: str, name: str, there: Sequence[str]) -> AttributeError:
+    """Return the error for a name that a package does not have, with the names ``there``, and what to write instead."""
     text = f"module '{package}' has no attribute '{name}'; it has {', '.join(there)}"
     if name[0] == "_":
         return AttributeError(text)
     from hocket.help import attributes  # only needed for error messages
 
     write = attributes.instead(package, name, there) or attributes.instead("hocket", name, ())
-    text = f"{text}. {write}".rstrip()
-    return MissingPackage(text, name=name) if is_import(asking) else AttributeError(text)
+    return AttributeError(f"{text}. {write}".rstrip())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket import safe_files
-from hocket.errors import MissingFile, MissingPackage
+from hocket.errors import MissingPackage
 
 
 def is_url(path: Any) -> bool:
