@@ -88,9 +88,9 @@ def __getattr__(name: str) -> Any:
 
         return [each for each, module in _PUBLIC.items() if find_spec(module.partition(".")[0] or "hocket")]
     if name not in _PUBLIC:
-        from hocket.lazy import missing
+        from hocket.lazy import Absent
 
-        raise missing("hocket", name, sorted(_PUBLIC))
+        raise Absent("hocket", name, sorted(_PUBLIC))
     from hocket import elsewhere
 
     module = _PUBLIC[name]

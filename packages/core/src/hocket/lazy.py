@@ -32,7 +32,7 @@ def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any]
         if name == "__all__":
             return sorted(modules)
         if name not in modules:
-            raise missing(package, name, sorted(modules))
+            raise Absent(package, name, sorted(modules))
         try:
             module = imported(modules[name] if is_ours(modules[name]) else f"{package}.{modules[name]}".rstrip("."))
         except NotInstalled as absent:
@@ -44,12 +44,24 @@ def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any]
     return getattribute, lambda: sorted(modules)
 
 
-def missing(package: str, name: str, there: Sequence[str]) -> AttributeError:
-    """Return the error for a name that a package does not have, with the names ``there``, and what to write instead."""
-    text = f"module '{package}' has no attribute '{name}'; it has {', '.join(there)}"
-    if name[0] == "_":
-        return AttributeError(text)
-    from hocket.help import attributes  # only needed for error messages
+class Absent(AttributeError):
+    """A package has no such name. The text says which it has, and what to write instead; it is found when it is shown.
 
-    write = attributes.instead(package, name, there) or attributes.instead("hocket", name, ())
-    return AttributeError(f"{text}. {write}".rstrip())
+    Args:
+        package: its name.
+        name: the name that was asked for.
+        there: the names that it has.
+    """
+
+    def __init__(self, package: str, name: str, there: Sequence[str]) -> None:
+        super().__init__(package, name, there)
+
+    def __str__(self) -> str:
+        package, name, there = self.args
+        text = f"module '{package}' has no attribute '{name}'; it has {', '.join(there)}"
+        if name[0] == "_":
+            return text
+        from hocket.help import attributes  # only needed for error messages
+
+        write = attributes.instead(package, name, there) or attributes.instead("hocket", name, ())
+        return f"{text}. {write}".rstrip()

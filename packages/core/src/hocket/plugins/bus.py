@@ -9,7 +9,6 @@ the specification.
 from __future__ import annotations
 
 import difflib
-import dis
 import inspect
 import math
 import time
@@ -402,8 +401,6 @@ def _implementations(attachment: Attachment) -> dict[str, Callable[..., Any]]:
             _check_misspelt(attachment, name)
         elif callable(function := getattr(obj, name)):
             found[name] = function
-            if name in _EVENTS:
-                _check_returns(attachment, name, function)
     if not found and attachment.kind in ("callbacks", "loggers"):
         _check_called(attachment)
     if isinstance(obj, Algorithm):
@@ -467,23 +464,6 @@ def _listener(algorithm: Algorithm, event: Event) -> Callable[[Any], None]:
             apply(event, state)
 
     return listener
-
-
-def _check_returns(attachment: Attachment, name: str, function: Any) -> None:
-    """Raise HookError for a listener that returns a decision, or True or False: what events return is not used."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return
-    instructions = list(dis.get_instructions(code))
-    for before, each in zip([None, *instructions], instructions, strict=False):
-        value = each if each.opname == "RETURN_CONST" else before if each.opname == "RETURN_VALUE" else None
-        decision = value is not None and str(value.argval).isupper() and "Decision" in code.co_names
-        if value is not None and (decision or value.argval is True or value.argval is False):
-            raise HookError(
-                f"{attachment.kind} '{attachment.name}' ({type(attachment.obj).__name__}) returns {value.argval} from "
-                f"{name}(), which is not used: events return nothing. To stop, write state.request(hocket.Decision.STOP, "
-                "reason='…')."
-            )
 
 
 def _check_called(attachment: Attachment) -> None:

@@ -49,19 +49,32 @@ def all_of(listeners: list[tuple[tuple[Callable[..., Any], str], int]], counted:
     if any(every > 1 for _, every in listeners):
         return _gated(tuple((*call, every) for call, every in listeners), 0 if counted else 1)
     calls = tuple(call for call, _ in listeners)
-    if len(calls) == 1:
-        return noted(*calls[0])
+    if calls[0][1] == "" and len(calls) == 1:
+        return calls[0][0]
 
     def run(*args: Any) -> None:
         whose = ""
         try:
-            for call, whose in calls:  # noqa: B007  # the except clause reads `whose`
-                call(*args)
+            for call, whose in calls:
+                if (returned := call(*args)) is not None:
+                    _refuse_decision(returned, whose)
         except BaseException as error:
             note(error, whose)
             raise
 
     return run
+
+
+def _refuse_decision(returned: object, whose: str) -> None:
+    """Raise HookError for a listener that returns a decision, or True or False: what events return is not used."""
+    from hocket.training.requests import Decision
+
+    if isinstance(returned, bool | Decision):
+        who, _, hook = whose.rpartition(" in ")
+        raise HookError(
+            f"{who} returns {getattr(returned, 'name', returned)} from {hook}(), which is not used: events return nothing. To "
+            "stop, write state.request(hocket.Decision.STOP, reason='…')."
+        )
 
 
 def _gated(listeners: tuple[tuple[Callable[..., Any], str, int], ...], ahead: int) -> Callable[..., Any]:
@@ -74,9 +87,9 @@ def _gated(listeners: tuple[tuple[Callable[..., Any], str, int], ...], ahead: in
             return
         whose = ""
         try:
-            for call, whose, every in constant if batch % common else listeners:  # noqa: B007  # `whose` is read below
-                if batch % every == 0:
-                    call(state, *args)
+            for call, whose, every in constant if batch % common else listeners:
+                if batch % every == 0 and (returned := call(state, *args)) is not None:
+                    _refuse_decision(returned, whose)
         except BaseException as error:
             note(error, whose)
             raise

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 import hocket.plugins
 from hocket.errors import WrongValue
-from hocket.lazy import missing
+from hocket.lazy import Absent
 from hocket.surgery import update_optimizer
 from hocket_migration.composer.plugins import no_counterpart
 
@@ -308,7 +308,7 @@ _INSTEAD = {
 def __getattr__(name: str) -> Any:
     if name in _INSTEAD:
         return no_counterpart(name, f"Write {_INSTEAD[name]}.")
-    raise missing(__name__, name, __dir__())
+    raise Absent(__name__, name, __dir__())
 
 
 def __dir__() -> list[str]:

@@ -88,6 +88,8 @@ class Gradients:
         self._zero_weight = False
         #: The model that a step of `Runtime.stepper` currently computes with, as the strategy prepared it.
         self.stepping: nn.Module | None = None
+        #: Whether a prepared model is called now, and not the given module itself.
+        self.calling = False
         #: The number of the current backward pass; None outside of `Runtime.backward`.
         self._backward: int | None = None
         self._backwards = 0

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial, wraps
-from opcode import opmap
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -85,7 +83,11 @@ class PreparedModel(nn.Module):
         elif owner.strategy.world_size > 1 and torch.is_grad_enabled():
             hook = owner.gradients.hook(module, forward=True)
         with owner.bus.forward_context():
-            outputs = module(*args, **kwargs)
+            calling, owner.gradients.calling = owner.gradients.calling, True
+            try:
+                outputs = module(*args, **kwargs)
+            finally:
+                owner.gradients.calling = calling
         if type(outputs) is torch.Tensor:
             return _converted(hook, outputs)
         return nesting.map_tensors(partial(_converted, hook), outputs)
@@ -96,13 +98,17 @@ class PreparedModel(nn.Module):
         bus, gradients, root = owner.bus, owner.gradients, owner.root
         hook: Hook = gradients.gate
         with bus.forward_context():
-            if gradients.stepping is root:
-                outputs = function(*args, **kwargs)
-            else:
-                if owner.strategy.world_size > 1:
-                    hook = gradients.hook(root, forward=False)
-                bound = partial(function, **kwargs) if kwargs else function
-                outputs = bus.call_prepared(root, bound, args, list(root.parameters()), True)
+            calling, gradients.calling = gradients.calling, True
+            try:
+                if gradients.stepping is root:
+                    outputs = function(*args, **kwargs)
+                else:
+                    if owner.strategy.world_size > 1:
+                        hook = gradients.hook(root, forward=False)
+                    bound = partial(function, **kwargs) if kwargs else function
+                    outputs = bus.call_prepared(root, bound, args, list(root.parameters()), True)
+            finally:
+                gradients.calling = calling
         if outputs is self.module:
             return self
         found = list(tensors(outputs))
@@ -156,9 +162,8 @@ class PreparedModel(nn.Module):
 
     def __iter__(self) -> Iterator[Any]:
         """Return the parts of a given `nn.Sequential`, `nn.ModuleList` or the like, or the keys of an `nn.ModuleDict`."""
-        module, frame = self.module, sys._getframe(1)
-        unpacked = frame.f_code.co_code[frame.f_lasti] == opmap["UNPACK_SEQUENCE"]
-        if unpacked or not hasattr(type(module), "__iter__"):
+        module = self.module
+        if not hasattr(type(module), "__iter__"):
             raise WrongType(
                 f"setup returned a model ({type(module).__name__}), which is not several values. It returns as many as it is "
                 "given. Write model = runtime.setup(model), or model, optimizer = runtime.setup(model, optimizer)."
