@@ -20,6 +20,7 @@ from hocket.task import SupervisedTask, Task
 
 if TYPE_CHECKING:
     from hocket.state import State
+    from hocket.types import Batch
 
 #: The start of torch's warning for a loss that broadcasts.
 _BROADCASTS = "Using a target size"
@@ -27,21 +28,24 @@ _BROADCASTS = "Using a target size"
 
 @contextmanager
 def watched(state: State) -> Iterator[None]:
-    """Check the task's first loss inside. Later ones are not slowed down: the check removes itself."""
+    """Check the task's first loss inside, once the default action computes it. Later ones are not slowed down."""
+    from hocket.training.actions import DefaultActions
+
     task = state.task
-    if task.owns_steps or "loss" in vars(task):
+    actions = next((each.obj for each in state.bus.attachments if isinstance(each.obj, DefaultActions)), None)
+    if task.owns_steps or actions is None:
         yield
         return
 
-    def checked(outputs: Any, batch: Any) -> Any:
-        vars(task).pop("loss", None)
+    def checked(outputs: object, batch: Batch) -> object:
+        actions.first_loss = None
         observer, before = _Observer(outputs), numbers_of(task)
         with warnings.catch_warnings(record=True) as caught, nullcontext() if _is_compiled(task) else observer:
             warnings.simplefilter("always")
             returned = task.loss(outputs, batch)
         for each in caught:
             if str(each.message).startswith(_BROADCASTS):
-                raise WrongValue(_broadcast(str(each.message), outputs)) from None
+                raise WrongValue(_broadcast(str(each.message))) from None
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
         if observer.refused:
             raise WrongValue(observer.refused)
@@ -63,19 +67,19 @@ def watched(state: State) -> Iterator[None]:
         _check_numbers(task, before, state)
         return returned
 
-    vars(task)["loss"] = checked  # found before the method of the class
+    actions.first_loss = checked
     try:
         yield
     finally:
-        vars(task).pop("loss", None)
+        actions.first_loss = None
 
 
-def numbers_of(task: Task) -> dict[str, Any]:
+def numbers_of(task: Task) -> dict[str, int | float | str]:
     """Return the numbers and texts among the attributes of a task."""
     return {name: each for name, each in vars(task).items() if name[0] != "_" and isinstance(each, int | float | str)}
 
 
-def _check_numbers(task: Task, before: dict[str, Any], state: State) -> None:
+def _check_numbers(task: Task, before: dict[str, int | float | str], state: State) -> None:
     """Warn of a loss that counts, where it is called more often than once a batch, or what it counts is to be saved."""
     changed = [name for name, each in numbers_of(task).items() if before.get(name) != each]
     saved = any(each.name == "checkpoints" for each in state.bus.attachments)
@@ -94,7 +98,7 @@ def _is_compiled(task: Task) -> bool:
     return hasattr(function, "_torchdynamo_orig_callable") or hasattr(function, "_orig_mod")
 
 
-def _broadcast(warned: str, outputs: Any) -> str:
+def _broadcast(warned: str) -> str:
     shapes = [part.partition("])")[0].partition("([")[2] for part in warned.split("torch.Size")[1:3]]
     found = f"outputs of shape ({shapes[1]}) and targets of shape ({shapes[0]})" if len(shapes) == 2 else warned
     return (
@@ -103,7 +107,7 @@ def _broadcast(warned: str, outputs: Any) -> str:
     )
 
 
-def _may_broadcast(outputs: Any) -> bool:
+def _may_broadcast(outputs: object) -> bool:
     """Whether there is one output for each sample, which targets of shape (samples,) or (samples, 1) may not fit."""
     return isinstance(outputs, Tensor) and outputs.dim() in (1, 2) and outputs.numel() == len(outputs) > 1
 
@@ -115,7 +119,7 @@ class _Observer(TorchFunctionMode):
     device.
     """
 
-    def __init__(self, outputs: Any) -> None:
+    def __init__(self, outputs: object) -> None:
         super().__init__()
         self._pairs = _may_broadcast(outputs)
         #: A reason to refuse the loss, and one to warn of it.
@@ -162,7 +166,7 @@ def _made_by(tensor: Tensor) -> str:
     return "" if node is None else name
 
 
-def _check_connected(returned: Any, state: State) -> None:
+def _check_connected(returned: object, state: State) -> None:
     """Refuse a loss whose gradient reaches no parameter, such as one that was detached and then set to require gradients."""
     given = (
         returned.values() if isinstance(returned, Mapping) else returned if isinstance(returned, tuple) else [returned]
@@ -188,14 +192,14 @@ def _check_connected(returned: Any, state: State) -> None:
         )
 
 
-def _targets(task: Task, batch: Any) -> Any:
+def _targets(task: Task, batch: Batch) -> object:
     """Return the targets in a batch, or None if they are not known."""
     if isinstance(task, SupervisedTask):
         return None if task.loss_function is None else task.targets_of(batch)
     return batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
 
 
-def _refuse_sample(task: Task, outputs: Any, batch: Any, kind: str) -> None:
+def _refuse_sample(task: Task, outputs: object, batch: Batch, kind: str) -> None:
     """Refuse a sample in the place of a batch: one target, and outputs without a dimension for samples."""
     target = _targets(task, batch)
     single = isinstance(target, Tensor) and not target.dim() and isinstance(outputs, Tensor) and outputs.dim() < 2
@@ -207,7 +211,7 @@ def _refuse_sample(task: Task, outputs: Any, batch: Any, kind: str) -> None:
         )
 
 
-def _check_batch(task: SupervisedTask, batch: Any) -> None:
+def _check_batch(task: SupervisedTask, batch: Batch) -> None:
     """Warn of items of a batch that neither the model nor the loss gets, unless the Trainer was told where its two are."""
     told = task.loss_function is None or task.inputs is not None or task.targets is not None
     if told or not isinstance(batch, tuple | list) or len(batch) < 3:
@@ -220,7 +224,7 @@ def _check_batch(task: SupervisedTask, batch: Any) -> None:
     )
 
 
-def _check_sample(task: SupervisedTask, batch: Any) -> None:
+def _check_sample(task: SupervisedTask, batch: Batch) -> None:
     """Warn of a single sample in the place of a batch: its inputs have dimensions, and its target is one number."""
     try:
         inputs, target = task.inputs_of(batch), task.targets_of(batch)
@@ -236,16 +240,17 @@ def _check_sample(task: SupervisedTask, batch: Any) -> None:
         )
 
 
-def _right(task: Task, batch: Any, outputs: Any) -> int | None:
+def _right(task: Task, batch: Batch, outputs: object) -> int | None:
     """Return how many class labels the outputs predict; None for others, or few of them, or with labels to ignore."""
     targets = _targets(task, batch)
-    both = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
-    if not both or outputs.dim() != 2 or targets.shape != outputs.shape[:1] or targets.is_floating_point():
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return None
+    if outputs.dim() != 2 or targets.shape != outputs.shape[:1] or targets.is_floating_point():
         return None
     return None if len(targets) < 8 or targets.min() < 0 else int((outputs.argmax(1) == targets).sum()) or None
 
 
-def _check_weight(weight: Any, task: Task, batch: Any, outputs: Any) -> None:
+def _check_weight(weight: Tensor | float, task: Task, batch: Batch, outputs: object) -> None:
     """Refuse or warn of an accuracy, or another value, in the place of the weight. It is read once, in the first batch.
 
     Sums of sample weights may be fractions, so only a weight below 1 for several samples is hardly meant, and one that is

@@ -42,6 +42,9 @@ class OutputObserver(Protocol):
 class DefaultActions:
     """Each action in plain PyTorch. See the hooks in :mod:`hocket.hookspecs.actions`."""
 
+    #: Computes the first loss of a fit, with checks, in place of the task; None otherwise. See `hocket.help.first_loss`.
+    first_loss: Callable[[object, Batch], Any] | None = None
+
     def gradients(self, state: State) -> bool:
         """Compute the gradients, in microbatches if the Trainer was given a size."""
         compute_gradients(state)
@@ -83,9 +86,10 @@ class DefaultActions:
         """Compute the task's loss in the precision's context."""
         with state.bus.forward_context():
             try:
+                loss_of = state.task.loss if self.first_loss is None else self.first_loss
                 if state.step.divided:
-                    return weighed(state, state.task.loss, outputs, batch, seen=state.step.seen)[0]
-                returned = state.task.loss(outputs, batch)
+                    return weighed(state, loss_of, outputs, batch, seen=state.step.seen)[0]
+                returned = loss_of(outputs, batch)
             except Exception as error:
                 _explain(error, "loss", state.task, batch, outputs)
                 raise
