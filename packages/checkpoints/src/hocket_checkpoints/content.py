@@ -179,8 +179,8 @@ class Content:
         if problems and saved.strict:
             said = " ".join([*problems, *([] if error is None else [getattr(error, "marked", str(error))])])
             raise ContentError(
-                f"{said} «To omit parts, call trainer.load_state_dict(tree, ignore=['…']), or with strict=False|To begin a new "
-                "run instead, write »«|resume=None»«|, and another folder in checkpoints»."
+                f"{said} «To omit parts, call trainer.load_state_dict(tree, ignore=['…']), or with strict=False¦To begin a new "
+                "run instead, write »«¦resume=None»«¦, and another folder in checkpoints»."
             ) from error
         if error is not None:
             raise error
@@ -236,7 +236,7 @@ def _unclaimed(name: str, glob: str) -> str:
     who = "attach the plug-in that saved it" if name.startswith(f"{OFFERED}.") else "upgrade hocket"
     return (
         f"The checkpoint has '{name}', which nothing here loads: {who}«, or omit it by trainer.load_state_dict(tree, "
-        f"ignore=['{glob}'])|»."
+        f"ignore=['{glob}'])¦»."
     )
 
 

@@ -43,7 +43,7 @@ class Listing:
             how = "To rank them, write" if abouts else "They follow no evaluation. For a run that ranks its own, write"
             raise CheckpointError(
                 f"The checkpoints in {self.store} are not ranked. {how} «checkpoints=hocket.Checkpoints("
-                f"{str(self.store.folder)!r}, best={rule})|checkpoints={{'folder': {str(self.store.folder)!r}, 'best': "
+                f"{str(self.store.folder)!r}, best={rule})¦checkpoints={{'folder': {str(self.store.folder)!r}, 'best': "
                 f"{rule}}}»; or give 'latest', or the path of a checkpoint."
             )
         found = self.best() if which == "best" else None
@@ -53,7 +53,7 @@ class Listing:
         if not names:
             ranked = f" ranked by '{metric}'" if which == "best" else ""
             raise CheckpointError(
-                f"This run has no checkpoint{ranked} in {self.store} yet. Train first: «trainer.fit()|`hocket train`»."
+                f"This run has no checkpoint{ranked} in {self.store} yet. Train first: «trainer.fit()¦`hocket train`»."
             )
         return self._path(names[-1])
 

@@ -94,7 +94,7 @@ class Ownership:
             resume = "To continue from the newest, pass «resume='auto'»; to" if readable else "To"
             raise CheckpointError(
                 f"{problem} {resume} keep them, another folder; to replace them, "
-                f"«checkpoints=hocket.Checkpoints({str(self._store.folder)!r}, overwrite=True)|checkpoints={{'folder': "
+                f"«checkpoints=hocket.Checkpoints({str(self._store.folder)!r}, overwrite=True)¦checkpoints={{'folder': "
                 f"{str(self._store.folder)!r}, 'overwrite': True}}»."
             )
         if names:
@@ -117,7 +117,7 @@ class Ownership:
             if problem is not None and writable:
                 raise CheckpointError(
                     f"No checkpoint can be written to {self._store.where}: {problem}. Make it a folder that this user may "
-                    "write to, or give another: «checkpoints=hocket.Checkpoints('…')|checkpoints=…»."
+                    "write to, or give another: «checkpoints=hocket.Checkpoints('…')¦checkpoints=…»."
                 )
             self._check()
         except BaseException:

@@ -110,7 +110,7 @@ def check(where: str | Path, searches: bool) -> None:
     if where == "auto" and not searches:
         raise WrongValue(
             "«resume='auto'» searches the folder of «checkpoints=»; pass "
-            "«checkpoints=hocket.Checkpoints('runs/a')|checkpoints='runs/a'» as well, or the folder of a checkpoint as "
+            "«checkpoints=hocket.Checkpoints('runs/a')¦checkpoints='runs/a'» as well, or the folder of a checkpoint as "
             "«resume=»."
         )
 

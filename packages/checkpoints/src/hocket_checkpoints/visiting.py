@@ -57,7 +57,7 @@ def weights_of(state: State, where: str | Path, checkpoints: Checkpoints | None)
             if checkpoints is None:
                 raise WrongValue(
                     f"'{where}' is one of this run's checkpoints, but it writes none. Pass "
-                    "«checkpoints=hocket.Checkpoints('runs/a')|checkpoints='runs/a'» to the Trainer, or the path of a "
+                    "«checkpoints=hocket.Checkpoints('runs/a')¦checkpoints='runs/a'» to the Trainer, or the path of a "
                     "checkpoint here."
                 )
             path = ranks.first(lambda: checkpoints.listing.path_of(str(where)))

@@ -385,7 +385,7 @@ def _choose(
     if strict and report:
         raise CheckpointError(
             f"The weights do not fit {what}, and nothing was loaded.\n{report}\n"
-            "«Pass remap={'old.': 'new.'} for other names, ignore=['head.*'] to leave parts alone, or strict=False|"
+            "«Pass remap={'old.': 'new.'} for other names, ignore=['head.*'] to leave parts alone, or strict=False¦"
             "Give the configuration that they were trained with, such as config.yaml in the folder of their run»."
         )
     other = {name for name, _, _ in mismatched}

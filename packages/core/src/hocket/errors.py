@@ -3,7 +3,7 @@
 The text of such an error says what was given, what is allowed and what to write. Marks around a setting that it names make that
 data: ``raise WrongValue(f"«seed={seed!r}» is not an int. Write «seed=17».")``. In Python the text is without the marks, and a
 configuration renders the same error with ``seed: 17``. A mark may have another spelling for configurations, after a bar:
-``«trainer.fit()|`hocket train`»``, ``«model=Net()|model='module:Net'»``; nothing after the bar omits the words.
+``«trainer.fit()¦`hocket train`»``, ``«model=Net()¦model='module:Net'»``; nothing after the bar omits the words.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-_MARK = re.compile(
-    r"«(?:(?P<python>[^«»|]*)\|)?(?:(?P<name>[a-z_]+)=(?P<value>[^«»]*)|(?P<words>(?(python)[^«»]*|(?!))))»"
-)
+_MARK = re.compile(r"«([^«»]*)»")
 
 
 class Setting(NamedTuple):
@@ -23,20 +21,26 @@ class Setting(NamedTuple):
     name: str
     value: str
 
-    def __str__(self) -> str:
-        return f"{self.name}={self.value}"
+
+def rendered(marked: str, spelled: Callable[[Setting], str] | None = None) -> str:
+    """Return a text without its marks: as in Python, or for a configuration, where ``spelled`` returns text for a setting."""
+
+    def text(mark: re.Match[str]) -> str:
+        python, other = _spellings(mark)
+        if spelled is None:
+            return python
+        return spelled(other) if isinstance(other, Setting) else other
+
+    return _MARK.sub(text, marked)
 
 
-def rendered(marked: str, setting: Callable[[Setting], str] | None = None) -> str:
-    """Return a text with its marks replaced: as in Python, or as ``setting`` spells each setting for a configuration."""
-
-    def replaced(mark: re.Match[str]) -> str:
-        name, value, python = mark["name"], mark["value"], mark["python"]
-        if setting is not None:
-            return mark["words"] if name is None else setting(Setting(name, value))
-        return f"{name}={value}" if python is None else python
-
-    return _MARK.sub(replaced, marked) if "«" in marked else marked
+def _spellings(mark: re.Match[str]) -> tuple[str, Setting | str]:
+    """Return what a mark says in Python, and in a configuration. Other text in such quotation marks stays as it is."""
+    python, bar, other = mark[1].partition("¦")
+    name, equals, value = (other if bar else python).partition("=")
+    if equals and name.isidentifier():
+        return python, Setting(name, value)
+    return (python, other) if bar else (mark[0], mark[0])
 
 
 class Mistake(Exception):
@@ -48,6 +52,9 @@ class Mistake(Exception):
         about: the name of the argument that it is about: by default the first word of the text, or setting in it.
     """
 
+    marked = ""
+    _about: str | None = None
+
     def __init__(self, message: str = "", *, about: str | None = None, **options: object) -> None:
         self.marked = message
         self._about = about
@@ -55,7 +62,8 @@ class Mistake(Exception):
 
     @property
     def settings(self) -> tuple[Setting, ...]:
-        return tuple(Setting(mark["name"], mark["value"]) for mark in _MARK.finditer(self.marked) if mark["name"])
+        others = [_spellings(mark)[1] for mark in _MARK.finditer(self.marked)]
+        return tuple(other for other in others if isinstance(other, Setting))
 
     @property
     def about(self) -> str:

@@ -537,7 +537,7 @@ class Trainer:
             sets = prepare_sets(state, data, metrics or self._metrics, self.settings)
         if not sets:
             raise WrongValue(
-                "There is nothing to evaluate on. «Pass data to evaluate(), or eval_data= to the Trainer|Write `eval_data: "
+                "There is nothing to evaluate on. «Pass data to evaluate(), or eval_data= to the Trainer¦Write `eval_data: "
                 "module:function`», or return it from eval() of the data module."
             )
         asked = {

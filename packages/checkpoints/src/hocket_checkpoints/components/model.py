@@ -105,7 +105,7 @@ def _misfit(state: State, saved: Mapping[str, Any]) -> str:
     differences = str(report).replace("\n", "; ")
     return (
         f"The model is not the checkpoint's: {differences}. Give the Trainer the model that was trained«, or omit these by "
-        f"ignore={listed(paths)}|»."
+        f"ignore={listed(paths)}¦»."
     )
 
 

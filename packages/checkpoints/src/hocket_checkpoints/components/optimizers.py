@@ -186,7 +186,7 @@ def _fitting(
         return None, (
             f"The checkpoint's {kind} has groups of {sizes} parameters, and the Trainer's has {[len(group) for group in now]}. "
             "Give the Trainer the same «optimizer=» and model«, or omit the optimizer's state by "
-            "trainer.load_state_dict(tree, ignore=['optimizers.*'])|»."
+            "trainer.load_state_dict(tree, ignore=['optimizers.*'])¦»."
         )
     names = {id(parameter): name for name, parameter in state.task.named_parameters()}
     parameters = chain.from_iterable([*(group["params"] for group in optimizer.param_groups), *added])

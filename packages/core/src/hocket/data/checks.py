@@ -102,8 +102,8 @@ def _loader(argument: str, data: str = "dataset") -> str:
     call = f"torch.utils.data.DataLoader({data}, batch_size=32)"
     plain = {"torch.utils.data:DataLoader": {"dataset": f"module:{data.partition('(')[0]}", "batch_size": 32}}
     if argument.isidentifier():
-        return f"«{argument}={call}|{argument}={plain}»"
-    return _given(argument, f"«{call}|`{str(plain).replace(chr(39), '')}`»")
+        return f"«{argument}={call}¦{argument}={plain}»"
+    return _given(argument, f"«{call}¦`{str(plain).replace(chr(39), '')}`»")
 
 
 def _given(argument: str, value: str) -> str:
@@ -167,7 +167,7 @@ def _check_list(data: Any, argument: str) -> None:
     if any(isinstance(item, DataLoader) for item in data):
         raise WrongType(
             f"{argument} is a {type(data).__name__} of {len(data)} loaders, and should be one iterable of batches. Evaluation "
-            "sets are given by name: «eval_data={'first': loader, 'second': other}|"
+            "sets are given by name: «eval_data={'first': loader, 'second': other}¦"
             "eval_data={'first': 'module:loader', 'second': 'module:other'}». Training data is combined by "
             f"«train_data=hocket.data.Several({{'first': …, 'second': …}}, {next(iter(MODES))!r})»; its modes are "
             f"{', '.join(map(repr, MODES))}."

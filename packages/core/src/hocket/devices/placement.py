@@ -53,7 +53,7 @@ def check_model(model: nn.Module, device: Any, materializes: bool = False) -> No
 def _instead(given: Any) -> str:
     """Return what to write instead of something that is not a model."""
     if isinstance(given, type) and issubclass(given, nn.Module):
-        return f"Write «model={given.__name__}()|model='module:{given.__name__}'»."
+        return f"Write «model={given.__name__}()¦model='module:{given.__name__}'»."
     if isinstance(given, Mapping):
         return "Write trainer.load_weights(state_dict) after making the Trainer with the model."
     if isinstance(given, list | tuple):
@@ -62,7 +62,7 @@ def _instead(given: Any) -> str:
         return "The model comes first: hocket.Trainer(model, train_data)."
     if isinstance(given, torch.optim.Optimizer):
         return "Write the model first: setup(model, optimizer)."
-    return "Write «model=Net()|model='module:Net'», for a class Net of torch.nn.Module."
+    return "Write «model=Net()¦model='module:Net'», for a class Net of torch.nn.Module."
 
 
 def move(task: Any, device: torch.device) -> Any:

@@ -35,7 +35,7 @@ def check(state: State, settings: Settings, metrics: bool) -> None:
         warn(
             "«metrics=» measures evaluation sets, and this fit has none. Pass «eval_data=»; or write «train_metrics=» for "
             "metrics of the training batches, or no «metrics= here and trainer.evaluate(data, metrics=…) after the "
-            "fit|metrics»."
+            "fit¦metrics»."
         )
     if settings.sanity_eval and not state.eval_sets:
         warn("«sanity_eval=» evaluates before training, and this fit has no evaluation set. Pass «eval_data=».")

@@ -206,7 +206,7 @@ def _refuse_sample(task: Task, outputs: object, batch: Batch, kind: str) -> None
     if single and type(task).count is Task.count:
         raise WrongType(
             f"The training data ({kind}) yields samples and not batches: the target of the first is one number. Wrap it in a "
-            "loader: «train_data=torch.utils.data.DataLoader(data, batch_size=32)|train_data='module:function'», or "
+            "loader: «train_data=torch.utils.data.DataLoader(data, batch_size=32)¦train_data='module:function'», or "
             "«batch_size=None» if its items are batches."
         )
 

@@ -143,7 +143,7 @@ def metrics(given: Any, arguments: Mapping[str, Any]) -> Any:
             raise WrongType(
                 f"«metrics={short(given)}» is neither metrics nor a function without arguments that makes them. A metric is an "
                 "object with update(outputs, targets), compute() and reset(). Write «metrics='accuracy'», or «metrics={'mine': "
-                "MyMetric()}|metrics={'mine': 'module:MyMetric'}»."
+                "MyMetric()}¦metrics={'mine': 'module:MyMetric'}»."
             )
         return given
     found = [one(each) for each in ([given] if is_one else given)]
@@ -203,7 +203,7 @@ def checkpoints(given: Any, arguments: Mapping[str, Any]) -> Any:
         raise WrongType(
             f"«checkpoints={short(given)}» is neither a folder nor hocket.Checkpoints. Write «checkpoints='runs/a'», or "
             "«checkpoints=hocket.Checkpoints('runs/a', every='1ep', "
-            "keep=3)|checkpoints={'folder': 'runs/a', 'every': '1ep', 'keep': 3}»."
+            "keep=3)¦checkpoints={'folder': 'runs/a', 'every': '1ep', 'keep': 3}»."
         )
     return given
 

@@ -135,7 +135,7 @@ def _make(given: Any, part: nn.Module, replacements: Sequence[Replacement]) -> O
     if not isinstance(made, Optimizer):
         raise WrongType(
             f"«optimizer={short(given)}» gave {type(made).__name__}, not a torch.optim.Optimizer. Pass a function of the "
-            "parameters, such as «lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)|`{torch.optim:AdamW: {lr: "
+            "parameters, such as «lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)¦`{torch.optim:AdamW: {lr: "
             "0.001}}`», an optimizer, or a name such as 'adamw(lr=1e-3)'."
         )
     return made

@@ -35,7 +35,7 @@ def plan_fit(
         )
     if not state.optimizers:
         raise WrongValue(
-            "There is no optimizer. Pass «optimizer=», such as «lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)|"
+            "There is no optimizer. Pass «optimizer=», such as «lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)¦"
             "`{torch.optim:AdamW: {lr: 0.001}}`», or define configure_optimizers() in the Task."
         )
     before, state.progress.fit_asked = state.progress.fit_asked, None if asked is None else str(asked)
@@ -44,7 +44,7 @@ def plan_fit(
         return False
     fresh = asked is None and loop.left is None
     if fresh and limits is not None and (reached := limits.reached(state)) is not None:
-        warn(f"Training is over: {reached} are done. Pass «fit(duration=…)|`duration: …`» for more.")
+        warn(f"Training is over: {reached} are done. Pass «fit(duration=…)¦`duration: …`» for more.")
         return False
     longer = planned is None or (planned.unit is end.unit and end > planned)
     state.progress.fit_until, state.progress.max_duration = end, end if longer else planned
@@ -73,7 +73,7 @@ def fit_until(
     elif planned is not None:
         until = planned
         if state.timestamp.count(until.unit) >= until.value and loop.left is None:
-            warn(f"Training is over: {until} are done. Pass «fit(duration=…)|`duration: …`» for more.")
+            warn(f"Training is over: {until} are done. Pass «fit(duration=…)¦`duration: …`» for more.")
             return None
     else:
         raise WrongValue(
@@ -88,7 +88,7 @@ def fit_until(
     if left <= 0 and state.resumed_from is not None:
         warn(
             f"Training is over: {until} were done before the checkpoint {state.resumed_from}. Nothing is trained; give a "
-            "longer «duration=», or «fit(duration=…)|`duration: …`» for more."
+            "longer «duration=», or «fit(duration=…)¦`duration: …`» for more."
         )
     loop.data.check(left if until.unit is Unit.EPOCH else 0, left if until.unit is Unit.BATCH else 0)
     return until
