@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -17,6 +17,9 @@ from hocket.help.causes import CAUSES
 from hocket.help.failure import Failure
 from hocket.task import Task
 
+if TYPE_CHECKING:
+    from hocket.types import Batch
+
 #: How to use what a step returns.
 RESULT = (
     "step(…) returns an object with loss, losses, gradient_norm, taken and kept. Write step(…).loss for the loss, a tensor, "
@@ -24,7 +27,7 @@ RESULT = (
 )
 
 
-def explain(error: BaseException, where: str, task: Task, batch: Any, outputs: Any = None) -> None:
+def explain(error: BaseException, where: str, task: Task, batch: Batch, outputs: object = None) -> None:
     """Add a note to an exception that was raised in ``"forward"``, ``"loss"`` or ``"backward"``. Never raises."""
     with suppress(Exception):
         failure = Failure(error, where, task, batch, outputs)
@@ -39,7 +42,7 @@ def explain(error: BaseException, where: str, task: Task, batch: Any, outputs: A
             error.add_note(note)
 
 
-def explain_backward(error: BaseException, loss: Any, stepper: bool) -> None:
+def explain_backward(error: BaseException, loss: object, stepper: bool) -> None:
     """Add a note to an exception of ``Runtime.backward``. Never raises."""
     with suppress(Exception):
         if not isinstance(loss, Tensor):
@@ -62,7 +65,7 @@ def explain_backward(error: BaseException, loss: Any, stepper: bool) -> None:
             )
 
 
-def explain_metric(error: BaseException, name: str, metric: Any, outputs: Any, batch: Any) -> None:
+def explain_metric(error: BaseException, name: str, metric: Any, outputs: object, batch: Batch) -> None:
     """Add a note to an exception of a metric's update. Never raises."""
     with suppress(Exception):
         error.add_note(
@@ -72,7 +75,7 @@ def explain_metric(error: BaseException, name: str, metric: Any, outputs: Any, b
         )
 
 
-def _other_classes(metric: Any, outputs: Any) -> str:
+def _other_classes(metric: Any, outputs: object) -> str:
     """Return what to write instead of a metric of torchmetrics for another number of classes; empty if it is for as many."""
     outputs = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
     each = next(iter(metric.values())) if hasattr(metric, "compute_groups") else metric
@@ -91,7 +94,7 @@ def _other_classes(metric: Any, outputs: Any) -> str:
     return ""
 
 
-def explain_step(error: BaseException, batch: Any) -> None:
+def explain_step(error: BaseException, batch: Batch) -> None:
     """Add a note to an exception of ``train_batch`` if ``step`` was called, or its result used, in another way."""
     text = str(error)
     call = re.match(r"Steps\.__call__\(\) (missing|got an unexpected keyword argument '(\w+)')", text)
@@ -117,7 +120,7 @@ def explain_step(error: BaseException, batch: Any) -> None:
         error.add_note(RESULT)
 
 
-def describe(value: Any, depth: int = 2) -> str:
+def describe(value: object, depth: int = 2) -> str:
     """Return shapes and dtypes of a batch or of outputs in one line."""
     if isinstance(value, Tensor):
         where = "" if value.device.type == "cpu" else f" on {value.device}"

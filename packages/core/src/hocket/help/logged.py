@@ -6,7 +6,6 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from torch import Tensor, strided
 
@@ -19,7 +18,7 @@ _REDUCTIONS = ("mean", "sum", "min", "max", "last", "metric")
 _OVER = ("interval", "epoch")
 
 
-def over(given: Any) -> tuple[str, ...]:
+def over(given: object) -> tuple[str, ...]:
     """Return what a value is reduced over, as a tuple. Raises ValueError or TypeError."""
     asked = (given,) if isinstance(given, str) else given
     if not isinstance(asked, Sequence) or not asked or not all(isinstance(each, str) for each in asked):
@@ -35,7 +34,7 @@ def over(given: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(asked))
 
 
-def check_name(name: Any) -> None:
+def check_name(name: object) -> None:
     """Raise TypeError for a name that is no text."""
     if not isinstance(name, str) or not name:
         raise WrongType(
@@ -44,7 +43,7 @@ def check_name(name: Any) -> None:
         )
 
 
-def check(name: Any, reduce: Any, weight: Any) -> None:
+def check(name: object, reduce: object, weight: object) -> None:
     """Raise TypeError or ValueError for a name, a reduction or a weight that cannot be."""
     check_name(name)
     if reduce not in _REDUCTIONS:
@@ -65,7 +64,7 @@ def check(name: Any, reduce: Any, weight: Any) -> None:
         )
 
 
-def weight(given: Any) -> float | Tensor:
+def weight(given: float | Tensor) -> float | Tensor:
     """Return a weight as a float or a scalar tensor, whose value is not read. Raises TypeError and ValueError."""
     if isinstance(given, Tensor) and given.numel() == 1:
         return given
@@ -86,7 +85,7 @@ def weight(given: Any) -> float | Tensor:
     return number
 
 
-def unnamed(given: tuple[Any, ...]) -> TypeError:
+def unnamed(given: tuple[object, ...]) -> TypeError:
     """Return the error for arguments of ``state.log`` that are no mapping."""
     name, value = repr(given[0]) if isinstance(given[0], str) else "'name'", short(given[1]) if given[1:] else "value"
     return WrongType(
@@ -94,13 +93,13 @@ def unnamed(given: tuple[Any, ...]) -> TypeError:
     )
 
 
-def not_a_number(name: str, value: Any) -> TypeError:
+def not_a_number(name: str, value: object) -> TypeError:
     """Return the error for a value that is not one number."""
     found, write = found_instead(value)
     return WrongType(f"{name!r} was logged as {found}. {write}")
 
 
-def found_instead(value: Any) -> tuple[str, str]:
+def found_instead(value: object) -> tuple[str, str]:
     """Return what a value is that is not one number, and what to log instead."""
     if isinstance(value, Tensor) and value.numel() != 1:
         found, write = (
@@ -130,7 +129,7 @@ def found_instead(value: Any) -> tuple[str, str]:
     return found, write
 
 
-def not_a_metric(name: str, value: Any) -> TypeError:
+def not_a_metric(name: str, value: object) -> TypeError:
     """Return the error for a number in place of a metric object."""
     return WrongType(
         f"{name!r} was logged as {short(value)} with «reduce='metric'», or was a metric before. Log the object itself, with "
@@ -138,7 +137,7 @@ def not_a_metric(name: str, value: Any) -> TypeError:
     )
 
 
-def not_combined(name: str, value: Any, world: int) -> TypeError:
+def not_combined(name: str, value: object, world: int) -> TypeError:
     """Return the error for a metric object that ranks cannot combine."""
     return WrongType(
         f"The metric {type(value).__name__} logged as {name!r} cannot be combined over {world} ranks. Log a torchmetrics "
@@ -146,7 +145,7 @@ def not_combined(name: str, value: Any, world: int) -> TypeError:
     )
 
 
-def in_buffers(name: str, value: Any, buffers: Iterable[str]) -> ValueError:
+def in_buffers(name: str, value: object, buffers: Iterable[str]) -> ValueError:
     """Return the error for a metric whose sums other ranks overwrite."""
     return WrongValue(
         f"The metric {type(value).__name__} logged as {name!r} is a module of the Task with sums in buffers "
@@ -155,7 +154,7 @@ def in_buffers(name: str, value: Any, buffers: Iterable[str]) -> ValueError:
     )
 
 
-def shared_metric(name: str, value: Any) -> ValueError:
+def shared_metric(name: str, value: object) -> ValueError:
     """Return the error for a metric object that training and evaluation have in common."""
     return WrongValue(
         f"The metric {type(value).__name__} logged as {name!r} is logged in training and in evaluation, whose values would "
@@ -221,7 +220,7 @@ def outside(kind: str) -> str:
     )
 
 
-def foreign(arguments: Mapping[str, Any], call: str) -> TypeError:
+def foreign(arguments: Mapping[str, object], call: str) -> TypeError:
     """Return the error for arguments of other libraries' ``log``."""
     found = [f"instead of {name}=: {text}" for name in arguments if (text := argument(name))]
     unknown = [name for name in arguments if argument(name) is None]

@@ -34,7 +34,7 @@ def listed(name: str, *path: str, near: bool = False) -> str | None:
     return known.get(like[0]) if like else None
 
 
-def filled(text: str, name: str, value: Any, shown: Any) -> str:
+def filled(text: str, name: str, value: object, shown: object) -> str:
     """Return the text of an entry for a name and its value, as it is shown. Text that is no number has its own unit."""
     if isinstance(value, str) and not re.fullmatch(r"[\d._e]+", value):
         text = re.sub(r"\{0\}(ep|ba|dur)\b", "{0}", text)

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+from torch.utils.data import DataLoader
 
-def explain(error: BaseException, loader: Any) -> None:
+
+def explain(error: BaseException, loader: DataLoader[Any]) -> None:
     """Add a note that names the part, unless workers are forked or the exception has another cause. Never raises."""
     with suppress(Exception):
         method = (loader.multiprocessing_context or multiprocessing).get_start_method()
@@ -26,7 +28,7 @@ def explain(error: BaseException, loader: Any) -> None:
         )
 
 
-def _unpicklable(value: Any, text: str, place: str, depth: int = 8) -> tuple[str, Any] | None:
+def _unpicklable(value: object, text: str, place: str, depth: int = 8) -> tuple[str, object] | None:
     """Return the innermost part of a value that pickle refuses with this message, and its place; None if there is none."""
     for where, part in _parts(value, place) if depth else ():
         try:
@@ -37,7 +39,7 @@ def _unpicklable(value: Any, text: str, place: str, depth: int = 8) -> tuple[str
     return None
 
 
-def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+def _parts(value: object, place: str) -> Iterator[tuple[str, object]]:
     if isinstance(value, Mapping):
         yield from (
             (f"{place}.{key}" if place == "loader" else f"{place}[{key!r}]", each) for key, each in value.items()
@@ -52,17 +54,17 @@ def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
 
 
 class _Nowhere:
-    def write(self, data: Any) -> int:
+    def write(self, data: bytes) -> int:
         return len(data)
 
 
-def _what(value: Any) -> str:
+def _what(value: object) -> str:
     if isinstance(value, types.FunctionType | type):
         return f"the {'class' if isinstance(value, type) else 'function'} {value.__qualname__}"
     return f"an object of the class {type(value).__qualname__}"
 
 
-def _remedy(value: Any) -> str:
+def _remedy(value: object) -> str:
     if isinstance(value, types.FunctionType):
         return "Write def … at the top level of a module and give that function"
     if isinstance(value, type) or "<locals>" in type(value).__qualname__:
