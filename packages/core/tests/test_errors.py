@@ -20,6 +20,9 @@ def test_an_error_carries_its_settings_as_data() -> None:
     said = rendered(error.marked, lambda setting: f"<{setting.name}: {setting.value}>")
     assert said == "<seed: 'x'> is not an int. Write <seed: 17>, or `hocket train`."
     assert isinstance(error, ValueError) and isinstance(error, Mistake)
+    error = WrongValue("Give an int or «None».")
+    assert str(error) == "Give an int or None." and not error.settings
+    assert rendered(error.marked, lambda setting: {"None": "null"}[setting.value]) == "Give an int or null."
 
 
 def test_another_spelling_of_a_setting() -> None:

@@ -216,7 +216,7 @@ class _Rule(Substitution):
         if self.p is not None and not 0 < self.p < 1:
             raise WrongValue(
                 f"Gyro dropout was given «p={self.p}», but it is the probability of dropping a unit: give a number between 0 "
-                "and 1, such as 0.5, or None for that of each module."
+                "and 1, such as 0.5, or «None» for that of each module."
             )
 
     def wants(self, module: nn.Module) -> bool:

@@ -119,7 +119,7 @@ class SWA(Averages):
             raise WrongValue(f"SWA was given «anneal_strategy={anneal_strategy!r}»: give 'cos' or 'linear'.")
         if statistics_batches is not None and statistics_batches < 1:
             raise WrongValue(
-                f"SWA was given «statistics_batches={statistics_batches}»: give 1 or more, or None for an epoch."
+                f"SWA was given «statistics_batches={statistics_batches}»: give 1 or more, or «None» for an epoch."
             )
         self.swa_lr = swa_lr
         self.anneal = Time.parse(anneal)

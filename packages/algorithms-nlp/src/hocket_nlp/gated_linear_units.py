@@ -164,7 +164,7 @@ class _Choice:
         ):
             raise WrongType(
                 f"GatedLinearUnits was given «activation={short(self.activation)}»: give the name of an activation of "
-                "transformers, a function such as torch.nn.functional.silu, or None for the model's own. Write for instance "
+                "transformers, a function such as torch.nn.functional.silu, or «None» for the model's own. Write for instance "
                 "activation='silu'."
             )
         if self.init == "identity" and not self.gate_bias:

@@ -104,7 +104,7 @@ class Checkpoints(Callback):
         only: Literal["trainable"] | None = None,
     ) -> None:
         if only not in (None, "trainable"):
-            raise WrongValue(f"«only={only!r}» is neither 'trainable' nor None.")
+            raise WrongValue(f"«only={only!r}» is neither 'trainable' nor «None».")
         self._only = only
         #: The frozen weights, of which only changed ones are saved; None to save all weights.
         self._frozen: FrozenWeights | None = None

@@ -100,7 +100,7 @@ def check(where: str | Path, searches: bool) -> None:
     if not isinstance(where, str | os.PathLike) or not os.fspath(where):
         raise WrongType(
             f"«resume={where!r}» is not a checkpoint. Give 'auto' for the newest in the folder of «checkpoints=», a checkpoint "
-            "such as 'runs/a/ep3-ba18', or None for a new run."
+            "such as 'runs/a/ep3-ba18', or «None» for a new run."
         )
     if where in ("latest", "best") and not os.path.lexists(where):
         raise CheckpointError(

@@ -18,7 +18,7 @@ class Retention:
 
     def __init__(self, keep: int | None, best: tuple[str, Literal["max", "min"], int] | None) -> None:
         if keep is not None and keep < 1:
-            raise WrongValue(f"«keep={keep}» keeps nothing to resume from; give 1 or more, or None for all.")
+            raise WrongValue(f"«keep={keep}» keeps nothing to resume from; give 1 or more, or «None» for all.")
         if isinstance(best, str):
             mode = mode_of(best)
             raise WrongValue(

@@ -28,6 +28,8 @@ def spelled(setting: Setting, override: bool) -> str:
     if not setting.value:
         return setting.name
     value = _flow(setting.value)
+    if not setting.name:
+        return value
     return f"`{_quoted(f'{setting.name}={value}') if override else f'{setting.name}: {value}'}`"
 
 

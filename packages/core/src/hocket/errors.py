@@ -3,7 +3,8 @@
 The text of such an error says what was given, what is allowed and what to write. Marks around a setting that it names make that
 data: ``raise WrongValue(f"«seed={seed!r}» is not an int. Write «seed=17».")``. In Python the text is without the marks, and a
 configuration renders the same error with ``seed: 17``. A mark may have another spelling for configurations, after a bar:
-``«trainer.fit()¦`hocket train`»``, ``«model=Net()¦model='module:Net'»``; nothing after the bar omits the words.
+``«trainer.fit()¦`hocket train`»``, ``«model=Net()¦model='module:Net'»``; nothing after the bar omits the words. Constants of Python
+may have marks: ``«None»``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _MARK = re.compile(r"«([^«»]*)»")
 
 
 class Setting(NamedTuple):
-    """An argument that an error names, and its value in Python; empty where only the argument is meant."""
+    """An argument that an error names, and its value in Python; one is empty where only the other is meant."""
 
     name: str
     value: str
@@ -40,6 +41,8 @@ def _spellings(mark: re.Match[str]) -> tuple[str, Setting | str]:
     name, equals, value = (other if bar else python).partition("=")
     if equals and name.isidentifier():
         return python, Setting(name, value)
+    if python in ("None", "True", "False"):
+        return python, Setting("", python)
     return (python, other) if bar else (mark[0], mark[0])
 
 
@@ -63,7 +66,7 @@ class Mistake(Exception):
     @property
     def settings(self) -> tuple[Setting, ...]:
         others = [_spellings(mark)[1] for mark in _MARK.finditer(self.marked)]
-        return tuple(other for other in others if isinstance(other, Setting))
+        return tuple(other for other in others if isinstance(other, Setting) and other.name)
 
     @property
     def about(self) -> str:

@@ -167,7 +167,7 @@ def _check_devices(given: Any) -> int:
         return 1
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise WrongValue(
-            f"«devices={given!r}» is not a number of devices; give a positive int, such as 2, or None to start no processes."
+            f"«devices={given!r}» is not a number of devices; give a positive int, such as 2, or «None» to start no processes."
         )
     return given
 

@@ -58,7 +58,7 @@ def check_name(name: Any) -> str | None:
     if name is None:
         return None
     if not isinstance(name, str):
-        raise WrongType(f"«run_name={name!r}» is {type(name).__name__}; give text, such as 'baseline-1', or None.")
+        raise WrongType(f"«run_name={name!r}» is {type(name).__name__}; give text, such as 'baseline-1', or «None».")
     short = name if len(name) <= 40 else f"{name[:40]}…"
     if "/" in name or "\\" in name:
         raise WrongValue(
@@ -69,7 +69,7 @@ def check_name(name: Any) -> str | None:
     if not fits or not name.isprintable() or name != name.strip() or name.startswith("."):
         raise WrongValue(
             f"«run_name={short!r}» is not a valid folder name. Give 1 to {_MAX_LENGTH[0]} printable characters without / and "
-            "\\, not starting with a dot or a space, such as 'baseline-1'; or None for a name with date and time."
+            "\\, not starting with a dot or a space, such as 'baseline-1'; or «None» for a name with date and time."
         )
     return name
 

@@ -190,7 +190,7 @@ def microbatch(given: Any) -> Any:
     if given is None or given == "auto":
         return given
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise WrongValue(f"«microbatch={given!r}» is not a number of samples; give a positive int, 'auto' or None.")
+        raise WrongValue(f"«microbatch={given!r}» is not a number of samples; give a positive int, 'auto' or «None».")
     return given
 
 
@@ -211,7 +211,7 @@ def _accumulate(given: Any) -> int | None:
     if time is None or time.unit is not Unit.BATCH or not time.value:
         raise WrongValue(
             f"«accumulate={given!r}» is not a number of batches of the data. Write «accumulate='4ba'» to train on four of them "
-            "in each step, or None."
+            "in each step, or «None»."
         )
     return int(time.value) if time.value > 1 else None
 
@@ -235,7 +235,7 @@ def reduction(given: Any) -> Any:
     if given is not None and given not in get_args(Reduction):
         raise WrongValue(
             f"«loss_reduction={given!r}» is neither 'mean' nor 'sum', 'batch' (over the whole batch, as a contrastive loss) or "
-            "'gathered' (the same, gathered over ranks by the loss). Give one of them, or None to use the reduction of the "
+            "'gathered' (the same, gathered over ranks by the loss). Give one of them, or «None» to use the reduction of the "
             "loss function."
         )
     return given

@@ -60,7 +60,7 @@ class WandbLogger(Logger):
         require("wandb", "wandb")
         if mode not in ("online", "offline", None):
             raise WrongValue(
-                f"«mode={mode!r}»; give 'online', 'offline', or None for the environment variable WANDB_MODE."
+                f"«mode={mode!r}»; give 'online', 'offline', or «None» for the environment variable WANDB_MODE."
             )
         self._project, self._entity, self._mode = project, entity, mode
         self._folder, self._settings = None if folder is None else Path(folder), dict(settings or {})

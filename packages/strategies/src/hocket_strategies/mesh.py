@@ -26,7 +26,7 @@ def degrees(world_size: int, given: Mapping[str, int | None], strategy: str) -> 
     for axis, degree in found.items():
         if degree is not None and (isinstance(degree, bool) or not isinstance(degree, int) or degree < 1):
             raise WrongValue(
-                f"«strategy='{strategy}'» was given {axis}={degree!r}: give a positive int, or None for the remaining ranks."
+                f"«strategy='{strategy}'» was given {axis}={degree!r}: give a positive int, or «None» for the remaining ranks."
             )
     known = prod(degree for degree in found.values() if degree is not None)
     open_axes = [axis for axis, degree in found.items() if degree is None]

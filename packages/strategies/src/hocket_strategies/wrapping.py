@@ -41,7 +41,7 @@ def units(model: nn.Module, wrap: Wrap = "auto") -> list[nn.Module]:
     if not isinstance(classes, Iterable) or not all(isinstance(each, str | type) for each in classes):
         raise WrongType(
             f"«wrap={wrap!r}» is not valid: give 'auto', a number of parameters such as 1_000_000, classes or their names such "
-            "as ['Block'], or None."
+            "as ['Block'], or «None»."
         )
     found = []
     for each in classes:

@@ -401,7 +401,7 @@ def _check_arguments(loaders: Any, mode: str, weights: Any, batches: Any, named:
         )
     if batches is not None and (isinstance(batches, bool) or not isinstance(batches, int) or batches < 1):
         raise WrongValue(
-            f"«batches={batches!r}» is not a number of batches. Give a positive int, or None for all loaders' sum."
+            f"«batches={batches!r}» is not a number of batches. Give a positive int, or «None» for all loaders' sum."
         )
     if not named and mode in _SIDE_BY_SIDE:
         raise WrongValue(

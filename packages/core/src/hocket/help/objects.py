@@ -227,7 +227,7 @@ def compiled(given: Any, arguments: Mapping[str, Any]) -> Any:
     if not isinstance(given, str):
         if not isinstance(given, bool | Mapping) and given is not None:
             raise WrongType(
-                f"«compile={short(given)}» is neither True nor arguments of torch.compile. Write «compile=True»."
+                f"«compile={short(given)}» is neither «True» nor arguments of torch.compile. Write «compile=True»."
             )
         keys = list(inspect.signature(torch.compile).parameters)[1:]
         if unknown := [key for key in given or () if key not in keys] if isinstance(given, Mapping) else []:
@@ -249,7 +249,7 @@ def seed(given: Any, arguments: Mapping[str, Any]) -> Any:
     """Refuse text, with the number in it."""
     if isinstance(given, str):
         write = (
-            f"seed={int(given)}" if given.strip().isdecimal() else "«seed=17», or None for the global random numbers"
+            f"seed={int(given)}" if given.strip().isdecimal() else "«seed=17», or «None» for the global random numbers"
         )
         raise WrongType(f"«seed={given!r}» is text; a seed is an int. Write {write}.")
     return given
@@ -293,7 +293,7 @@ def flag(given: Any, arguments: Mapping[str, Any]) -> Any:
     if given is not None and not isinstance(given, bool | int):
         argument = next((name for name, value in arguments.items() if value is given), "argument")
         meant = str(given).strip().lower() in ("true", "yes", "on", "1")
-        raise WrongType(f"«{argument}={given!r}» is a switch, which is True or False. Write «{argument}={meant}».")
+        raise WrongType(f"«{argument}={given!r}» is a switch, which is «True» or «False». Write «{argument}={meant}».")
     return bool(given)
 
 

@@ -95,7 +95,7 @@ def use(plugins: bool | Sequence[str] | None) -> Iterator[None]:
     """Apply a ``plugins=`` argument to all lookups inside the context."""
     if isinstance(plugins, str):
         raise WrongType(
-            f"«plugins={plugins!r}» should be a list of names, such as «plugins=['{plugins}']», or True or False."
+            f"«plugins={plugins!r}» should be a list of names, such as «plugins=['{plugins}']», or «True» or «False»."
         )
     token = _argument.set(plugins if plugins is None or isinstance(plugins, bool) else tuple(plugins))
     try:

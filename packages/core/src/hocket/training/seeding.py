@@ -27,7 +27,7 @@ def check_seed(given: Any) -> int | None:
     if not 0 <= seed < 2**32:
         raise WrongValue(
             f"«seed={given!r}» is not a seed, which is an int from 0 to {2**32 - 1}, the largest that NumPy takes. Write "
-            "«seed=17», or None for the global random numbers."
+            "«seed=17», or «None» for the global random numbers."
         )
     return seed
 
