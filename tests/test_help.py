@@ -24,22 +24,20 @@ import hocket
 from hocket.help import failures, names
 from hocket.help.attributes import Values
 from hocket.task import SupervisedTask
+from hocket.training.actions import DefaultActions
 from hocket.training.simple_metrics import METRICS
 
 
 def test_only_the_first_loss_of_a_fit_is_checked() -> None:
-    trainer = make_trainer()
-    task, kinds = trainer.state.task, []
+    checked = []
 
     class Watch(hocket.Callback):
         def batch_start(self, state: hocket.State) -> None:
-            kinds.append("loss" in vars(task))
+            (actions,) = (each.obj for each in state.bus.attachments if isinstance(each.obj, DefaultActions))
+            checked.append(actions.first_loss is not None)
 
-    trainer = make_trainer(callbacks=[Watch()])
-    task = trainer.state.task
-    trainer.fit()
-    assert kinds == [True] + [False] * 5
-    assert "loss" not in vars(task)
+    make_trainer(callbacks=[Watch()]).fit()
+    assert checked == [True] + [False] * 5
 
 
 def test_checking_the_first_loss_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def saved(make: Callable[[Loop, str], Any]) -> Callable[[], Any]:
 
 def unpacked() -> Any:
     """Unpack the one model that setup returned."""
-    first, second = hocket.Runtime(device="cpu").setup(torch.nn.Sequential(model(), model(3)))
+    first, second = hocket.Runtime(device="cpu").setup(model())
     return first, second
 
 
@@ -98,7 +98,7 @@ MISTAKES = [
     Mistake("setup(…, scheduler=…)", loop(lambda it: it.runtime.setup(it.net, scheduler=StepLR(it.optimizer, 1))), "no argument scheduler=", "a schedule needs no set-up", "schedule.step()"),
     Mistake("the tuple of setup, called", loop(lambda it: it.both(INPUTS)), "What setup returned was called", "a tuple (model, optimizer)", "model, optimizer = runtime.setup(model, optimizer)"),
     Mistake("an attribute of the tuple of setup", loop(lambda it: it.both.parameters()), "asked for 'parameters'", "a tuple (model, optimizer)", "model, optimizer = runtime.setup(model, optimizer)"),
-    Mistake("a model unpacked", unpacked, "a model (Sequential)", "as many as it is given", "model, optimizer = runtime.setup("),
+    Mistake("a model unpacked", unpacked, "a model (Linear)", "as many as it is given", "model, optimizer = runtime.setup("),
     Mistake("setup_data of two loaders", loop(lambda it: it.runtime.setup_data(loader(), loader())), "DataLoader(…), DataLoader(…)", "takes loader", "data = runtime.setup_data(loader), once for each"),
     Mistake("setup_data(shuffle=…)", loop(lambda it: it.runtime.setup_data(loader(), shuffle=True)), "no argument shuffle=True", "Its arguments are loader", "DataLoader(dataset, shuffle=True)"),
     # steps

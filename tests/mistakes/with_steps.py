@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from newcomers import Mistake, loader, trainer
+from newcomers import Mistake, fit, loader, trainer
 from torch import Tensor, nn
 
 import hocket
@@ -112,8 +112,8 @@ MISTAKES = [
     Mistake("an optimizer by number", steps(lambda task, batch, step: step(task.loss_a, batch, 0)), "given int as the name", "'a', 'b'", "step(loss_function, batch, 'optimizer'"),
     Mistake("count of a shape", batch_of_none, "returned torch.Size([8, 3])", "the number of samples", "len(batch[0])"),
     Mistake("a schedule of a misspelt optimizer", lambda: trainer(optimizer={"layer": "sgd(lr=0.1)"}, model=Sized(), loss=None, schedule={"layers": "cosine"}), "'layers'", "there is 'layer'", "Write 'layer'"),
-    Mistake("a decision that is returned", lambda: trainer(callbacks=[Returns()]), "returns STOP from epoch_end()", "events return nothing", "state.request(hocket.Decision.STOP"),
-    Mistake("False from a callback", lambda: trainer(callbacks=[ReturnsFalse()]), "returns False from batch_end()", "events return nothing", "state.request(hocket.Decision.STOP"),
+    Mistake("a decision that is returned", lambda: fit(callbacks=[Returns()]), "returns STOP from epoch_end()", "events return nothing", "state.request(hocket.Decision.STOP"),
+    Mistake("False from a callback", lambda: fit(callbacks=[ReturnsFalse()]), "returns False from batch_end()", "events return nothing", "state.request(hocket.Decision.STOP"),
     Mistake("loggers twice", lambda: trainer(loggers=["jsonl", "jsonl"]), "'jsonl' twice", "write every row twice", "Remove one"),
     Mistake("a folder that is a file", lambda: (open("runs.txt", "w").close(), trainer(folder="runs.txt")), "folder='runs.txt'", "is a file and no folder", "folder='runs'"),
     Mistake("a writer as logger", lambda: trainer(loggers=[type("SummaryWriter", (), {"close": len, "flush": len, "add_scalar": len})()]), "SummaryWriter", "implements no hook", "class Mine(hocket.Logger)"),

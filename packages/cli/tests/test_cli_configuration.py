@@ -970,8 +970,9 @@ def test_what_does_not_fit_a_checkpoint_is_said_without_calls_of_python(override
     from hocket_cli.advice import in_yaml
 
     message = (
-        "The model is not the checkpoint's. Give the Trainer the same model, or omit these by ignore=['model.*']. To omit "
-        "parts, call trainer.load_state_dict(tree, ignore=['…']), or with strict=False."
+        "The model is not the checkpoint's. Give the Trainer the same model«, or omit these by ignore=['model.*']¦». «To omit "
+        "parts, call trainer.load_state_dict(tree, ignore=['…']), or with strict=False¦To begin a new run instead, write »"
+        "«¦resume=None»«¦, and another folder in checkpoints»."
     )
     said = in_yaml(message, override)
     assert "ignore" not in said and "strict" not in said and "trainer." not in said

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Replacement, why_no_effect
@@ -139,13 +140,13 @@ def _contexts(save: Sequence[str]) -> Any:
 def _operation(name: str) -> Any:
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
-        raise ValueError(
+        raise WrongValue(
             f"save has {name!r}, which is no operation of torch.ops.aten. Give names such as 'mm', 'addmm', 'bmm', "
-            "'convolution', or save='matmuls' for all matrix products, convolutions and attention."
+            "'convolution', or «save='matmuls'» for all matrix products, convolutions and attention."
         )
     overload = getattr(packet, packet.overloads()[0])
     if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd"):
-        raise ValueError(
+        raise WrongValue(
             f"save has {name!r}, which torch composes of other operations, so that it has no output to save. Name those: "
             "'linear' is 'addmm' and 'mm', 'matmul' is 'mm' and 'bmm', 'conv2d' is 'convolution'."
         )
@@ -173,9 +174,9 @@ def _choose(model: nn.Module, blocks: Blocks, every: int) -> dict[str, nn.Module
             matched = {part for name, part in named.items() if _is(name, part, each)}
             if not matched:
                 classes = ", ".join(sorted({type(part).__name__ for part in named.values()}))
-                raise ValueError(
-                    f"blocks={blocks!r}: the model has no module of the class or the name {each!r}. Its classes are {classes}; "
-                    "patterns of names are like 'encoder.layers.*'."
+                raise WrongValue(
+                    f"«blocks={blocks!r}»: the model has no module of the class or the name {each!r}. Its classes are "
+                    f"{classes}; patterns of names are like 'encoder.layers.*'."
                 )
             found |= matched
     inside = {part for block in found for part in block.modules() if part is not block}
@@ -251,7 +252,7 @@ def checkpoint_activations(
     if not chosen:
         lacking = (
             "no modules of one class with submodules repeat in a ModuleList or Sequential. Name them, as in "
-            "blocks=['Block'] or blocks=['layers.*']."
+            "«blocks=['Block']» or «blocks=['layers.*']»."
         )
         applied = {name: part for name, part in model.named_modules() if _is_recomputed(part)}
         warn(why_no_effect("ActivationCheckpointing", model, lacking, applied), NoEffectWarning)
@@ -260,7 +261,7 @@ def checkpoint_activations(
 
 def _checked(every: int, save: str | Sequence[str] | None) -> tuple[str, ...]:
     if every < 1:
-        raise ValueError(f"every={every} is no number of blocks: give 1 for all, 2 for every second one, and so on.")
+        raise WrongValue(f"«every={every}» is no number of blocks: give 1 for all, 2 for every second one, and so on.")
     return _names(save)
 
 

@@ -118,9 +118,9 @@ class AutoMicrobatch(Callback):
             _write(self._cache, {**_read(self._cache), self._key: size})
         except OSError as error:
             warn(
-                f"microbatch='auto' found {size}, but cannot store it in {self._cache} for later runs: "
+                f"«microbatch='auto'» found {size}, but cannot store it in {self._cache} for later runs: "
                 f"{error.strerror or error}. Training continues; the next run searches again. Make the folder writable, or "
-                f"write microbatch={size}."
+                f"write «microbatch={size}»."
             )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hocket.algorithm import Algorithm, Phase
 from hocket.distributed.dtensors import shard_like
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.plugins.errors import PlanError
@@ -127,7 +128,7 @@ class Averages(Algorithm):
         elif self._number == 1 and self._span.opens(state) is not False:
             warn(
                 f"{name} averages nothing: training ended before a second update, so that it evaluates a copy of the weights "
-                f"at '{self._updated}{every.unit}'. It starts with the first update after start='{self._span.start}', every "
+                f"at '{self._updated}{every.unit}'. It starts with the first update after «start='{self._span.start}'», every "
                 f"'{every}'. Train longer, or lower start or update_interval, to '10ba' for instance.",
                 NoEffectWarning,
             )
@@ -143,7 +144,7 @@ class Averages(Algorithm):
     def _none_yet(self) -> str:
         return (
             f"{type(self).__name__} has no average yet: it starts with the first update after "
-            f"start='{self._span.start}', every '{self.update_interval}'. Train longer, or lower start or update_interval."
+            f"«start='{self._span.start}'», every '{self.update_interval}'. Train longer, or lower start or update_interval."
         )
 
     def leave_out(self, start: Timestamp, end: Timestamp) -> None:
@@ -168,7 +169,7 @@ class Averages(Algorithm):
     def _check(self, tensors: dict[str, Tensor]) -> None:
         wrong = [n for n, average in self._averages.items() if n not in tensors or tensors[n].shape != average.shape]
         if wrong:
-            raise ValueError(
+            raise WrongValue(
                 f"{type(self).__name__} holds averages that the model has no tensors for, of that name and shape: "
                 f"{', '.join(wrong[:5])}{f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''}. "
                 "Pass the model that was averaged, without wrappers, or start a new average by loading the checkpoint "
@@ -197,7 +198,7 @@ class Averages(Algorithm):
             ['bias', 'weight']
         """
         if self._updated is None:
-            raise ValueError(self._none_yet())
+            raise WrongValue(self._none_yet())
         tensors = dict(tensors_of(model))
         self._check(tensors)
         names = {id(tensor): name for name, tensor in tensors.items()}  # a tied weight has several keys and one name
@@ -219,7 +220,7 @@ class Averages(Algorithm):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load averages, full or sharded; they are compared with the model when training or evaluation starts."""
         if state_dict.keys() != {"averages", "updated"}:
-            raise ValueError(
+            raise WrongValue(
                 f"{type(self).__name__}'s state has the keys 'averages' and 'updated', but was given {sorted(state_dict)}"
             )
         self._averages = {name: average.detach().clone() for name, average in state_dict["averages"].items()}
@@ -232,7 +233,7 @@ def positive(owner: Algorithm, name: str, value: str | Time) -> Time:
     """Return a time that is positive and advances only with training. Raises ValueError for another."""
     time = Time.parse(value)
     if time.unit not in _UNITS or time.value <= 0:
-        raise ValueError(
+        raise WrongValue(
             f"{type(owner).__name__} was given {name}='{value}': give a positive number of batches, epochs, samples or tokens, "
             "such as '1000ba', '2ep', '5e4sp' or '1e6tok'."
         )

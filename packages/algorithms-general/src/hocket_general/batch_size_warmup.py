@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.errors import WrongValue
 from hocket.hookspecs import Event
 from hocket.hookspecs.needs import Need
 from hocket.time import Time, Unit
@@ -34,7 +35,7 @@ def batch_size_steps(done: float, initial: float = 0.125) -> int:
         [4, 3, 2, 2, 1, 1]
     """
     if not 0 < initial <= 1 or not done >= 0:
-        raise ValueError(
+        raise WrongValue(
             f"initial is {initial} and done is {done}, but initial is a fraction of the full batch in (0, 1], such as 0.125, "
             "and done the fraction of the warm-up that is over, 0 or more."
         )
@@ -80,21 +81,21 @@ class BatchSizeWarmup(Algorithm):
 
     def __init__(self, initial: float = 0.125, warmup: str | Time = "0.1dur") -> None:
         if not 0 < initial <= 1:
-            raise ValueError(
-                f"BatchSizeWarmup was given initial={initial}, but it is a fraction of the full batch: give a number in "
+            raise WrongValue(
+                f"BatchSizeWarmup was given «initial={initial}», but it is a fraction of the full batch: give a number in "
                 "(0, 1], such as 0.125 for an eighth."
             )
         self.initial = initial
         self.warmup = Time.parse(warmup)
         if self.warmup.unit is Unit.SECOND or not self.warmup.value > 0:
-            raise ValueError(
-                f"BatchSizeWarmup was given warmup='{warmup}', which is not a positive time that all ranks reach at the same "
+            raise WrongValue(
+                f"BatchSizeWarmup was given «warmup='{warmup}'», which is not a positive time that all ranks reach at the same "
                 "batch: give a fraction of the duration such as '0.1dur', or epochs, batches, samples or tokens."
             )
 
     def no_effect(self, state: State) -> str:
         """Return that it begins with the full batch, if so."""
-        return "it begins with the full batch, initial=1. Give a smaller fraction." if self.initial == 1 else ""
+        return "it begins with the full batch, «initial=1». Give a smaller fraction." if self.initial == 1 else ""
 
     def apply(self, event: Event, state: State) -> None:
         """Request the number of steps that makes batches of the current size."""

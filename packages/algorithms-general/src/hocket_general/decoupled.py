@@ -9,6 +9,7 @@ import torch
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.optimizer import ParamsT
 
+from hocket.errors import WrongValue
 from hocket_general.stepping import loss_of
 
 
@@ -30,8 +31,8 @@ class _Decoupled(Optimizer):
         super().add_param_group(param_group)
         _complete(group := self.param_groups[-1])
         if not 0 <= group["weight_decay"] < 1:
-            raise ValueError(
-                f"weight_decay={group['weight_decay']} is the fraction by which weights shrink in a step: give a number in "
+            raise WrongValue(
+                f"«weight_decay={group['weight_decay']}» is the fraction by which weights shrink in a step: give a number in "
                 "[0, 1). That of torch.optim.AdamW, times the learning rate, is the same decay."
             )
 

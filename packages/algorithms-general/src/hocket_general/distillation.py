@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hocket.algorithm import Algorithm, Phase
 from hocket.data import items
+from hocket.errors import WrongType, WrongValue
 from hocket.hookspecs import Event, hookimpl
 from hocket.losses import Loss, classes
 from hocket.span import Span
@@ -58,9 +59,9 @@ def distillation_loss(
     """
     _check_temperature("distillation_loss", temperature)
     if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction is {reduction!r}: give 'mean', 'sum' or 'none'.")
+        raise WrongValue(f"reduction is {reduction!r}: give 'mean', 'sum' or 'none'.")
     if student_logits.shape != teacher_logits.shape:
-        raise ValueError(
+        raise WrongValue(
             f"The student's logits have shape {tuple(student_logits.shape)} and the teacher's {tuple(teacher_logits.shape)}: "
             "both need the same classes, in the same order."
         )
@@ -75,7 +76,7 @@ def distillation_loss(
 
 def _check_temperature(who: str, temperature: float) -> None:
     if not temperature > 0:
-        raise ValueError(f"{who} was given temperature={temperature}: give a positive number, such as 2.0.")
+        raise WrongValue(f"{who} was given «temperature={temperature}»: give a positive number, such as 2.0.")
 
 
 class Distillation(Algorithm):
@@ -145,27 +146,27 @@ class Distillation(Algorithm):
     ) -> None:
         _check_temperature("Distillation", temperature)
         if not 0 <= alpha <= 1:
-            raise ValueError(f"Distillation was given alpha={alpha}: give the weight of the teacher, from 0 to 1.")
+            raise WrongValue(f"Distillation was given «alpha={alpha}»: give the weight of the teacher, from 0 to 1.")
         if feature_weight < 0 or (alpha == 0 and not (features and feature_weight)):
-            raise ValueError(
-                f"Distillation was given alpha={alpha} and feature_weight={feature_weight}, with "
+            raise WrongValue(
+                f"Distillation was given «alpha={alpha}» and «feature_weight={feature_weight}», with "
                 f"{'' if features else 'no '}features, and would change nothing, or train away from the teacher. Give positive "
                 "weights."
             )
         if not (isinstance(teacher, nn.Module | str | os.PathLike) or callable(teacher)):
-            raise TypeError(
+            raise WrongType(
                 f"Distillation was given a {type(teacher).__name__} as the teacher: give a module, a function that makes one, "
                 "or the path of weights for a copy of the model."
             )
         if weights is not None and isinstance(teacher, str | os.PathLike):
-            raise ValueError(
-                f"Distillation was given two paths of weights, teacher={str(teacher)!r} and weights={str(weights)!r}. Give a "
-                "module, or a function that makes one, as the teacher, or omit weights."
+            raise WrongValue(
+                f"Distillation was given two paths of weights, «teacher={str(teacher)!r}» and «weights={str(weights)!r}». Give "
+                "a module, or a function that makes one, as the teacher, or omit weights."
             )
         if not isinstance(features, Mapping | list | tuple | None):
-            raise TypeError(
-                f"Distillation was given features={features!r}: give a list of names that the model and the teacher have, such "
-                "as features=['layer2'], or a dict of the model's names and the teacher's."
+            raise WrongType(
+                f"Distillation was given «features={features!r}»: give a list of names that the model and the teacher have, "
+                "such as «features=['layer2']», or a dict of the model's names and the teacher's."
             )
         self.teacher = teacher
         self.temperature = temperature
@@ -235,12 +236,12 @@ class Distillation(Algorithm):
         else:
             made = given if isinstance(given, nn.Module) else given()
             if not isinstance(made, nn.Module):
-                raise TypeError(
+                raise WrongType(
                     f"The teacher of Distillation made a {type(made).__name__}. Give a function that returns a torch.nn.Module."
                 )
             module, weights = made, None if self.weights is None else os.fspath(self.weights)
         if {id(each) for each in module.parameters()} & {id(each) for each in state.task.parameters()}:
-            raise ValueError(
+            raise WrongValue(
                 "The teacher of Distillation shares parameters with the model, and would change with it. Give a copy: "
                 "copy.deepcopy(model)."
             )
@@ -262,7 +263,7 @@ class Distillation(Algorithm):
         loss = task.loss_function if isinstance(task, SupervisedTask) else None
         function = loss.func if isinstance(loss, partial) else loss
         if function in _BINARY or isinstance(function, _BINARY[:2]):
-            raise ValueError(_not_classes(f"the loss is {getattr(function, '__name__', type(function).__name__)}"))
+            raise WrongValue(_not_classes(f"the loss is {getattr(function, '__name__', type(function).__name__)}"))
 
     def _check_targets(self, logits: Tensor, dim: int) -> None:
         """Raise ValueError for dense targets that are not class probabilities. Only the first targets are read."""
@@ -270,7 +271,7 @@ class Distillation(Algorithm):
         if isinstance(targets, Tensor) and targets.shape == logits.shape:
             sums = targets.sum(dim, dtype=torch.float32)
             if bool((targets < 0).any()) or not bool(((sums == 0) | ((sums - 1).abs() < 1e-2)).all()):
-                raise ValueError(
+                raise WrongValue(
                     _not_classes(
                         f"targets of shape {tuple(targets.shape)} from {targets.min():.3g} to {targets.max():.3g} are not "
                         "class probabilities, which sum to 1"
@@ -282,8 +283,8 @@ class Distillation(Algorithm):
         known = classes(loss)
         its = getattr(loss, "ignore_index", getattr(task, "ignore_index", None)) if known is None else known[1]
         if None not in (its, self.ignore_index) and its != self.ignore_index:
-            raise ValueError(
-                f"Distillation was given ignore_index={self.ignore_index}, and the loss ignores {its}. Omit ignore_index, "
+            raise WrongValue(
+                f"Distillation was given «ignore_index={self.ignore_index}», and the loss ignores {its}. Omit ignore_index, "
                 "which takes the loss's, or give the loss the same."
             )
         return next(index for index in (self.ignore_index, its, -100) if index is not None)
@@ -354,12 +355,12 @@ class Distillation(Algorithm):
             student, teacher = self._student.pop(name, None), self._taught.pop(name, None)
             if student is None or teacher is None:
                 who, module = ("model", name) if student is None else ("teacher", teacher_name)
-                raise ValueError(
+                raise WrongValue(
                     f"Distillation found no tensor that the {who}'s module {module!r} returned in this batch. Name a module "
                     "that is called in every forward pass and returns a tensor."
                 )
             if student.shape != teacher.shape:
-                raise ValueError(
+                raise WrongValue(
                     f"The features of the model's {name!r} have shape {tuple(student.shape)} and those of the teacher's "
                     f"{teacher_name!r} {tuple(teacher.shape)}. Name modules with outputs of one shape, or add a layer to the "
                     "model that maps its features to that shape, and name that layer."
@@ -383,12 +384,12 @@ class Distillation(Algorithm):
         shape = logits.shape
         dim = _class_dim(task, shape, targets) if len(shape) > 2 else 1
         if dim is None:
-            raise ValueError(
+            raise WrongValue(
                 f"Distillation cannot tell which dimension of the logits, of shape {tuple(shape)}, has the classes. Write "
-                "class_dim=-1 if it is the last one, as in language models, or class_dim=1 for (N, classes, ...)."
+                "«class_dim=-1» if it is the last one, as in language models, or «class_dim=1» for (N, classes, ...)."
             )
         if len(shape) < 2 or shape[dim] < 2:
-            raise ValueError(
+            raise WrongValue(
                 f"Distillation compares probabilities of classes, and the logits have shape {tuple(shape)}, which is no batch "
                 "of two or more classes. Say where the classes are with class_dim=."
             )
@@ -416,8 +417,8 @@ _BINARY: tuple[Any, ...] = (
 def _not_classes(why: str) -> str:
     return (
         f"Distillation compares the probabilities of classes that exclude each other, and {why}. For regression and several "
-        "labels a sample, write alpha=0 with features=[…], or compare with the teacher in the loss of a hocket.Task, such as "
-        "by mse_loss(outputs, taught) or binary_cross_entropy_with_logits(outputs, taught.sigmoid())."
+        "labels a sample, write «alpha=0» with «features=[…]», or compare with the teacher in the loss of a hocket.Task, such "
+        "as by mse_loss(outputs, taught) or binary_cross_entropy_with_logits(outputs, taught.sigmoid())."
     )
 
 
@@ -449,9 +450,9 @@ def _logits(outputs: Any, key: Any, whose: str) -> Tensor:
     elif not isinstance(outputs, Tensor):
         found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
     if not isinstance(found, Tensor) or not found.is_floating_point():
-        raise TypeError(
+        raise WrongType(
             f"Distillation needs floating-point logits, and the {whose} returned {type(outputs).__name__}. Say where they are "
-            "with output_key=, such as output_key=0."
+            "with output_key=, such as «output_key=0»."
         )
     return found
 
@@ -461,7 +462,7 @@ def _module_named(model: nn.Module, name: str, whose: str) -> None:
         model.get_submodule(name)
     except AttributeError:
         names = [each for each, _ in model.named_modules() if each]
-        raise ValueError(
+        raise WrongValue(
             f"features= of Distillation names {name!r}, and the {whose}, a {type(model).__name__}, has no such module. It has "
             f"{', '.join(names[:10])}{' …' if names[10:] else ''}."
         ) from None

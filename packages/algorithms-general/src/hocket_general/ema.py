@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from hocket.distributed.dtensors import local
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.time import Time, Unit
@@ -33,7 +34,7 @@ def ema_smoothing(half_life: float, update_interval: float = 1) -> float:
         (0.5, 0.25)
     """
     if not half_life > 0 or not update_interval >= 0:
-        raise ValueError(
+        raise WrongValue(
             f"A half-life of {half_life} with an update every {update_interval} makes no average: give a positive "
             f"half-life and an interval in the same unit."
         )
@@ -64,12 +65,12 @@ def ema_update(averages: Sequence[Tensor], values: Iterable[Tensor], smoothing: 
         >>> ema_update(averages, [parameter.detach() for parameter in model.parameters()], smoothing=0.99)
     """
     if not 0 <= smoothing <= 1:
-        raise ValueError(
+        raise WrongValue(
             f"smoothing is {smoothing}, but it is the fraction of the old average that is kept: give one in [0, 1]."
         )
     values = list(values)
     if len(averages) != len(values):
-        raise ValueError(
+        raise WrongValue(
             f"There are {len(averages)} averages for {len(values)} values: pass as many of one as of the other."
         )
     with torch.no_grad():
@@ -79,7 +80,7 @@ def ema_update(averages: Sequence[Tensor], values: Iterable[Tensor], smoothing: 
         converted = 0
         for average, value in zip(averages, values, strict=True):
             if average.shape != value.shape:
-                raise ValueError(
+                raise WrongValue(
                     f"An average of shape {tuple(average.shape)} cannot follow a value of shape {tuple(value.shape)}: "
                     f"pass averages and values in the same order."
                 )
@@ -142,13 +143,13 @@ class EMA(Averages):
         update_interval: str | Time | None = None,
     ) -> None:
         if half_life is not None and smoothing is not None:
-            raise ValueError(
-                f"EMA was given half_life={str(half_life)!r} and smoothing={smoothing}, which set the same "
+            raise WrongValue(
+                f"EMA was given «half_life={str(half_life)!r}» and «smoothing={smoothing}», which set the same "
                 f"quantity: give one of them. smoothing is 2 ** -(update_interval / half_life)."
             )
         if smoothing is not None and not 0 <= smoothing < 1:
-            raise ValueError(
-                f"EMA was given smoothing={smoothing}, but it is the fraction of the old average that an update keeps: "
+            raise WrongValue(
+                f"EMA was given «smoothing={smoothing}», but it is the fraction of the old average that an update keeps: "
                 f"give a number in [0, 1), such as 0.999, or a half_life such as '1000ba'."
             )
         self.smoothing = smoothing
@@ -156,8 +157,8 @@ class EMA(Averages):
         default = "1ba" if self.half_life is None else Time(1, self.half_life.unit)
         super().__init__(start, update_interval or default)
         if self.half_life is not None and self.half_life.unit is not self.update_interval.unit:
-            raise ValueError(
-                f"EMA was given half_life='{self.half_life}' and update_interval='{self.update_interval}', which "
+            raise WrongValue(
+                f"EMA was given «half_life='{self.half_life}'» and «update_interval='{self.update_interval}'», which "
                 f"cannot be compared: give both in one unit."
             )
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hocket.errors import WrongValue
 from hocket.surgery import Replacement
 from hocket_general.substitution import Substitution, SurgeryAlgorithm, not_plain
 
@@ -39,8 +40,8 @@ def low_rank_factors(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         True
     """
     if not 1 <= rank <= min(weight.shape):
-        raise ValueError(
-            f"rank={rank} is not between 1 and {min(weight.shape)}, for a weight of {tuple(weight.shape)}."
+        raise WrongValue(
+            f"«rank={rank}» is not between 1 and {min(weight.shape)}, for a weight of {tuple(weight.shape)}."
         )
     with torch.no_grad():
         wide = weight if weight.dtype.itemsize >= 4 else weight.float()
@@ -138,14 +139,14 @@ class _Rule(Substitution):
 
     def __post_init__(self) -> None:
         if not (self.factorize_convs or self.factorize_linears):
-            raise ValueError(
+            raise WrongValue(
                 "Factorize has nothing to replace: factorize_convs and factorize_linears are both False. Set one to True, or "
                 "remove Factorize."
             )
         for name in ("latent_channels", "latent_features"):
             value = getattr(self, name)
             if not (0 < value < 1 or (value >= 1 and value == int(value))):
-                raise ValueError(
+                raise WrongValue(
                     f"Factorize was given {name}={value}: give a fraction of the smaller side below 1, such as 0.25, or a "
                     "whole number such as 128."
                 )

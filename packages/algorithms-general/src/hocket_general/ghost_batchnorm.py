@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.surgery import NoEffectWarning, Replacement, recast
 from hocket_general.substitution import Substitution, SurgeryAlgorithm, not_plain
@@ -47,8 +48,8 @@ class _Ghost(nn.modules.batchnorm._BatchNorm):
 def _say_no_effect(samples: int, size: int) -> None:
     """Warn about a first batch that is not split. Layers that see the same batch say the same, which Python shows once."""
     warn(
-        f"GhostBatchNorm has no effect on batches of {samples} samples, which are one ghost batch of ghost_batch_size={size}. "
-        "Lower it below the samples in a rank's microbatch, or remove it.",
+        f"GhostBatchNorm has no effect on batches of {samples} samples, which are one ghost batch of "
+        f"«ghost_batch_size={size}». Lower it below the samples in a rank's microbatch, or remove it.",
         NoEffectWarning,
     )
 
@@ -82,8 +83,8 @@ class _Rule(Substitution):
 
     def __post_init__(self) -> None:
         if self.ghost_batch_size < 1:
-            raise ValueError(
-                f"GhostBatchNorm was given ghost_batch_size={self.ghost_batch_size}: give the number of samples that are "
+            raise WrongValue(
+                f"GhostBatchNorm was given «ghost_batch_size={self.ghost_batch_size}»: give the number of samples that are "
                 "normalised together, such as 32."
             )
 

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Literal
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.errors import WrongValue
 from hocket.hookspecs import hookimpl
 from hocket.optim.clipping import clip_gradients
 
@@ -43,11 +44,11 @@ class GradientClipping(Algorithm):
 
     def __init__(self, kind: Literal["norm", "value", "adaptive"], threshold: float) -> None:
         if kind not in _KINDS:
-            raise ValueError(f"GradientClipping was given kind={kind!r}: give one of {', '.join(map(repr, _KINDS))}.")
+            raise WrongValue(f"GradientClipping was given «kind={kind!r}»: give one of {', '.join(map(repr, _KINDS))}.")
         if not threshold > 0:
-            raise ValueError(
-                f"GradientClipping was given threshold={threshold}, which lets no gradient through: give a positive "
-                f"number, such as 1.0 for kind='norm' or 0.01 for kind='adaptive'."
+            raise WrongValue(
+                f"GradientClipping was given «threshold={threshold}», which lets no gradient through: give a positive "
+                f"number, such as 1.0 for «kind='norm'» or 0.01 for «kind='adaptive'»."
             )
         self.kind = kind
         self.threshold = threshold

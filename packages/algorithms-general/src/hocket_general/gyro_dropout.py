@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Replacement
@@ -51,8 +52,8 @@ class GyroSchedule:
 
     def __init__(self, sigma: int = 256, tau: int = 16, seed: int = 0) -> None:
         if not 1 <= tau <= sigma:
-            raise ValueError(
-                f"Gyro dropout was given sigma={sigma} and tau={tau}: sigma is the number of subnetworks, 1 or more, and "
+            raise WrongValue(
+                f"Gyro dropout was given «sigma={sigma}» and «tau={tau}»: sigma is the number of subnetworks, 1 or more, and "
                 "tau how many of them are trained at once, from 1 to sigma."
             )
         self.sigma = sigma
@@ -183,7 +184,7 @@ class GyroDropoutLayer(nn.Module):
         if not self.schedule.active:
             return F.dropout(x, self.p)
         if x.dim() < 2:
-            raise ValueError(
+            raise WrongValue(
                 f"Gyro dropout needs inputs of shape (N, ..., F), and was given {tuple(x.shape)}: samples are dimension 0."
             )
         shape = x.shape[-1:] if x.dim() == 3 else x.shape[1:]
@@ -213,9 +214,9 @@ class _Rule(Substitution):
 
     def __post_init__(self) -> None:
         if self.p is not None and not 0 < self.p < 1:
-            raise ValueError(
-                f"Gyro dropout was given p={self.p}, but it is the probability of dropping a unit: give a number between 0 "
-                "and 1, such as 0.5, or None for that of each module."
+            raise WrongValue(
+                f"Gyro dropout was given «p={self.p}», but it is the probability of dropping a unit: give a number between 0 "
+                "and 1, such as 0.5, or «None» for that of each module."
             )
 
     def wants(self, module: nn.Module) -> bool:
@@ -331,5 +332,5 @@ class GyroDropout(SurgeryAlgorithm):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the seed, and with it all masks."""
         if state_dict.keys() != {"seed"}:
-            raise ValueError(f"GyroDropout's state has the key 'seed', but was given {sorted(state_dict)}")
+            raise WrongValue(f"GyroDropout's state has the key 'seed', but was given {sorted(state_dict)}")
         self.schedule.seed = state_dict["seed"]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hocket.algorithm import Algorithm, Phase
 from hocket.data.batch_part import BatchPart
 from hocket.data.mixture import Mixture
+from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
 from hocket.losses import WHOLE, Loss
@@ -55,11 +56,11 @@ def smooth_labels(logits: Tensor, targets: Tensor, smoothing: float = 0.1, *, ig
         tensor([[0.0500, 0.0500, 0.8500, 0.0500]])
     """
     if not 0 <= smoothing <= 1:
-        raise ValueError(
+        raise WrongValue(
             f"smoothing is {smoothing}, but it is a fraction of the probability mass: give a number in [0, 1]."
         )
     if not logits.is_floating_point() or logits.ndim < 2:
-        raise TypeError(
+        raise WrongType(
             f"smooth_labels needs floating-point logits of shape (N, K, ...) with the classes in dimension 1, and was "
             f"given {logits.dtype} of shape {tuple(logits.shape)}."
         )
@@ -69,13 +70,13 @@ def smooth_labels(logits: Tensor, targets: Tensor, smoothing: float = 0.1, *, ig
         if targets.shape == logits.shape:
             return targets.to(dtype) * (1 - smoothing) + smoothing / classes
         if targets.shape != logits.shape[:1] + logits.shape[2:]:
-            raise ValueError(
+            raise WrongValue(
                 f"Targets of shape {tuple(targets.shape)} do not fit logits of shape {tuple(logits.shape)}: give class "
                 f"indices of shape {tuple(logits.shape[:1] + logits.shape[2:])} or probabilities shaped like the "
                 f"logits."
             )
         if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
-            raise TypeError(
+            raise WrongType(
                 f"Targets of shape {tuple(targets.shape)} are class indices for logits of shape "
                 f"{tuple(logits.shape)}, but their dtype is {targets.dtype}: convert them with targets.long()."
             )
@@ -85,8 +86,8 @@ def smooth_labels(logits: Tensor, targets: Tensor, smoothing: float = 0.1, *, ig
         try:
             smooth.scatter_(1, indices, 1 - smoothing + smoothing / classes)
         except RuntimeError as error:  # on the CPU; a device raises its own assertion, later
-            raise ValueError(
-                f"Class indices must be in [0, {classes}) for {classes} classes, or be ignore_index={ignore_index}, "
+            raise WrongValue(
+                f"Class indices must be in [0, {classes}) for {classes} classes, or be «ignore_index={ignore_index}», "
                 f"but they range from {int(targets.min())} to {int(targets.max())}: pass the ignore_index that your "
                 f"labels use."
             ) from error
@@ -120,7 +121,7 @@ def soft_cross_entropy(
         tensor(1.3863)
     """
     if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction is {reduction!r}: give 'mean', 'sum' or 'none'.")
+        raise WrongValue(f"reduction is {reduction!r}: give 'mean', 'sum' or 'none'.")
     if targets.shape != logits.shape:
         return F.cross_entropy(logits, targets, reduction=reduction, ignore_index=ignore_index)
     losses = -(targets * F.log_softmax(logits, dim=1)).sum(1)
@@ -179,8 +180,8 @@ class LabelSmoothing(Algorithm):
         stop: str | Time | None = None,
     ) -> None:
         if not 0 <= smoothing <= 1:
-            raise ValueError(
-                f"LabelSmoothing was given smoothing={smoothing}, but it is a fraction of the probability mass: give a "
+            raise WrongValue(
+                f"LabelSmoothing was given «smoothing={smoothing}», but it is a fraction of the probability mass: give a "
                 f"number in [0, 1], such as 0.1."
             )
         self.smoothing = smoothing
@@ -233,13 +234,13 @@ class LabelSmoothing(Algorithm):
             own = f"and label-smoothing smooths by {self.smoothing} too"
             if _cross_entropy_of(state.task) is not None:
                 own = f"in whose place label-smoothing puts {self.smoothing}"
-            warn(f"The loss smooths labels by label_smoothing={twice}, {own}. Remove one of the two.")
+            warn(f"The loss smooths labels by «label_smoothing={twice}», {own}. Remove one of the two.")
         ignored = options.get("ignore_index", -100)
         if self.ignore_index not in (None, ignored) and _cross_entropy_of(state.task) is not None:
-            raise ValueError(
-                f"LabelSmoothing was given ignore_index={self.ignore_index}, and the loss ignores {ignored}. Omit ignore_index "
-                f"of label-smoothing, and write loss=torch.nn.CrossEntropyLoss(ignore_index={self.ignore_index}) if that label "
-                "should not count."
+            raise WrongValue(
+                f"LabelSmoothing was given «ignore_index={self.ignore_index}», and the loss ignores {ignored}. Omit "
+                "ignore_index of label-smoothing, and write "
+                f"«loss=torch.nn.CrossEntropyLoss(ignore_index={self.ignore_index})» if that label should not count."
             )
 
     def _targets_of_loss(self, state: State) -> Any:
@@ -261,7 +262,7 @@ class LabelSmoothing(Algorithm):
             and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)
         ):
             return
-        raise ValueError(
+        raise WrongValue(
             f"LabelSmoothing was given targets of shape {tuple(targets.shape)} from {targets.min():.3g} to "
             f"{targets.max():.3g}, which are not class probabilities: those are 0 or more, and sum to 1 over two or more "
             "classes. It applies to classification only; remove label-smoothing for regression, binary or multi-label targets."
@@ -273,7 +274,7 @@ class LabelSmoothing(Algorithm):
         if isinstance(targets, Mixture):  # of MixUp or CutMix
             return targets.map(functools.partial(self._smoothed, logits))
         if not isinstance(logits, Tensor) or not isinstance(targets, Tensor):
-            raise TypeError(
+            raise WrongType(
                 f"LabelSmoothing needs a model that returns a tensor of logits and a batch with a tensor of targets at "
                 f"target_key, but found {type(logits).__name__} and {type(targets).__name__}. Set "
                 f"target_key, or call hocket_general.functional.smooth_labels in the loss of a hocket.Task."
@@ -314,10 +315,10 @@ class LabelSmoothing(Algorithm):
         except Exception:
             return
         said = str(error).partition("\n")[0]
-        raise TypeError(
+        raise WrongType(
             f"label-smoothing gives the loss class probabilities of shape {tuple(state.outputs.shape)} in place of the class "
             f"indices of shape {tuple(targets.shape)}, and the loss takes indices only ({said}). Write "
-            "loss=torch.nn.functional.cross_entropy, which may stand in for nll_loss as it is; or let the loss take class "
+            "«loss=torch.nn.functional.cross_entropy», which may stand in for nll_loss as it is; or let the loss take class "
             "probabilities; or remove label-smoothing."
         ) from None
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.hookspecs.needs import Need
@@ -55,7 +56,7 @@ def freeze_layers(
         (['0'], ['0', '2'])
     """
     if not 0 <= fraction <= 1:
-        raise ValueError(f"fraction is {fraction}, but it is a fraction of the layers: give a number in [0, 1].")
+        raise WrongValue(f"fraction is {fraction}, but it is a fraction of the layers: give a number in [0, 1].")
     names = trained_layers(model, frozen=True) if layers is None else list(layers)
     frozen = names[: int(fraction * max(len(names) - 1, 0) + 1e-9)]
     if not frozen:
@@ -118,14 +119,14 @@ class LayerFreezing(Algorithm):
     def __init__(self, start: str | Time = "0.5dur", level: float = 1.0) -> None:
         self.start = Time.parse(start)
         if self.start.unit is not Unit.DURATION or not 0 <= self.start.value < 1:
-            raise ValueError(
-                f"LayerFreezing was given start='{start}', but layers freeze over the rest of the duration: give a fraction of "
-                "it in [0, 1), such as '0.5dur'."
+            raise WrongValue(
+                f"LayerFreezing was given «start='{start}'», but layers freeze over the rest of the duration: give a fraction "
+                "of it in [0, 1), such as '0.5dur'."
             )
         if not 0 < level <= 1:
-            raise ValueError(
-                f"LayerFreezing was given level={level}, but it is the fraction of the layers that is frozen at the end: give "
-                "a number in (0, 1]."
+            raise WrongValue(
+                f"LayerFreezing was given «level={level}», but it is the fraction of the layers that is frozen at the end: "
+                "give a number in (0, 1]."
             )
         self.level = level
         #: The layers with trainable parameters as the first fit began; None before.
@@ -144,7 +145,7 @@ class LayerFreezing(Algorithm):
             self._trainable = self._trainable or _trainable(state.model)
             if self.level * (len(self._layers) - 1) < 1:
                 warn(
-                    f"layer-freezing freezes no layer: level={self.level} of the {len(self._layers)} trained layers of "
+                    f"layer-freezing freezes no layer: «level={self.level}» of the {len(self._layers)} trained layers of "
                     f"{type(state.model).__name__}, without the last one, is less than one layer. Raise level, or remove it.",
                     NoEffectWarning,
                 )
@@ -164,8 +165,8 @@ class LayerFreezing(Algorithm):
         if self.level * layers < 1 or int(min(due, 1.0) * layers + 1e-9):  # a fit itself warns of a low level
             return ""
         return (
-            f"from start='{self.start}' on, the {state.timestamp.batch} batches are over before the first layer freezes. Give "
-            "an earlier start=, such as '0.2dur', train longer, or remove it if the model has few layers."
+            f"from «start='{self.start}'» on, the {state.timestamp.batch} batches are over before the first layer freezes. "
+            "Give an earlier start=, such as '0.2dur', train longer, or remove it if the model has few layers."
         )
 
     def _thaw(self, model: nn.Module) -> None:
@@ -184,7 +185,7 @@ class LayerFreezing(Algorithm):
             )
         for optimizer in state.optimizers:
             if needs_closure(optimizer):
-                raise ValueError(
+                raise WrongValue(
                     f"LayerFreezing relies on optimizers that skip parameters without gradients, and "
                     f"{type(optimizer).__name__} does not. Remove layer-freezing, or choose an optimizer such as SGD or AdamW."
                 )
@@ -196,5 +197,5 @@ class LayerFreezing(Algorithm):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore them. Which parameters are frozen is saved with the model."""
         if state_dict.keys() != {"layers"}:
-            raise ValueError(f"LayerFreezing's state has the key 'layers', but was given {sorted(state_dict)}")
+            raise WrongValue(f"LayerFreezing's state has the key 'layers', but was given {sorted(state_dict)}")
         self._layers = state_dict["layers"]

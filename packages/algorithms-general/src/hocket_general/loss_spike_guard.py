@@ -17,6 +17,7 @@ from hocket.algorithm import Algorithm, Phase
 from hocket.data.nesting import map_tensors
 from hocket.data.stateful import has_state
 from hocket.distributed.dtensors import mesh_of, total_norm
+from hocket.errors import WrongState, WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
 from hocket.optim.learning_rate import Scheduled
@@ -55,7 +56,7 @@ def spike_score(value: float, history: Sequence[float]) -> float:
         13.5
     """
     if not history:
-        raise ValueError(
+        raise WrongValue(
             "spike_score was given an empty history. Give earlier values, such as those of the last 100 batches."
         )
     if not math.isfinite(value):
@@ -129,18 +130,18 @@ class LossSpikeGuard(Algorithm):
         limit: int = 10,
     ) -> None:
         if action not in ("rollback", "skip"):
-            raise ValueError(f"LossSpikeGuard was given action={action!r}: give 'rollback' or 'skip'.")
+            raise WrongValue(f"LossSpikeGuard was given «action={action!r}»: give 'rollback' or 'skip'.")
         if not threshold > 0:
-            raise ValueError(
-                f"LossSpikeGuard was given threshold={threshold}: give a positive number of deviations, such as 6.0."
+            raise WrongValue(
+                f"LossSpikeGuard was given «threshold={threshold}»: give a positive number of deviations, such as 6.0."
             )
         if not 1 <= warmup <= window or every < 1:
-            raise ValueError(
-                f"LossSpikeGuard was given warmup={warmup}, window={window} and every={every}: these are numbers of batches, "
-                "1 or more, and warmup is at most window."
+            raise WrongValue(
+                f"LossSpikeGuard was given «warmup={warmup}», «window={window}» and «every={every}»: these are numbers of "
+                "batches, 1 or more, and warmup is at most window."
             )
         if skip < 0 or limit < 0:
-            raise ValueError(f"LossSpikeGuard was given skip={skip} and limit={limit}: give 0 or more.")
+            raise WrongValue(f"LossSpikeGuard was given «skip={skip}» and «limit={limit}»: give 0 or more.")
         self.action = action
         self.threshold = threshold
         self.window = window
@@ -209,7 +210,7 @@ class LossSpikeGuard(Algorithm):
         if state.timestamp.batch > self.warmup:
             return ""
         return (
-            f"warmup={self.warmup} batches come before the first comparison, and there were {state.timestamp.batch}, so it "
+            f"«warmup={self.warmup}» batches come before the first comparison, and there were {state.timestamp.batch}, so it "
             "looked for non-finite values only. Give a smaller warmup, or train longer."
         )
 
@@ -283,9 +284,9 @@ class LossSpikeGuard(Algorithm):
             for name in spikes
         )
         if len(self._journal) > self.limit:
-            raise RuntimeError(
+            raise WrongState(
                 f"The loss spiked in {where}: {found}. That is spike {len(self._journal)} of this run, and "
-                f"loss-spike-guard allows limit={self.limit}. {JOURNAL} in the folder of the run lists their samples. "
+                f"loss-spike-guard allows «limit={self.limit}». {JOURNAL} in the folder of the run lists their samples. "
                 "Lower the learning rate, clip gradients, or give a higher threshold= or limit=."
             )
         what = "its step is skipped" if restored is None else f"the state after batch {restored} is restored"
@@ -363,7 +364,7 @@ class LossSpikeGuard(Algorithm):
         """Undo :meth:`state_dict`. Raises ValueError for an unknown key."""
         known = {"history", "pending", "current", "to_skip", "journal", "copy"}
         if state_dict.keys() != known:
-            raise ValueError(
+            raise WrongValue(
                 f"LossSpikeGuard was given a state with {sorted(state_dict.keys() ^ known)} missing or unknown. Resume with "
                 "the version of hocket that wrote the checkpoint."
             )

@@ -72,6 +72,6 @@ class LowPrecisionAlgorithm(SurgeryAlgorithm):
             return
         warn(
             f"{self.substitution.method} has no effect: precision '{type(state.precision).__name__}' does not autocast to 16 "
-            "bits. Pass precision='bf16', or remove it.",
+            "bits. Pass «precision='bf16'», or remove it.",
             NoEffectWarning,
         )

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from hocket.distributed.dtensors import full, mesh_of, shard_like
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.surgery import NoEffectWarning
 from hocket_general.stepping import loss_of
@@ -68,9 +69,9 @@ class Muon(Optimizer):
     ) -> None:
         given: list[Any] = list(params)
         if muon is None and given and not any(isinstance(group, dict) and "muon" in group for group in given):
-            raise ValueError(
+            raise WrongValue(
                 "Muon was not told which parameters are hidden matrices, so AdamW would train all of them. By name it finds "
-                "them in the model: optimizer='muon(lr=1e-3)'. Elsewhere write Muon([{'params': matrices, 'muon': True}, "
+                "them in the model: «optimizer='muon(lr=1e-3)'». Elsewhere write Muon([{'params': matrices, 'muon': True}, "
                 "{'params': others}]); Muon.routes(model) says which is which."
             )
         defaults = {
@@ -98,8 +99,8 @@ class Muon(Optimizer):
         group = self.param_groups[-1]
         if group["muon"] and (wrong := [each for each in group["params"] if each.ndim < 2 or each.is_complex()]):
             kind = "complex parameter" if wrong[0].is_complex() else "parameter"
-            raise ValueError(
-                f"Muon was given a {kind} of shape {tuple(wrong[0].shape)} in a group with muon=True, but it trains real "
+            raise WrongValue(
+                f"Muon was given a {kind} of shape {tuple(wrong[0].shape)} in a group with «muon=True», but it trains real "
                 "matrices. Write 'muon': False for it, so that AdamW trains it."
             )
 
@@ -121,7 +122,7 @@ class Muon(Optimizer):
         if not hidden:
             warn(
                 f"muon found no hidden matrix in {type(module).__name__}, so AdamW trains all parameters. Write "
-                "optimizer='adamw', or choose matrices with groups=[{'match': …, 'muon': True}].",
+                "«optimizer='adamw'», or choose matrices with «groups=[{'match': …, 'muon': True}]».",
                 NoEffectWarning,
             )
         return {name: {"muon": id(each) in hidden} for name, each in module.named_parameters()}

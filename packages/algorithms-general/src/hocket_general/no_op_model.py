@@ -100,7 +100,7 @@ class NoOpModel(Algorithm):
         if not isinstance(task, SupervisedTask):
             raise PlanError(
                 f"no-op-model replaces the Trainer's model and its loss, but {type(task).__name__} is a hocket.Task, with a "
-                "loss of its own. Remove no-op-model, or give the Trainer a plain module and loss= for this measurement."
+                "loss of its own. Remove no-op-model, or give the Trainer a plain module and «loss=» for this measurement."
             )
         state.model, changed = no_op_model(state.model)
         task.loss_function, task.outputs = NoOpLoss(), None

@@ -47,7 +47,7 @@ class OptimizerAverages(Algorithm):
         if not all(isinstance(getattr(each, "schedule", None), Constant) for each in state.schedules):
             warn(
                 f"{type(optimizers[0]).__name__} averages weights instead of lowering the learning rate, so a schedule "
-                "slows it down. Omit schedule=, or write schedule='constant(warmup=0.05dur)' to warm up."
+                "slows it down. Omit «schedule=», or write «schedule='constant(warmup=0.05dur)'» to warm up."
             )
         return Attachment("algorithms", "optimizer-averages", cls(state, optimizers))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hocket.algorithm import Algorithm, Phase
 from hocket.distributed.dtensors import mesh_of, total_norm
+from hocket.errors import WrongValue
 from hocket.hookspecs import Event, hookimpl
 from hocket.hookspecs.needs import Need
 from hocket.optim.closures import needs_closure
@@ -57,11 +58,11 @@ def sam_perturbation(
         [tensor([0.5000, 0.0000])]
     """
     if rho < 0 or epsilon < 0 or eta < 0:
-        raise ValueError(
+        raise WrongValue(
             f"rho is {rho}, epsilon is {epsilon} and eta is {eta}, but none may be negative: rho is a distance."
         )
     if adaptive is not None and len(adaptive) != len(gradients):
-        raise ValueError(f"There are {len(adaptive)} weights for {len(gradients)} gradients: pass one for each.")
+        raise WrongValue(f"There are {len(adaptive)} weights for {len(gradients)} gradients: pass one for each.")
     if not gradients:
         return []
     with torch.no_grad():
@@ -129,13 +130,13 @@ class SAM(Algorithm):
         stop: str | Time | None = None,
     ) -> None:
         if rho < 0 or epsilon < 0 or eta < 0:
-            raise ValueError(
-                f"SAM was given rho={rho}, epsilon={epsilon} and eta={eta}, but none may be negative: rho is a distance "
+            raise WrongValue(
+                f"SAM was given «rho={rho}», «epsilon={epsilon}» and «eta={eta}», but none may be negative: rho is a distance "
                 f"between weights, such as 0.05."
             )
         if interval < 1:
-            raise ValueError(
-                f"SAM was given interval={interval}: give 1 for every batch, 2 for every second one, and so on."
+            raise WrongValue(
+                f"SAM was given «interval={interval}»: give 1 for every batch, 2 for every second one, and so on."
             )
         self.rho = rho
         self.epsilon = epsilon
@@ -148,7 +149,7 @@ class SAM(Algorithm):
         """Refuse optimizers on which SAM would have no effect."""
         for optimizer in state.optimizers:
             if needs_closure(optimizer):
-                raise ValueError(
+                raise WrongValue(
                     f"SAM leaves its gradients for the optimizer to step with, but {type(optimizer).__name__} computes "
                     "gradients itself, so SAM would have no effect. Remove SAM, or choose an optimizer such as SGD or AdamW."
                 )

@@ -16,6 +16,7 @@ from hocket.algorithm import Algorithm, Phase
 from hocket.data.batch_part import BatchPart
 from hocket.data.batches import split, take_samples, unpadded
 from hocket.data.nesting import move
+from hocket.errors import WrongType, WrongValue
 from hocket.hookspecs import Event
 from hocket.losses import as_loss, own_loss
 from hocket.span import Span
@@ -81,7 +82,7 @@ def select_using_loss(losses: Tensor, keep: float = 0.5, *, generator: torch.Gen
     """
     _check_keep("select_using_loss", keep)
     if losses.dim() != 1 or not losses.numel():
-        raise ValueError(
+        raise WrongValue(
             f"select_using_loss was given losses of shape {tuple(losses.shape)}: give one loss per sample, of shape (N,), such "
             "as cross_entropy(outputs, targets, reduction='none')."
         )
@@ -105,7 +106,7 @@ def _places(draws: Tensor, keep: float) -> Tensor:
 
 def _check_keep(who: str, keep: float) -> None:
     if not 0 < keep <= 1:
-        raise ValueError(f"{who} was given keep={keep}: give the fraction of samples to keep, such as 0.5.")
+        raise WrongValue(f"{who} was given «keep={keep}»: give the fraction of samples to keep, such as 0.5.")
 
 
 class SelectiveBackprop(Algorithm):
@@ -155,13 +156,13 @@ class SelectiveBackprop(Algorithm):
     ) -> None:
         _check_keep("SelectiveBackprop", keep)
         if interrupt < 0 or interrupt == 1:
-            raise ValueError(
-                f"SelectiveBackprop was given interrupt={interrupt}: give 0 to select in every batch, or 2 or more to train on "
-                "the full batch in every so many."
+            raise WrongValue(
+                f"SelectiveBackprop was given «interrupt={interrupt}»: give 0 to select in every batch, or 2 or more to train "
+                "on the full batch in every so many."
             )
         if not 0 < scale_factor <= 1:
-            raise ValueError(
-                f"SelectiveBackprop was given scale_factor={scale_factor}: give a fraction such as 0.5, or 1."
+            raise WrongValue(
+                f"SelectiveBackprop was given «scale_factor={scale_factor}»: give a fraction such as 0.5, or 1."
             )
         self._span = Span(start, stop)
         self.keep = keep
@@ -176,11 +177,11 @@ class SelectiveBackprop(Algorithm):
     def no_effect(self, state: State) -> str:
         """Return that ``interrupt`` leaves out every batch, or ``keep`` none of its samples, if so."""
         if self.keep == 1:
-            return "keep=1 selects all samples. Give a smaller fraction, such as 0.5."
+            return "«keep=1» selects all samples. Give a smaller fraction, such as 0.5."
         batches, length = self._span.batches(state), state.epoch_length or state.timestamp.batch
         if batches is None or any(_selects(batch % length, self.interrupt) for batch in batches[:3]):
             return ""
-        return f"interrupt={self.interrupt} skips all {len(batches)} batches from start to stop. Give a longer span."
+        return f"«interrupt={self.interrupt}» skips all {len(batches)} batches from start to stop. Give a longer span."
 
     def apply(self, event: Event, state: State) -> None:
         """Replace the batch by its selected samples."""
@@ -218,7 +219,7 @@ class SelectiveBackprop(Algorithm):
                         losses.append(_per_sample(task, outputs, scored, count(state, scored).samples))
         found = losses[0] if len(losses) == 1 else torch.cat(losses)
         if found.numel() != samples:
-            raise ValueError(
+            raise WrongValue(
                 f"selective-backprop found {found.numel()} losses in a batch of {samples} samples. Check split and count of "
                 f"{type(task).__name__}."
             )
@@ -231,9 +232,9 @@ class SelectiveBackprop(Algorithm):
                 if isinstance(inputs, Tensor)
                 else type(inputs).__name__
             )
-            raise TypeError(
+            raise WrongType(
                 f"selective-backprop scales images of shape (N, C, H, W), or (N, C, L) and (N, C, D, H, W), and found {found}. "
-                "Give scale_factor=1, or say where the images are with input_key=."
+                "Give «scale_factor=1», or say where the images are with input_key=."
             )
         values = inputs if inputs.is_floating_point() else inputs.float()
         sizes = [max(1, int(size * self.scale_factor)) for size in inputs.shape[2:]]
@@ -250,9 +251,9 @@ def _per_sample(task: Task, outputs: Any, batch: Any, samples: int) -> Tensor:
     """Return the loss of each sample, ``(samples,)``: by ``reduction="none"``, or else the task's loss sample by sample."""
     if isinstance(task, SupervisedTask):
         if task.loss_function is None:
-            raise ValueError(
+            raise WrongValue(
                 f"{type(task.network).__name__} computes its loss itself, over the whole batch, and selective-backprop needs "
-                "the loss of each sample. Pass a loss= that computes it from outputs and targets."
+                "the loss of each sample. Pass a «loss=» that computes it from outputs and targets."
             )
         if (losses := _unreduced(task.loss_function, outputs, task.targets_of(batch), samples)) is not None:
             return losses
@@ -260,7 +261,7 @@ def _per_sample(task: Task, outputs: Any, batch: Any, samples: int) -> Tensor:
     try:
         parts = list(zip(split(outputs, 1, samples), task.split(batch, 1), strict=True))
     except ValueError as error:
-        raise ValueError(
+        raise WrongValue(
             f"selective-backprop computes the loss of each sample, and cannot split the model's outputs, or the batch, into "
             f"samples: {error} Use a loss with an argument reduction= that takes 'none', or define split(batch, size) in the "
             "hocket.Task."
@@ -269,7 +270,7 @@ def _per_sample(task: Task, outputs: Any, batch: Any, samples: int) -> Tensor:
     for output, part in parts:
         value = type(task).loss(task, output, part)  # not the first call's check, which is for batches
         if own is not None and value is own:
-            raise ValueError(
+            raise WrongValue(
                 f"The loss of {type(task).__name__} is one that the model computed over the whole batch, and "
                 "selective-backprop needs the loss of each sample. Compute the loss from the outputs in loss(outputs, batch)."
             )

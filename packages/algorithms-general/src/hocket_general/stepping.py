@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hocket.errors import MissingPackage, WrongValue
 from hocket.help import installing
 
 
@@ -48,9 +49,9 @@ def loss_of(closure: Callable[[], float] | None) -> float | None:
 def check(lr: float, betas: tuple[float, float], weight_decay: float) -> None:
     """Raise ValueError for a hyperparameter out of its range."""
     if not lr >= 0 or not weight_decay >= 0 or not all(0 <= beta < 1 for beta in betas):
-        raise ValueError(
-            f"lr={lr}, betas={betas} and weight_decay={weight_decay} were given: give a learning rate and a weight decay of 0 "
-            "or more, and betas in [0, 1)."
+        raise WrongValue(
+            f"«lr={lr}», «betas={betas}» and «weight_decay={weight_decay}» were given: give a learning rate and a weight decay "
+            "of 0 or more, and betas in [0, 1)."
         )
 
 
@@ -59,7 +60,7 @@ def library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise ImportError(
+        raise MissingPackage(
             f"This optimizer comes with {name}, which cannot be imported: {error}. Type: "
             f"{installing.command('optimizers', 'hocket-algorithms-general')}."
         ) from error

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hocket.data.batches import unpadded
 from hocket.data.stateful import has_state
 from hocket.data.training_iterator import iterates_once
+from hocket.errors import WrongValue
 from hocket.hookspecs import Event, hookimpl
 from hocket.time import Time, Unit
 from hocket.training import seeding
@@ -53,7 +54,7 @@ def swa_update(averages: Sequence[Tensor], values: Iterable[Tensor], number: int
         tensor([3.])
     """
     if number < 0:
-        raise ValueError(f"number is {number}, but it counts the values in the averages: give 0 or more.")
+        raise WrongValue(f"number is {number}, but it counts the values in the averages: give 0 or more.")
     ema_update(averages, values, number / (number + 1))
 
 
@@ -111,20 +112,20 @@ class SWA(Averages):
     ) -> None:
         super().__init__(start, update_interval)
         if swa_lr is not None and not swa_lr >= 0:
-            raise ValueError(
-                f"SWA was given swa_lr={swa_lr}, but a learning rate is not negative: give one such as 0.05."
+            raise WrongValue(
+                f"SWA was given «swa_lr={swa_lr}», but a learning rate is not negative: give one such as 0.05."
             )
         if anneal_strategy not in ("cos", "linear"):
-            raise ValueError(f"SWA was given anneal_strategy={anneal_strategy!r}: give 'cos' or 'linear'.")
+            raise WrongValue(f"SWA was given «anneal_strategy={anneal_strategy!r}»: give 'cos' or 'linear'.")
         if statistics_batches is not None and statistics_batches < 1:
-            raise ValueError(
-                f"SWA was given statistics_batches={statistics_batches}: give 1 or more, or None for an epoch."
+            raise WrongValue(
+                f"SWA was given «statistics_batches={statistics_batches}»: give 1 or more, or «None» for an epoch."
             )
         self.swa_lr = swa_lr
         self.anneal = Time.parse(anneal)
         if self.anneal.unit is Unit.SECOND or self.anneal.value < 0:
-            raise ValueError(
-                f"SWA was given anneal='{anneal}': give a fraction of the duration such as '0.05dur', or batches, epochs, "
+            raise WrongValue(
+                f"SWA was given «anneal='{anneal}'»: give a fraction of the duration such as '0.05dur', or batches, epochs, "
                 "samples or tokens, 0 or more."
             )
         self.anneal_strategy = anneal_strategy
@@ -217,9 +218,9 @@ class SWA(Averages):
         """Return the statistics of the weights that the model has now, of all ranks' training data."""
         bus = state.bus
         if state.another_epoch is None:
-            raise ValueError(
+            raise WrongValue(
                 "SWA evaluates with averages whose batch-norm statistics were not computed yet, and computes them from the "
-                "training data, which this Trainer has not made. Pass it the train_data= of the run; or, as with a data "
+                "training data, which this Trainer has not made. Pass it the «train_data=» of the run; or, as with a data "
                 "module, take a checkpoint that was written after an evaluation or at the end of a fit, and has the statistics."
             )
         # The Trainer's batch_transform and the task's own method act as in training; algorithms do not.
@@ -258,14 +259,14 @@ class SWA(Averages):
         kind, data_set = type(data).__name__, getattr(data, "dataset", None)
         advice = "Pass data that can be iterated at any time, such as a list or a DataLoader over a map-style data set."
         if iterates_once(data) or has_state(data) or has_state(data_set):
-            raise ValueError(
+            raise WrongValue(
                 f"SWA computes batch-norm statistics in a second iteration over the training data, but that of {kind} would "
                 f"disturb the training's. {advice}"
             )
         if self.statistics_batches is None and state.epoch_length is None:
-            raise ValueError(
+            raise WrongValue(
                 f"SWA computes batch-norm statistics over an epoch, but {kind} does not say how long one is. Give "
-                "statistics_batches=200, for instance."
+                "«statistics_batches=200», for instance."
             )
 
     def averaged(self, model: nn.Module) -> dict[str, Any]:
@@ -279,7 +280,7 @@ class SWA(Averages):
                 last update: they are at the end of a fit and before an evaluation.
         """
         if self._updated is not None and self._norms and self._statistics is None:
-            raise ValueError(
+            raise WrongValue(
                 "SWA has not computed the batch-norm statistics of its latest averages yet. Call averaged(model) after the fit "
                 "or an evaluation, or write trainer.model_state_dict(evaluated=True), which computes them."
             )
@@ -305,7 +306,7 @@ class SWA(Averages):
         """Load them; the averages are compared with the model when training or evaluation starts."""
         own = dict(state_dict)
         if own.keys() != self.state_dict().keys():
-            raise ValueError(f"SWA's state has the keys {sorted(self.state_dict())}, but was given {sorted(own)}")
+            raise WrongValue(f"SWA's state has the keys {sorted(self.state_dict())}, but was given {sorted(own)}")
         number, self._annealed_from, self._rates = own.pop("number"), own.pop("annealed_from"), own.pop("rates")
         self._norms, self._statistics = own.pop("norms"), own.pop("statistics")
         super().load_state_dict(own)

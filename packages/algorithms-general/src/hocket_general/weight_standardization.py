@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from hocket.errors import WrongValue
 from hocket.surgery import Replacement, recast
 from hocket_general.substitution import Substitution, SurgeryAlgorithm
 
@@ -78,8 +79,8 @@ class _Rule(Substitution):
 
     def __post_init__(self) -> None:
         if self.n_last_layers_ignore < 0:
-            raise ValueError(
-                f"WeightStandardization was given n_last_layers_ignore={self.n_last_layers_ignore}: give 0 or the number of "
+            raise WrongValue(
+                f"WeightStandardization was given «n_last_layers_ignore={self.n_last_layers_ignore}»: give 0 or the number of "
                 "last convolutions to leave alone."
             )
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from hocket.component import Check, Component, Saved
+from hocket.errors import MissingPackage, WrongType, WrongValue
 from hocket.help import installing
 from hocket.settings import plain
 from hocket_nlp.projections import Finisher
@@ -36,24 +37,24 @@ def with_adapters(model: Any, config: Any) -> nn.Module:
     try:
         import peft
     except ModuleNotFoundError as error:
-        raise ImportError(
+        raise MissingPackage(
             "HuggingFaceTask(peft=…) needs peft, which is not installed. Type: "
             f"{installing.command('peft', 'hocket-algorithms-nlp')}."
         ) from error
     if isinstance(model, peft.PeftModel):
-        raise ValueError("The model has adapters already: omit peft=, or give the model without them.")
+        raise WrongValue("The model has adapters already: omit peft=, or give the model without them.")
     if isinstance(config, Mapping):
         try:
             config = peft.LoraConfig(**config)
         except TypeError as error:
-            raise TypeError(
-                f"peft={dict(config)!r} are no arguments of peft.LoraConfig: {error}. Write for instance peft={{'r': 8, "
+            raise WrongType(
+                f"«peft={dict(config)!r}» are no arguments of peft.LoraConfig: {error}. Write for instance peft={{'r': 8, "
                 "'lora_alpha': 16}."
             ) from error
     if not isinstance(config, peft.PeftConfig):
-        raise TypeError(
-            f"peft={config!r} is {type(config).__name__}. Give the arguments of LoRA, such as {{'r': 8, 'lora_alpha': 16}}, or "
-            "a configuration of peft, such as peft.IA3Config()."
+        raise WrongType(
+            f"«peft={config!r}» is {type(config).__name__}. Give the arguments of LoRA, such as {{'r': 8, 'lora_alpha': 16}}, "
+            "or a configuration of peft, such as peft.IA3Config()."
         )
     if config.task_type is None:  # so that a new head is trained and saved beside the adapters
         kind = type(model).__name__
@@ -133,7 +134,7 @@ def check_targets(model: nn.Module) -> None:
     if kinds:
         name, kind = next(iter(kinds.items()))
         targets = ", ".join(sorted({each.rpartition(".")[2] for each in kinds}))
-        raise ValueError(
+        raise WrongValue(
             f"The model has {kind.__name__} at {name}, which normalises or gates its output, and an adapter there would "
             f"compute something else once it is merged into the weights. Choose target_modules without {targets}, such as "
             "['v_proj', 'o_proj'] for Llama or ['c_proj'] for GPT-2."

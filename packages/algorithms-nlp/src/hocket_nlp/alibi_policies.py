@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hocket.errors import WrongState
 from hocket_nlp.alibi_positions import no_positions, no_rotation
 
 #: The entry-point group of other distributions' policies: full name of the model's class = object reference of a policy.
@@ -102,7 +103,7 @@ def _declared() -> dict[str, list[EntryPoint]]:
 def _load(points: list[EntryPoint]) -> AlibiPolicy:
     dists = sorted({point.dist.name if point.dist else "unknown" for point in points})
     if len({point.value for point in points}) > 1:
-        raise RuntimeError(
+        raise WrongState(
             f"Several distributions declare an ALiBi policy for {points[0].name}: {', '.join(dists)}. Uninstall all but one."
         )
     point = points[0]
@@ -110,11 +111,11 @@ def _load(points: list[EntryPoint]) -> AlibiPolicy:
     try:
         policy = point.load()
     except Exception as error:
-        raise RuntimeError(
+        raise WrongState(
             f"{what} cannot be loaded from {point.value}: {type(error).__name__}: {error}. Upgrade or uninstall {dists[0]}."
         ) from error
     if not isinstance(policy, AlibiPolicy):
-        raise RuntimeError(f"{what} is {policy!r}, not a hocket_nlp.AlibiPolicy. Upgrade or uninstall {dists[0]}.")
+        raise WrongState(f"{what} is {policy!r}, not a hocket_nlp.AlibiPolicy. Upgrade or uninstall {dists[0]}.")
     return policy
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hocket.errors import WrongType, WrongValue
 from hocket_nlp.linear_bias import register
 
 
@@ -90,7 +91,7 @@ def no_rotation(old: nn.Module) -> nn.Module:
         if not (
             isinstance(cos, Tensor) and isinstance(sin, Tensor) and cos.shape == sin.shape and cos.shape[:-1] == (1, 2)
         ):
-            raise ValueError(
+            raise WrongValue(
                 f"ALiBi replaces rotary embeddings that are called with (x, position_ids) and return (cos, sin) of shape "
                 f"(batch, length, width), and {type(old).__name__} does not{told}. A model like this needs an AlibiPolicy "
                 "with a replacement of its own: see the card of alibi."
@@ -107,9 +108,9 @@ def check_replacement(name: str, old: nn.Module, new: Any) -> None:
     """
     who = f"The replacement of {name} ({type(old).__name__})"
     if not isinstance(new, nn.Module):
-        raise TypeError(f"{who} is {new!r}, not a module: correct the policy's `replacement`.")
+        raise WrongType(f"{who} is {new!r}, not a module: correct the policy's `replacement`.")
     if type(new).forward is getattr(nn.Module, "forward"):  # noqa: B009  # mypy: torch declares it as an attribute
-        raise TypeError(f"{who} is {type(new).__name__}, which has no forward: correct the policy's `replacement`.")
+        raise WrongType(f"{who} is {type(new).__name__}, which has no forward: correct the policy's `replacement`.")
     wanted, offered = inspect.signature(old.forward), inspect.signature(new.forward)
     every = list(wanted.parameters.values())
     positional = [each for each in every if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
@@ -126,7 +127,7 @@ def check_replacement(name: str, old: nn.Module, new: Any) -> None:
         try:
             offered.bind(*[None] * count, **dict.fromkeys(names))
         except TypeError as error:
-            raise TypeError(
+            raise WrongType(
                 f"{who} is {type(new).__name__}, which cannot be called as {type(old).__name__} can: {error}. Its forward "
                 f"has the signature {offered}, and {wanted} is needed; correct the policy's `replacement`."
             ) from None

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hocket.errors import WrongState
 from hocket_nlp.alibi_sites import Site
 from hocket_nlp.evaluating import evaluating
 from hocket_nlp.linear_bias import LayerBias, alibi_slopes
@@ -36,13 +37,13 @@ def probe(site: Site) -> None:
     try:
         patterns, positions = _observe(site)
     except Exception as error:
-        raise RuntimeError(
+        raise WrongState(
             f"A trial forward pass of {kind} with biased attention failed in {version} ({error}). {advice}"
         ) from error
 
     called = sum(module in patterns for module in notes)
     if called < len(notes):
-        raise RuntimeError(
+        raise WrongState(
             f"{version} called the biased attention in {called} of {len(notes)} layers of {kind}: in the others ALiBi would "
             f"have no effect. {advice}"
         )
@@ -50,12 +51,12 @@ def probe(site: Site) -> None:
         expected = _expected_pattern(notes[module], pattern)
         difference = (pattern - expected).abs().max().item()
         if not difference <= max(1e-5, 4 * torch.finfo(body.dtype).eps):
-            raise RuntimeError(
+            raise WrongState(
                 f"{version} called the biased attention of {kind}, but its weights differ by {difference:.2g} from "
                 f"softmax(-slope * distance). {advice}"
             )
     if not positions <= min(0.1, 1e3 * torch.finfo(body.dtype).eps):
-        raise RuntimeError(
+        raise WrongState(
             f"{kind} still has positions after {site.positions_name} was replaced: queries or keys of equal tokens differ by "
             f"{positions:.2g} of their size. Correct `positions` or `replacement` of its policy. {advice}"
         )

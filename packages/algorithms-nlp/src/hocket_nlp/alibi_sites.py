@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from hocket.errors import WrongState, WrongType, WrongValue
 from hocket_nlp.alibi_policies import GROUP, AlibiPolicy, policy_of
 from hocket_nlp.linear_bias import IMPLEMENTATIONS, LayerBias, require_transformers
 from hocket_nlp.storage import refuse_meta
@@ -64,11 +65,11 @@ def find(model: nn.Module) -> list[Site]:
     sites = []
     for name, body in model.named_modules():
         if reason := _obstacle(body):
-            raise TypeError(f"ALiBi cannot change {type(body).__name__}: {reason}")
+            raise WrongType(f"ALiBi cannot change {type(body).__name__}: {reason}")
         if policy := policy_of(body):
             sites.append(Site(name, body, policy))
     if not sites:
-        raise TypeError(
+        raise WrongType(
             "ALiBi supports GPT2Model, BertModel, RobertaModel and OPTModel of transformers, and models with a rotary "
             "embedding named rotary_emb, such as GPT-NeoX, Llama, Mistral, Qwen and Gemma; with any head or inside another "
             f"module, before they are compiled. There is none in {type(model).__name__}. For a class of your own, declare an "
@@ -98,33 +99,33 @@ def check(site: Site) -> None:
     implementation = config._attn_implementation
     if not isinstance(positions, nn.Module):
         inside = ", ".join(name for name, _ in site.body.named_children())
-        raise ValueError(
+        raise WrongValue(
             f"ALiBi replaces the positions of {kind}, and it has no module {site.positions_name}: give a model whose positions "
             f"are as transformers made them, or correct its policy. It has {inside}."
         )
     if not site.replaced and not isinstance(positions, site.policy.kind):
-        raise ValueError(
+        raise WrongValue(
             f"ALiBi replaces learned positions, and {site.positions_name} is {type(positions).__name__}, not "
             f"{site.policy.kind.__name__}: give a model whose positions are as transformers made them."
         )
     refuse_meta("ALiBi", site.body, "where its effect cannot be checked")
     if implementation not in (*IMPLEMENTATIONS, *IMPLEMENTATIONS.values()):
-        raise ValueError(
+        raise WrongValue(
             f"ALiBi adds a bias to the attention implementations {', '.join(IMPLEMENTATIONS)}, and {kind} uses "
             f"{implementation!r}: call model.set_attn_implementation('sdpa') first."
         )
     if getattr(config, "add_cross_attention", False):
-        raise ValueError(
+        raise WrongValue(
             f"ALiBi is defined for self-attention, and {kind} has cross-attention, where the distance of two tokens "
-            "has no meaning: give a model made with add_cross_attention=False."
+            "has no meaning: give a model made with «add_cross_attention=False»."
         )
     if implementation == "eager" and getattr(config, "reorder_and_upcast_attn", False):
-        raise ValueError(
+        raise WrongValue(
             f"ALiBi does not know reorder_and_upcast_attn, which eager {kind} follows: set it to False in the model's "
             "configuration, or call model.set_attn_implementation('sdpa') first, which does not know it either."
         )
     if not site.attention:
-        raise ValueError(
+        raise WrongValue(
             f"ALiBi finds no attention in {kind}: correct `attention` of its policy, which chooses its attention modules."
         )
     _check_heads(kind, site.policy.heads(config), config)
@@ -133,17 +134,17 @@ def check(site: Site) -> None:
 def _check_heads(kind: str, heads: Any, config: Any) -> None:
     width, shared = getattr(config, "hidden_size", None), getattr(config, "num_key_value_heads", None)
     if not isinstance(heads, int) or heads < 1:
-        raise ValueError(
+        raise WrongValue(
             f"The configuration of {kind} has {heads!r} attention heads, and ALiBi needs a positive whole number: correct it, "
             "or `heads` of its policy."
         )
     if width is not None and width % heads and not getattr(config, "head_dim", None):
-        raise ValueError(
+        raise WrongValue(
             f"{heads} attention heads do not divide the hidden size {width} of {kind}: make the model with a hidden size that "
             f"is a multiple of {heads}."
         )
     if shared and heads % shared:
-        raise ValueError(
+        raise WrongValue(
             f"{shared} heads of keys do not divide the {heads} attention heads of {kind}: make the model with a number of "
             "num_key_value_heads that divides num_attention_heads."
         )
@@ -157,10 +158,10 @@ def check_memory(sites: Sequence[Site], length: int, limit: float) -> None:
         "padded batch"
     )
     if taken > limit * 2**30:
-        raise ValueError(
-            f"{said}: more than max_bias_memory={limit:g}. Allow it with max_bias_memory={taken / 2**30 + 0.005:.2f} or more, "
-            "choose a shorter max_sequence_length, or call model.set_attn_implementation('flex_attention') first, which stores "
-            "no biases."
+        raise WrongValue(
+            f"{said}: more than «max_bias_memory={limit:g}». Allow it with «max_bias_memory={taken / 2**30 + 0.005:.2f}» or "
+            "more, choose a shorter max_sequence_length, or call model.set_attn_implementation('flex_attention') first, which "
+            "stores no biases."
         )
     if taken >= _LARGE and (not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0):
         print(f"hocket: {said}.", file=sys.stderr, flush=True)
@@ -187,7 +188,7 @@ def check_unchanged(model: nn.Module) -> None:
     for site in sites:
         wrong = wrong or _changed_since(site)
     if wrong:
-        raise RuntimeError(
+        raise WrongState(
             f"ALiBi was applied to {type(model).__name__}, and {wrong}. Change the model before the Trainer is made, or apply "
             "ALiBi again with hocket_nlp.functional.alibi."
         )

@@ -6,6 +6,7 @@ import math
 from numbers import Integral, Real
 from typing import Any
 
+from hocket.errors import WrongType, WrongValue
 from hocket.help.objects import short
 
 
@@ -24,7 +25,7 @@ def whole_number(
     if isinstance(given, bool) or not isinstance(given, Integral):
         raise _wrong_type(who, name, given, allowed, _in_text(given, int) or example)
     if given < least:
-        raise ValueError(f"{who} was given {name}={given}: give {allowed}. Write for instance {name}={example}.")
+        raise WrongValue(f"{who} was given {name}={given}: give {allowed}. Write for instance {name}={example}.")
     return int(given)
 
 
@@ -52,7 +53,7 @@ def number(
         raise _wrong_type(who, name, given, allowed, _in_text(given, float) or example)
     value = int(given) if isinstance(given, Integral) else float(given)
     if not (value > above if least is None else value >= least) or math.isinf(value):
-        raise ValueError(f"{who} was given {name}={given}: give {allowed}. Write for instance {name}={example}.")
+        raise WrongValue(f"{who} was given {name}={given}: give {allowed}. Write for instance {name}={example}.")
     return value
 
 
@@ -65,7 +66,7 @@ def switch(who: str, name: str, given: Any) -> bool:
 
 def _wrong_type(who: str, name: str, given: Any, allowed: str, example: Any) -> TypeError:
     kind = "" if given is None else f", which is {type(given).__name__}"
-    return TypeError(
+    return WrongType(
         f"{who} was given {name}={short(given)}{kind}: give {allowed}. Write for instance {name}={example}."
     )
 

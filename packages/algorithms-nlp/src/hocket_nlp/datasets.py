@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from hocket.errors import WrongValue
 from hocket_nlp import python_corpus
 from hocket_nlp.python_corpus import SEPARATOR, Kind, Split, Tokens
 
@@ -78,11 +79,11 @@ def text_python(
         {'input_ids': (8, 64), 'labels': (8, 64)}
     """
     if split not in get_args(Split):
-        raise ValueError(f"split must be 'train' or 'test', but is {split!r}.")
+        raise WrongValue(f"split must be 'train' or 'test', but is {split!r}.")
     if kind not in get_args(Kind):
-        raise ValueError(f"kind must be 'code' or 'docs', but is {kind!r}.")
+        raise WrongValue(f"kind must be 'code' or 'docs', but is {kind!r}.")
     if length < 2:
-        raise ValueError(f"length is {length}, and a sequence of one token has no next one: give 2 or more.")
+        raise WrongValue(f"length is {length}, and a sequence of one token has no next one: give 2 or more.")
     folder = python_corpus.cache_folder() if cache_dir is None else Path(cache_dir)
     return DataLoader(
         TokenRows(python_corpus.tokens(split, kind, vocab_size, max_bytes, folder), length, documents),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket.errors import WrongValue
 from hocket_nlp.linear_bias import check_call, slopes_in
 
 
@@ -58,13 +59,13 @@ def flex_attention(
     noted = check_call(module, query, key, kwargs)
     if dropout or softcap is not None:
         what = f"dropout ({dropout})" if dropout else f"a soft cap ({softcap})"
-        raise ValueError(
+        raise WrongValue(
             f"flex_attention with ALiBi cannot apply {what} in {type(module).__name__}: set it to "
             f"{'0' if dropout else 'None'} in the model's configuration, or call model.set_attn_implementation('eager') "
             "before ALiBi is applied."
         )
     if isinstance(attention_mask, Tensor):
-        raise ValueError(
+        raise WrongValue(
             f"flex_attention with ALiBi was given a mask of shape {tuple(attention_mask.shape)}: give the model a mask of "
             "shape (batch, length), or a BlockMask, or use the attention implementation 'sdpa'."
         )

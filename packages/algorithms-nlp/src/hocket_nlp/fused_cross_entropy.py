@@ -141,7 +141,7 @@ class FusedCrossEntropy(Algorithm):
             if not any(head.used for head in self._heads):
                 warn(
                     "FusedCrossEntropy has no effect: the model got no labels in the first batch, so it computed logits and no "
-                    "loss. Let batches be mappings with 'labels', without loss=, or let the task call model(**batch) and use "
+                    "loss. Let batches be mappings with 'labels', without «loss=», or let the task call model(**batch) and use "
                     "outputs.loss.",
                     NoEffectWarning,
                 )

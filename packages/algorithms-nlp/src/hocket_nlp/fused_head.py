@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hocket.errors import WrongType, WrongValue
 from hocket_nlp.linear_cross_entropy import mean_of, summed
 
 
@@ -100,7 +101,7 @@ class WithheldLogits:
         raise AttributeError(f"{_WITHHELD} (There is no {name}.)")
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError(_WITHHELD)
+        raise WrongType(_WITHHELD)
 
     __getitem__ = __iter__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __matmul__ = (
         _refuse
@@ -109,7 +110,7 @@ class WithheldLogits:
 
     @classmethod
     def __torch_function__(cls, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError(_WITHHELD)
+        raise WrongType(_WITHHELD)
 
     def __repr__(self) -> str:
         return "WithheldLogits()"
@@ -136,7 +137,7 @@ def give_labels(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     if labels is None or not model.training:
         return
     if not isinstance(head, FusedHead):
-        raise ValueError(
+        raise WrongValue(
             f"The output layer of {type(model).__name__} was replaced after fused-cross-entropy, by a {type(head).__name__}. "
             "Apply fused-cross-entropy to the model that is trained, after adapters and changes of the vocabulary."
         )

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hocket.errors import WrongType, WrongValue
 from hocket_nlp.evaluating import evaluating
 from hocket_nlp.storage import refuse_meta
 
@@ -41,7 +42,7 @@ def sites_of(model: nn.Module) -> list[Site]:
         if names and all(head is not site.head for site in sites):
             sites.append(Site(name, part, names[0], head))
     if not sites:
-        raise TypeError(
+        raise WrongType(
             f"FusedCrossEntropy found no language model of transformers, with an output layer, in {type(model).__name__}. "
             f"{_SUPPORTED}"
         )
@@ -52,7 +53,7 @@ def check(site: Site) -> None:
     """Raise ValueError unless the head's output goes to the loss function as it is, and that is the shifted cross entropy."""
     kind, head = type(site.model).__name__, site.head
     if type(head) is not nn.Linear:
-        raise ValueError(
+        raise WrongValue(
             f"The output layer of {kind}, {site.head_name}, is {type(head).__name__} and not torch.nn.Linear, so it may "
             f"compute other logits, as adapters and quantized layers do. {_SUPPORTED}"
         )
@@ -62,7 +63,7 @@ def check(site: Site) -> None:
     except Exception as error:
         problem = f"a forward pass over six tokens and their labels failed ({type(error).__name__}: {error})"
     if problem:
-        raise ValueError(f"FusedCrossEntropy cannot compute the loss of {kind}: {problem}. {_SUPPORTED}")
+        raise WrongValue(f"FusedCrossEntropy cannot compute the loss of {kind}: {problem}. {_SUPPORTED}")
 
 
 def _problem(site: Site) -> str:

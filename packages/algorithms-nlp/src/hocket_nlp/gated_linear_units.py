@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.help.objects import short
 from hocket.hookspecs import Event
@@ -155,21 +156,21 @@ class _Choice:
 
     def __post_init__(self) -> None:
         if self.init not in ("identity", "normal"):
-            raise ValueError(f"init is {self.init!r}. Give 'identity' or 'normal'.")
+            raise WrongValue(f"init is {self.init!r}. Give 'identity' or 'normal'.")
         for name in ("bias", "gate_bias"):
             switch("GatedLinearUnits", name, getattr(self, name))
         if isinstance(self.activation, type) or not (
             isinstance(self.activation, str | None) or callable(self.activation)
         ):
-            raise TypeError(
-                f"GatedLinearUnits was given activation={short(self.activation)}: give the name of an activation of "
-                "transformers, a function such as torch.nn.functional.silu, or None for the model's own. Write for instance "
+            raise WrongType(
+                f"GatedLinearUnits was given «activation={short(self.activation)}»: give the name of an activation of "
+                "transformers, a function such as torch.nn.functional.silu, or «None» for the model's own. Write for instance "
                 "activation='silu'."
             )
         if self.init == "identity" and not self.gate_bias:
-            raise ValueError(
-                "init='identity' begins with gates of 1, which are V's biases, but gate_bias is False: write init='normal', or "
-                "leave out gate_bias."
+            raise WrongValue(
+                "«init='identity'» begins with gates of 1, which are V's biases, but gate_bias is False: write "
+                "«init='normal'», or leave out gate_bias."
             )
 
     def operate(self, model: nn.Module, generator: torch.Generator | None) -> list[Replacement]:
@@ -199,7 +200,7 @@ class _Choice:
         sizes = [getattr(site.projection, name, None) for name in ("in_features", "out_features", "nx", "nf")]
         found = [size for size in sizes if isinstance(size, int)]
         if len(found) != 2:
-            raise ValueError(
+            raise WrongValue(
                 f"GatedLinearUnits does not know the shape of {site.name}, a {type(site.projection).__name__}: apply it before "
                 "other methods, to a model whose projections are Linear or Conv1D."
             )
@@ -221,7 +222,7 @@ def _activation(given: str | Activation | None) -> Activation | None:
     from transformers.activations import ACT2FN
 
     if given not in ACT2FN:
-        raise ValueError(
+        raise WrongValue(
             f"transformers has no activation {given!r}. Give 'silu', 'gelu', 'relu', 'sigmoid', 'linear' or another of "
             "transformers.activations.ACT2FN, or a function."
         )

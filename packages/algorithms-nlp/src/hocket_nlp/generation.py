@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hocket.distributed.dtensors import mesh_of
+from hocket.errors import WrongType, WrongValue
 from hocket.periodic import Periodic
 from hocket.state import State
 from hocket.training import seeding
@@ -40,7 +41,7 @@ def prompts_of(tokens: Tensor, mask: Tensor | None, labels: Tensor, padding: int
     before = (labels != -100).cumsum(1) == 0
     before = before if mask is None else before & (mask != 0)
     if not before.any(1).all():
-        raise ValueError(
+        raise WrongValue(
             "There is no prompt to continue: in some row labels count from the first token on. Set the labels of the prompt "
             "to -100, or omit generate= and text_metrics=."
         )
@@ -65,15 +66,15 @@ def check_options(model: Any, options: Mapping[str, Any], what: str) -> None:
     """Raise TypeError if the model cannot generate, and ValueError for options with which it would not give one text a row."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not (hasattr(base, "can_generate") and base.can_generate()):
-        raise TypeError(
+        raise WrongType(
             f"{what} generates text, and {type(base).__name__} cannot: give a causal or an encoder-decoder model."
         )
     if not isinstance(options, Mapping):
-        raise TypeError(
+        raise WrongType(
             f"{what} is {options!r}. Give arguments of transformers' generate, such as {{'max_new_tokens': 32}}."
         )
     if options.get("num_return_sequences", 1) != 1 or options.get("return_dict_in_generate"):
-        raise ValueError(
+        raise WrongValue(
             f"{what} gives one text for each row: omit num_return_sequences= and return_dict_in_generate=."
         )
 
@@ -113,18 +114,18 @@ class Generate(Periodic):
     def __init__(self, prompts: Sequence[str], every: str = "1ep", **options: Any) -> None:
         super().__init__(every)
         if isinstance(prompts, str):
-            raise TypeError(f"Generate was given one text, {prompts!r}; give a list: [{prompts!r}].")
+            raise WrongType(f"Generate was given one text, {prompts!r}; give a list: [{prompts!r}].")
         self._prompts = list(prompts)
         if not self._prompts or not all(self._prompts):
-            raise ValueError(
-                f"Generate was given prompts={self._prompts!r}; give texts that are not empty, at least one."
+            raise WrongValue(
+                f"Generate was given «prompts={self._prompts!r}»; give texts that are not empty, at least one."
             )
         self._options = options if "max_length" in options else {"max_new_tokens": 32, **options}
 
     def init(self, state: State) -> None:
         """Check that there is a tokenizer."""
         if getattr(state.task, "tokenizer", None) is None or not hasattr(state.task, "generate_options"):
-            raise TypeError(
+            raise WrongType(
                 f"The callback 'generate' needs a tokenizer, and the model is {type(state.task).__name__}. Give the Trainer "
                 "model=hocket_nlp.HuggingFaceTask(model, tokenizer)."
             )

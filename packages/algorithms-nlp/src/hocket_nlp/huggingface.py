@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hocket.data import batches
 from hocket.data.batches import Counts
+from hocket.errors import WrongType, WrongValue
 from hocket.losses import own_loss
 from hocket.task import SupervisedTask
 from hocket.training.loss_weights import CountedLabels, MeanOver
@@ -95,17 +96,17 @@ class HuggingFaceTask(SupervisedTask):
         base = transformers_model(model)
         kind, taken = type(base).__name__, frozenset(inspect.signature(base.forward).parameters)
         if not taken & _LABELS:
-            raise TypeError(
+            raise WrongType(
                 f"HuggingFaceTask trains models of transformers that compute a loss from labels, and {kind}.forward takes "
                 f"none. Give a model with a head, such as {kind.removesuffix('Model')}ForSequenceClassification; for another "
-                "module give the Trainer model= and loss=."
+                "module give the Trainer «model=» and «loss=»."
             )
         if tokenizer is not None:
             check_tokenizer(base, tokenizer)
         if text_metrics and tokenizer is None:
-            raise ValueError("text_metrics= compare texts, and there is no tokenizer to decode them. Pass tokenizer=.")
+            raise WrongValue("text_metrics= compare texts, and there is no tokenizer to decode them. Pass tokenizer=.")
         if text_metrics is not None and not isinstance(text_metrics, Mapping):
-            raise TypeError(f"text_metrics={text_metrics!r} is not a mapping. Write {{'name': metric}}.")
+            raise WrongType(f"«text_metrics={text_metrics!r}» is not a mapping. Write {{'name': metric}}.")
         if peft is None:
             check_targets(model)
         super().__init__(model if peft is None else with_adapters(model, peft), None)
@@ -139,7 +140,7 @@ class HuggingFaceTask(SupervisedTask):
         """Return the model's own loss, and the number of labels that it is a mean over."""
         value = own_loss(outputs)
         if value is None:
-            raise ValueError(without_loss(self._kind, batch))
+            raise WrongValue(without_loss(self._kind, batch))
         given = batch if isinstance(batch, Mapping) else {}
         if "start_positions" in given and "start_logits" in outputs:
             return value, _answers(batch, outputs["start_logits"].shape[1])
@@ -147,7 +148,7 @@ class HuggingFaceTask(SupervisedTask):
         if counted is None:
             return value
         if "labels" not in given and not counted.shifted:
-            raise ValueError(
+            raise WrongValue(
                 f"The batch has no 'labels', and {self._kind} compares each position with its own label, so that it would "
                 "learn to repeat 'input_ids'. Add labels of the next tokens: input_ids[:, 1:], and -100 at the end."
             )
@@ -192,7 +193,7 @@ class HuggingFaceTask(SupervisedTask):
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
         if getattr(metric, "_of_texts", False):
             if labels is None:
-                raise ValueError(
+                raise WrongValue(
                     "text_metrics= compare generated texts with those of 'labels', and the batch has none."
                 )
             metric.update(self._decoded(outputs["generated"]), self._decoded(labels))
@@ -238,7 +239,7 @@ class HuggingFaceTask(SupervisedTask):
         if self._encoder_decoder or "labels" not in batch:
             return inputs
         if others := sorted(inputs.keys() - {"input_ids", "attention_mask"}):
-            raise ValueError(
+            raise WrongValue(
                 f"generate= continues the tokens before the labels, and the batch has {', '.join(map(repr, others))}, "
                 "whose parts for these tokens are not known. Omit generate=, or generate from batches without 'labels'."
             )
@@ -263,7 +264,7 @@ class HuggingFaceTask(SupervisedTask):
     def _arguments(self, batch: Batch) -> dict[str, Any]:
         if not isinstance(batch, Mapping):
             if not isinstance(batch, Tensor):
-                raise TypeError(
+                raise WrongType(
                     f"HuggingFaceTask got a batch of {type(batch).__name__}. It takes mappings by the names of the model's "
                     "arguments, such as {'input_ids': …, 'attention_mask': …, 'labels': …}; let the data set return dicts."
                 )
@@ -308,7 +309,7 @@ def _check_answers(batch: Batch) -> None:
     start, end = (each < tokens.shape[1] for each in ends)
     if start.shape == end.shape and (start != end).any():
         row = int((start != end).flatten().nonzero()[0])
-        raise ValueError(
+        raise WrongValue(
             f"Row {row} of a batch has an answer from {int(ends[0].flatten()[row])} to {int(ends[1].flatten()[row])}, of which "
             f"one end is outside of the {tokens.shape[1]} tokens. The model would ignore that end only, and the gradient would "
             f"depend on how batches are divided. Set both positions to {tokens.shape[1]} to ignore the answer, or both to 0."

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hocket.data import nesting
+from hocket.errors import WrongValue
 from hocket.losses import Loss, classes
 from hocket.task import SupervisedTask
 
@@ -51,9 +52,9 @@ def reading_of(state: State, loss: Loss, outputs: Any, batch: Any) -> Reading | 
     if (known := classes(function)) is not None and isinstance(task, SupervisedTask):
         called = function.func if isinstance(function, functools.partial) else function
         if called is not F.cross_entropy and not isinstance(called, nn.CrossEntropyLoss):
-            raise ValueError(
+            raise WrongValue(
                 "The loss is nll_loss, whose inputs are logarithms of probabilities, of which the z-loss is 0. Return logits "
-                "from the model and write loss=torch.nn.functional.cross_entropy, or remove z-loss."
+                "from the model and write «loss=torch.nn.functional.cross_entropy», or remove z-loss."
             )
         return Reading(functools.partial(_of_task, task), 1, known[1], known[0])
     found: dict[Any, dict[str, Reading]] = {}
@@ -76,7 +77,7 @@ def reading_of(state: State, loss: Loss, outputs: Any, batch: Any) -> Reading | 
         kind = str(getattr(state.model, "loss_type", None) or type(state.model).__name__)
         first = "shifted" if "CausalLM" in kind or "LMHead" in kind else "plain"
         return readings.get(first) or next(iter(readings.values()))
-    raise ValueError(
+    raise WrongValue(
         f"ZLoss compared the loss of {type(task).__name__}, {float(value):.6g}, with the cross entropy of its outputs and the "
         "labels in the batch, shifted and not, and found no match. Add hocket_nlp.functional.z_loss(logits, labels) to the "
         "loss in a hocket.Task, and remove z-loss."
@@ -86,9 +87,9 @@ def reading_of(state: State, loss: Loss, outputs: Any, batch: Any) -> Reading | 
 def _of_task(task: SupervisedTask, outputs: Any, batch: Any) -> tuple[Tensor, Tensor | None]:
     targets = task.targets_of(batch)
     if not isinstance(outputs, Tensor):
-        raise ValueError(
-            f"ZLoss needs logits, and the model returned {type(outputs).__name__}. Say where they are with outputs= of the "
-            "Trainer, such as outputs='logits'."
+        raise WrongValue(
+            f"ZLoss needs logits, and the model returned {type(outputs).__name__}. Say where they are with «outputs=» of the "
+            "Trainer, such as «outputs='logits'»."
         )
     indices = isinstance(targets, Tensor) and not targets.is_floating_point() and targets.shape != outputs.shape
     return outputs, targets if indices else None

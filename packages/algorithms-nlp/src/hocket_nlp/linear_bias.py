@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hocket.errors import MissingPackage, Unsupported, WrongState, WrongValue
+
 #: Attention implementation of transformers -> its replacement with linear biases.
 IMPLEMENTATIONS = {
     "sdpa": "hocket_alibi_sdpa",
@@ -46,7 +48,7 @@ def alibi_slopes(heads: int, *, device: torch.device | str | None = None, dtype:
         tensor([0.2500, 0.0625, 0.0156, 0.0039])
     """
     if not isinstance(heads, int) or heads < 1:
-        raise ValueError(f"A model has a whole, positive number of attention heads, not {heads!r}.")
+        raise WrongValue(f"A model has a whole, positive number of attention heads, not {heads!r}.")
     base = 1 << (heads.bit_length() - 1)
     exponents = torch.arange(1, base + 1, dtype=dtype, device=device) * (8 / base)
     between = torch.arange(1, 2 * (heads - base) + 1, 2, dtype=dtype, device=device) * (4 / base)
@@ -58,12 +60,12 @@ def require_transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackage(
             f"ALiBi changes models of transformers, which cannot be imported here ({error}). Type: "
             "pip install 'transformers>=5'."
         ) from error
     if int(transformers.__version__.partition(".")[0]) < 5:
-        raise ImportError(
+        raise MissingPackage(
             f"ALiBi needs transformers 5 or later, and {transformers.__version__} is installed: transformers 4 ignores "
             "custom attention functions in some models without a warning. Type: pip install 'transformers>=5'."
         )
@@ -183,7 +185,7 @@ def check_call(module: Any, query: Tensor, key: Tensor, kwargs: dict[str, Any]) 
     """
     noted: LayerBias | None = getattr(module, "hocket_alibi", None)
     if noted is None:
-        raise RuntimeError(
+        raise WrongState(
             f"{type(module).__name__} calls attention with linear biases, and ALiBi has not seen it: it was put into the model "
             "afterwards, or it attends to another sequence. Apply ALiBi again, or give this layer a configuration of its own."
         )
@@ -193,7 +195,7 @@ def check_call(module: Any, query: Tensor, key: Tensor, kwargs: dict[str, Any]) 
     )
     if heads != noted.heads or heads % key.shape[1] or others:
         named = {"cache": "a paged cache", "s_aux": "attention sinks (s_aux)", "position_bias": "a position_bias"}
-        raise NotImplementedError(
+        raise Unsupported(
             f"ALiBi was given {heads} of {noted.heads} attention heads, {key.shape[1]} of keys"
             f"{''.join(f' and {named[name]}' for name in others)}. It needs layers that hold all of their heads and all keys "
             "in order, for slopes and distances, and nothing else that changes scores: do not shard attention over heads "

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hocket.errors import Unsupported, WrongValue
+
 #: Logits of a chunk, at least: with fewer, matrix products would be slow.
 _SMALLEST_CHUNK = 2**22
 
@@ -70,7 +72,7 @@ def linear_cross_entropy(
         True
     """
     if reduction not in ("mean", "sum"):
-        raise ValueError(f"reduction is {reduction!r}: give 'mean' or 'sum'.")
+        raise WrongValue(f"reduction is {reduction!r}: give 'mean' or 'sum'.")
     total, _ = summed(hidden, weight, labels, bias, ignore_index=ignore_index, z_loss=z_loss, chunk_rows=chunk_rows)
     return total if reduction == "sum" else mean_of(total, (labels != ignore_index).sum())
 
@@ -93,14 +95,14 @@ def summed(
 ) -> tuple[Tensor, Tensor]:
     """Return the sum of `linear_cross_entropy`, and the sum of the z-loss in it, detached."""
     if hidden.shape[:-1] != labels.shape or weight.shape[1:] != hidden.shape[-1:]:
-        raise ValueError(
+        raise WrongValue(
             f"Labels of shape {tuple(labels.shape)}, hidden states of shape {tuple(hidden.shape)} and a weight of shape "
             f"{tuple(weight.shape)} do not fit together: give one label for each hidden state, and a weight (V, H)."
         )
     if chunk_rows is not None and chunk_rows < 1:
-        raise ValueError(f"chunk_rows is {chunk_rows}: give the number of rows of logits to hold at once, 1 or more.")
+        raise WrongValue(f"chunk_rows is {chunk_rows}: give the number of rows of logits to hold at once, 1 or more.")
     if hasattr(weight, "device_mesh"):
-        raise NotImplementedError(
+        raise Unsupported(
             "The weight of the output layer is divided over ranks (a DTensor), and the fused cross entropy needs all of it: do "
             "not divide the output layer by tensor parallelism, or remove fused-cross-entropy. FSDP is supported."
         )
@@ -185,8 +187,8 @@ class _Sum(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, _: Any) -> Any:  # type: ignore[override]
         """Multiply the gradients of the sum; not in place, because backward may be called again."""
         if torch.is_grad_enabled():  # with create_graph=True; they would silently be constants
-            raise NotImplementedError(
-                "The gradients of the fused cross entropy cannot be differentiated again, as create_graph=True asks for. Use "
+            raise Unsupported(
+                "The gradients of the fused cross entropy cannot be differentiated again, as «create_graph=True» asks for. Use "
                 "the cross entropy of the logits instead: remove fused-cross-entropy."
             )
         found = (each if each is None else (each * gradient).to(each.dtype) for each in ctx.saved_tensors)
@@ -200,7 +202,7 @@ def _chosen(logits: Tensor, places: Tensor) -> Tensor:
     except RuntimeError as error:  # on the CPU; a device raises its own assertion, later
         if "out of bounds" not in str(error):
             raise
-        raise ValueError(
+        raise WrongValue(
             f"Labels must be in [0, {logits.size(1)}), or be ignore_index, but they range from {int(places.min())} to "
             f"{int(places.max())}: check the tokenizer's vocabulary, and pad labels with -100."
         ) from None

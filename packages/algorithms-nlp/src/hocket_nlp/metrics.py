@@ -7,6 +7,7 @@ import math
 from torch import Tensor
 from torch.nn import functional as F
 
+from hocket.errors import WrongValue
 from hocket.training.simple_metrics import Mean
 
 #: The label that does not count, as in transformers.
@@ -78,7 +79,7 @@ class MaskedAccuracy(Mean):
 def that_count(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the logits ``(N, vocabulary)`` and labels ``(N,)`` of the labels other than -100. Raises ValueError."""
     if logits.shape[:-1] != labels.shape:
-        raise ValueError(
+        raise WrongValue(
             f"Logits of shape {tuple(logits.shape)} and labels of shape {tuple(labels.shape)} do not fit: there is one label "
             "for each row of logits, (…, vocabulary) and (…)."
         )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket.errors import WrongType, WrongValue
 from hocket_nlp.arguments import whole_number
 
 
@@ -62,8 +63,8 @@ def pack(batch: Any, length: int | None = None, *, causal: bool = True, first_po
     starts, lengths = _documents(batch, samples, width)
     capacity = width if length is None else length
     if max(lengths) > capacity:
-        raise ValueError(
-            f"A document of {max(lengths)} tokens does not fit into rows of length={capacity}: give a length of at least "
+        raise WrongValue(
+            f"A document of {max(lengths)} tokens does not fit into rows of «length={capacity}»: give a length of at least "
             f"{max(lengths)}, or truncate documents when they are tokenized."
         )
     rows = first_fit_decreasing(lengths, capacity)
@@ -79,7 +80,7 @@ def pack(batch: Any, length: int | None = None, *, causal: bool = True, first_po
         if not isinstance(value, Tensor) or not value.dim():
             return value
         if value.shape[:2] != (samples, width):
-            raise ValueError(
+            raise WrongValue(
                 f"{name!r} of shape {tuple(value.shape)} cannot be packed with tokens of shape {(samples, width)}, since it "
                 "does not hold one entry for each token: remove it from the batch. Labels of whole sequences cannot be packed."
             )
@@ -128,7 +129,7 @@ def tokens_of(batch: Any) -> Tensor:
         if isinstance(found := batch.get(name), Tensor) and found.dim() >= 2:
             return found
     what = f"with {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else "is not a mapping"
-    raise TypeError(
+    raise WrongType(
         f"Packing needs a batch that is a mapping with 'input_ids' of shape (B, L), and this {type(batch).__name__} {what}. "
         "Let the loader give {'input_ids': …, 'attention_mask': …, 'labels': …}."
     )
@@ -137,7 +138,7 @@ def tokens_of(batch: Any) -> Tensor:
 def _documents(batch: Mapping[str, Any], samples: int, width: int) -> tuple[list[int], list[int]]:
     """Return where the document of each row starts, and its length."""
     if batch.get("position_ids") is not None:
-        raise ValueError(
+        raise WrongValue(
             "The batch has 'position_ids', so it is packed already, or its positions would be lost: pack it once, and remove "
             "'position_ids' from batches that are not packed."
         )
@@ -145,7 +146,7 @@ def _documents(batch: Mapping[str, Any], samples: int, width: int) -> tuple[list
     if mask is None:
         return [0] * samples, [width] * samples
     if mask.shape != (samples, width):
-        raise ValueError(
+        raise WrongValue(
             f"The attention_mask has shape {tuple(mask.shape)}, and packing needs {(samples, width)}: 1 for the tokens of a "
             "document, 0 for padding."
         )
@@ -153,19 +154,19 @@ def _documents(batch: Mapping[str, Any], samples: int, width: int) -> tuple[list
     edges = visible[:, 1:] & ~visible[:, :-1]
     blocks = edges.sum(1) + visible[:, 0]
     if (blocks > 1).any():
-        raise ValueError(
+        raise WrongValue(
             f"Row {int(blocks.argmax())} of the attention_mask has zeros between ones, and packing takes one block of ones for "
             "a document: remove the tokens between, or give each part a row of its own."
         )
     labels = batch.get("labels")
     if isinstance(labels, Tensor) and labels.shape == mask.shape and (counted := (labels != -100) & ~visible).any():
-        raise ValueError(
+        raise WrongValue(
             f"{int(counted.sum())} labels of padding are not -100, so the loss counts them, and packing would drop them: set "
             "labels to -100 where attention_mask is 0."
         )
     lengths = visible.sum(1).tolist()
     if not any(lengths):
-        raise ValueError("The attention_mask is 0 everywhere, so there is no document to pack. Check the tokenizer.")
+        raise WrongValue("The attention_mask is 0 everywhere, so there is no document to pack. Check the tokenizer.")
     return visible.int().argmax(1).tolist(), lengths
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning
@@ -114,7 +115,7 @@ class Packing(Algorithm):
     def _check_calls(self, state: State) -> None:
         problem = next(filter(None, self._calls), "") if self._calls else "was not called"
         if problem:
-            raise ValueError(
+            raise WrongValue(
                 f"The batch is packed, and the model of {type(state.task).__name__} {problem}, so documents would attend to "
                 "each other: let forward(batch) call model(**batch)."
             )

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hocket.errors import WrongType, WrongValue
 from hocket_nlp.evaluating import evaluating
 from hocket_nlp.storage import refuse_meta
 
@@ -37,7 +38,7 @@ def language_models(model: nn.Module) -> list[Any]:
             found.append(part)
             inner.update(part.modules())
     if not found:
-        raise TypeError(f"Packing found no model of transformers in {type(model).__name__}. {_SUPPORTED}")
+        raise WrongType(f"Packing found no model of transformers in {type(model).__name__}. {_SUPPORTED}")
     return found
 
 
@@ -50,7 +51,7 @@ def layout_of(model: nn.Module, pack: Callable[..., Any]) -> Layout:
     """
     layouts = {_layout(each, pack) for each in language_models(model)}
     if len(layouts) > 1:
-        raise ValueError(
+        raise WrongValue(
             f"{type(model).__name__} holds models of transformers that need batches packed in different ways. Remove packing."
         )
     return layouts.pop()
@@ -63,11 +64,11 @@ def _layout(model: Any, pack: Callable[..., Any]) -> Layout:
         with torch.enable_grad(), evaluating(model):
             found = _try(model, pack)
     except Exception as error:
-        raise ValueError(
+        raise WrongValue(
             f"Packing tried {kind} on ten tokens, and that failed ({type(error).__name__}: {error}). {_SUPPORTED}"
         ) from error
     if isinstance(found, str):
-        raise ValueError(f"Packing cannot be used with {kind}: {found}. {_SUPPORTED}")
+        raise WrongValue(f"Packing cannot be used with {kind}: {found}. {_SUPPORTED}")
     return found
 
 

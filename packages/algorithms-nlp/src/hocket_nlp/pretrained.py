@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hocket.callback import Callback
 from hocket.display import listed
+from hocket.errors import ExistingFile, WrongType, WrongValue
 from hocket.state import State
 from hocket.time import interval_of
 from hocket.training.due import Due
@@ -33,7 +34,7 @@ def save_pretrained(
     """
     folder = checked(folder)
     if weights is not None and (other := set(weights) ^ set(model.state_dict())):
-        raise ValueError(
+        raise WrongValue(
             f"The weights are not those of {type(model).__name__}, which has or lacks {listed(sorted(other), 3)}. Pass "
             "all of trainer.model_state_dict(), or omit weights= to save those of the model."
         )
@@ -63,7 +64,7 @@ def checked(folder: Path | str) -> Path:
             return path
     elif not path.exists():
         return path
-    raise FileExistsError(
+    raise ExistingFile(
         f"{path} is there, and is not an earlier Hugging Face folder, which would be replaced. Give another folder, or "
         "remove it."
     )
@@ -100,7 +101,7 @@ class SavePretrained(Callback):
     def init(self, state: State) -> None:
         """Check that the model can be saved."""
         if not hasattr(state.model, "save_pretrained"):
-            raise TypeError(
+            raise WrongType(
                 f"The callback 'save-pretrained' writes models of transformers, and this is {type(state.model).__name__}. Give "
                 "the Trainer model=hocket_nlp.HuggingFaceTask(model, tokenizer); other models are in the checkpoints."
             )

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from hocket.errors import WrongValue
 from hocket.surgery import recast
 
 FinisherT = TypeVar("FinisherT", bound="Finisher")
@@ -33,7 +34,7 @@ class Finisher(nn.Module):
 def refuse_adapters(model: nn.Module, what: str) -> None:
     """Raise ValueError for a model with adapters of peft, in whose folders and merged weights changes of others are lost."""
     if any(type(module).__module__.startswith("peft.") for module in model.modules()):
-        raise ValueError(
+        raise WrongValue(
             f"{what} was given a model with adapters, which peft saves and merges alone: the change would be lost. Train all "
             "weights, or change and train the model first, and give it adapters afterwards."
         )

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 import torch
 from torch import Tensor
 
+from hocket.errors import MissingFile, MissingPackage, WrongValue
 from hocket.help import warn
 
 if TYPE_CHECKING:
@@ -101,13 +102,13 @@ def sources(max_bytes: int) -> tuple[Source, ...]:
             break
         chosen.append(Source(path, content, "test" if _digest(path)[-1] % 10 == 0 else "train"))
     if not found:
-        raise FileNotFoundError(
+        raise MissingFile(
             f"text-python reads the sources of Python's standard library, and {folder} holds none: this Python was "
             "installed without them. Use one whose library consists of .py files, as those of python.org and uv do."
         )
     if missing := sorted(set(get_args(Split)) - {each.split for each in chosen}):
-        raise ValueError(
-            f"max_bytes={max_bytes} leaves no file for {' and '.join(missing)}: give at least 200000, or the default."
+        raise WrongValue(
+            f"«max_bytes={max_bytes}» leaves no file for {' and '.join(missing)}: give at least 200000, or the default."
         )
     return tuple(sorted(chosen))
 
@@ -154,7 +155,7 @@ def docstrings(source: str) -> str:
 def tokenizer(vocab_size: int, max_bytes: int, cache_dir: Path) -> Tokenizer:
     """Return a byte-level BPE tokenizer trained on the sources of the train split; see `hocket_nlp.python_tokenizer`."""
     if vocab_size < SMALLEST_VOCABULARY:
-        raise ValueError(
+        raise WrongValue(
             f"vocab_size is {vocab_size}, but the bytes and the separator alone are {SMALLEST_VOCABULARY} tokens: give more, "
             "such as 1024."
         )
@@ -261,7 +262,7 @@ def _tokenizers() -> Any:
     try:
         import tokenizers
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
+        raise MissingPackage(
             "text-python needs tokenizers, which is not installed. It comes with transformers. Type: pip install "
             "transformers.",
             name=error.name,

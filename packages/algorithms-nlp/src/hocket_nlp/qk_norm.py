@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules, why_no_effect
@@ -167,7 +168,7 @@ class _Choice:
 
     def __post_init__(self) -> None:
         if self.norm not in ("rms", "layer"):
-            raise ValueError(f"norm is {self.norm!r}. Give 'rms' or 'layer'.")
+            raise WrongValue(f"norm is {self.norm!r}. Give 'rms' or 'layer'.")
         number("QKNorm", "eps", self.eps, 1e-6)  # above 0, for queries and keys of zeros
 
     def operate(self, model: nn.Module) -> list[Replacement]:
@@ -238,7 +239,7 @@ def _check_heads(module: Any, site: _Site) -> None:
     heads = getattr(getattr(module, "config", None), "num_attention_heads", None)
     features = getattr(site.module, "out_features", None)
     if isinstance(heads, int) and isinstance(features, int) and features != heads * site.head_dim:
-        raise ValueError(
+        raise WrongValue(
             f"QKNorm expects {heads} heads of {site.head_dim} from {site.name}, and {type(module).__name__} has {features} "
             "features there, in an order that it does not know: remove qk-norm."
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from torch import Tensor, nn
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules
@@ -142,7 +143,7 @@ class _Scaling:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
-            raise ValueError(f"kind is {self.kind!r}. Give one of {', '.join(map(repr, get_args(Kind)))}.")
+            raise WrongValue(f"kind is {self.kind!r}. Give one of {', '.join(map(repr, get_args(Kind)))}.")
         who = "RoPEScaling"
         number(who, "factor", self.factor, 4, least=1)
         whole_number(who, "original_max_position_embeddings", self.original, 4096, optional=True)
@@ -151,13 +152,13 @@ class _Scaling:
         number(who, "attention_factor", self.attention_factor, 1.1, optional=True)
         defaults = (self.beta_fast, self.beta_slow, self.attention_factor) == (32, 1, None)
         if self.kind != "yarn" and not defaults:
-            raise ValueError(
-                f"beta_fast, beta_slow and attention_factor are YaRN's: leave them out with kind={self.kind!r}, or write "
+            raise WrongValue(
+                f"beta_fast, beta_slow and attention_factor are YaRN's: leave them out with «kind={self.kind!r}», or write "
                 "kind='yarn'."
             )
         if not self.beta_fast > self.beta_slow:
-            raise ValueError(
-                f"RoPEScaling was given beta_fast={self.beta_fast} and beta_slow={self.beta_slow}, but beta_fast is above "
+            raise WrongValue(
+                f"RoPEScaling was given «beta_fast={self.beta_fast}» and «beta_slow={self.beta_slow}», but beta_fast is above "
                 "beta_slow. YaRN's are 32 and 1."
             )
 
@@ -165,7 +166,7 @@ class _Scaling:
         """Scale all rotary embeddings; see `rope_scaling`."""
         rotary = [module for module in model.modules() if _is_rotary(module)]
         if not rotary:
-            raise TypeError(
+            raise WrongType(
                 "RoPE scaling is for models of transformers with rotary positions and config.rope_parameters, such as Llama, "
                 f"Qwen or GPT-NeoX, and there is none in {type(model).__name__}. Give one of these, or remove rope-scaling."
             )
@@ -177,7 +178,7 @@ class _Scaling:
             done = (
                 f"are scaled by {self.kind} and {self.factor:g} already"
                 if not todo
-                else "stay as they are with factor=1"
+                else "stay as they are with «factor=1»"
             )
             warn(
                 f"RoPE scaling changed nothing: the rotary positions of {type(model).__name__} {done}. Remove rope-scaling.",
@@ -200,7 +201,7 @@ class _Scaling:
             self._write(config, 2 * len(_frequencies(module)))
             type(module)(config=config)
         except Exception as error:
-            raise ValueError(
+            raise WrongValue(
                 f"transformers cannot scale the rotary positions of {type(config).__name__} by {self.kind} ({error}). Try "
                 "another kind, such as 'linear', or remove rope-scaling."
             ) from error
@@ -228,7 +229,7 @@ class _Scaling:
         """Raise ValueError if a configuration cannot be scaled."""
         given, name = config.rope_parameters, type(config).__name__
         if any(isinstance(value, dict) for value in given.values()) or "rope_type" not in given:
-            raise ValueError(
+            raise WrongValue(
                 f"RoPE scaling does not know which positions of {name} to scale, whose layers have several: "
                 f"{', '.join(map(str, given))}. Set config.rope_parameters yourself, before the model is made."
             )
@@ -236,14 +237,14 @@ class _Scaling:
             return
         if given["rope_type"] != "default" or getattr(config, _RECORD, None):
             how = getattr(config, _RECORD, None) or given
-            raise ValueError(
+            raise WrongValue(
                 f"The rotary positions of {name} are scaled already: {how}. Give a model with its original positions, or "
                 "remove rope-scaling."
             )
         if "ntk" in self.kind and min(dimensions) < 4:
-            raise ValueError(
+            raise WrongValue(
                 f"{self.kind} divides by d - 2, and only {min(dimensions)} dimensions of each head of {name} turn. Write "
-                "kind='linear' or 'yarn'."
+                "«kind='linear'» or 'yarn'."
             )
 
     def _write(self, config: Any, dimensions: int) -> None:

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning
@@ -99,21 +100,22 @@ class SeqLengthWarmup(Algorithm):
         self.step_size: int = whole_number(who, "step_size", step_size, 8)
         self.max_seq_length: int | None = whole_number(who, "max_seq_length", max_seq_length, 1024, optional=True)
         if self.max_seq_length is not None and self.max_seq_length <= self.min_seq_length:
-            raise ValueError(
-                f"SeqLengthWarmup was given min_seq_length={min_seq_length} and max_seq_length={max_seq_length}, but sequences "
-                "grow: give min_seq_length < max_seq_length, such as 8 and 1024, or no max_seq_length for the loader's."
+            raise WrongValue(
+                f"SeqLengthWarmup was given «min_seq_length={min_seq_length}» and «max_seq_length={max_seq_length}», but "
+                "sequences grow: give min_seq_length < max_seq_length, such as 8 and 1024, or no max_seq_length for the "
+                "loader's."
             )
         self.truncate = switch(who, "truncate", truncate)
         self.preserve_end_of_sequence = switch(who, "preserve_end_of_sequence", preserve_end_of_sequence)
         if preserve_end_of_sequence and not truncate:
-            raise ValueError(
-                "SeqLengthWarmup was given preserve_end_of_sequence=True and truncate=False, which cuts no ends off: leave "
+            raise WrongValue(
+                "SeqLengthWarmup was given «preserve_end_of_sequence=True» and «truncate=False», which cuts no ends off: leave "
                 "one of them out."
             )
         self.warmup = Time.parse(warmup)
         if self.warmup.unit is Unit.SECOND or not self.warmup.value > 0:
-            raise ValueError(
-                f"SeqLengthWarmup was given warmup='{warmup}', which is not a positive time that all ranks reach at the same "
+            raise WrongValue(
+                f"SeqLengthWarmup was given «warmup='{warmup}'», which is not a positive time that all ranks reach at the same "
                 "batch: give a fraction of the duration such as '0.3dur', or epochs, batches, samples or tokens."
             )
         self._checked = False
@@ -139,23 +141,23 @@ class SeqLengthWarmup(Algorithm):
     def _check_first(self, state: State, done: float, now: int) -> None:
         for module in state.model.modules():
             if getattr(getattr(module, "config", None), "is_encoder_decoder", False) is True:
-                raise ValueError(
+                raise WrongValue(
                     f"SeqLengthWarmup changes the length of one kind of sequence, and {type(module).__name__} has an encoder "
                     "and a decoder with sequences of their own: remove it, or shorten both in the data's collate function."
                 )
         if done < 1 and now <= self.min_seq_length:
             warn(
                 f"SeqLengthWarmup leaves sequences of {now} tokens as they are, since they begin with "
-                f"min_seq_length={self.min_seq_length}. Give a smaller min_seq_length, or remove it.",
+                f"«min_seq_length={self.min_seq_length}». Give a smaller min_seq_length, or remove it.",
                 NoEffectWarning,
             )
 
     def _check_shortened(self, batch: Any, length: int, dropped: int) -> None:
         labels = [each for each in tensors_named(batch, "labels") if each.dim() > 1 and not each.is_floating_point()]
         if labels and not any(bool((each != IGNORED).any()) for each in labels):
-            raise ValueError(
+            raise WrongValue(
                 f"No label is left in the first {length} tokens of each sequence of the first batch: labels of prompts are "
-                "-100, and answers come later. Give a min_seq_length that includes them, or truncate=False."
+                "-100, and answers come later. Give a min_seq_length that includes them, or «truncate=False»."
             )
         if dropped:
             warn(

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hocket.data.nesting import fields_of, map_tensors
+from hocket.errors import WrongValue
 
 #: The label that losses of transformers and torch ignore.
 IGNORED = -100
@@ -44,14 +45,14 @@ def scale_sequence_length(batch: Any, scaling: float) -> Any:
         return batch
     samples, length = batch_and_length(batch)
     if length % split:
-        raise ValueError(
+        raise WrongValue(
             f"Sequences of {length} tokens cannot be split into {split} of equal length: pad them to a multiple of {split}, "
             f"or choose another scaling than {scaling:g}."
         )
     if samples % merge:
-        raise ValueError(
+        raise WrongValue(
             f"{samples} sequences cannot be joined {merge} by {merge}: use a batch size that is a multiple of {merge}, "
-            f"and drop_last=True, or choose another scaling than {scaling:g}."
+            f"and «drop_last=True», or choose another scaling than {scaling:g}."
         )
 
     def scale(tensor: Tensor) -> Tensor:
@@ -170,7 +171,7 @@ def merge_and_split(scaling: float) -> tuple[int, int]:
         merge, split = (round(scaling), 1) if scaling >= 1 else (1, round(1 / scaling))
         if math.isclose(scaling, merge / split, rel_tol=1e-6):
             return merge, split
-    raise ValueError(
+    raise WrongValue(
         f"Sequences cannot become {scaling!r} times as long in equal parts: give a whole number, or one "
         "divided by a whole number, such as 0.25."
     )
@@ -180,14 +181,14 @@ def batch_and_length(batch: Any) -> tuple[int, int]:
     """Return ``(B, L)`` of the sequences in a batch. Raises ValueError if there are none, or sequences of several lengths."""
     shapes = list(dict.fromkeys(tuple(each.shape) for each in tensors_named(batch, "input_ids")))
     if len(shapes) > 1 or any(len(shape) != 2 for shape in shapes):
-        raise ValueError(
+        raise WrongValue(
             f"A batch holds input_ids of {' and '.join(map(str, shapes))}, and sequences of one batch must have one shape "
             "(B, L) to change their length together: change the length in the data's collate function instead."
         )
     if not shapes:
         map_tensors(lambda tensor: shapes.append(tuple(tensor.shape)) if tensor.dim() >= 2 else None, batch)
     if not shapes:
-        raise ValueError(
+        raise WrongValue(
             f"A batch of {type(batch).__name__} holds no tensor of shape (B, L), so it has no sequences whose length could "
             "change: remove the algorithm, or let the loader give token tensors."
         )
@@ -236,12 +237,12 @@ def _kept(mask: Tensor | None, now: int, length: int, preserve_end: bool) -> Ten
 
 def _check_length(length: int) -> None:
     if not isinstance(length, int) or length < 1:
-        raise ValueError(f"length is {length!r}, but it is a number of tokens: give a whole number, at least 1.")
+        raise WrongValue(f"length is {length!r}, but it is a number of tokens: give a whole number, at least 1.")
 
 
 def _check_follows(tensor: Tensor, samples: int, length: int, instead: str) -> None:
     if tensor.shape[:2] != (samples, length):
-        raise ValueError(
+        raise WrongValue(
             f"A tensor of shape {tuple(tensor.shape)} cannot follow sequences of shape {(samples, length)} to "
             f"another length, since it does not hold one value for each token: {instead}, or remove it "
             "from the batch."
@@ -251,7 +252,7 @@ def _check_follows(tensor: Tensor, samples: int, length: int, instead: str) -> N
 def _without_pairs(tensor: Tensor, length: int) -> Tensor:
     """Return a tensor that does not hold one value for each pair of tokens. Raises ValueError for others."""
     if tensor.dim() > 2 and tensor.shape[-2:] == (length, length):
-        raise ValueError(
+        raise WrongValue(
             f"A tensor of shape {tuple(tensor.shape)} seems to hold a value for every pair of {length} tokens, such as an "
             "attention mask of pairs, and cannot follow sequences to another length: give a mask of shape (B, L), and make "
             "masks of pairs in the model."

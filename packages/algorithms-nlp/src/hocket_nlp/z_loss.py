@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.errors import WrongValue
 from hocket.hookspecs import Event, hookimpl
 from hocket.losses import Loss
 from hocket.span import Span
@@ -67,7 +68,7 @@ def z_loss(
         if labels is None:
             return coefficient * squares.mean()
         if labels.shape != squares.shape:
-            raise ValueError(
+            raise WrongValue(
                 f"Labels of shape {tuple(labels.shape)} do not fit logits of shape {tuple(logits.shape)} with the classes in "
                 f"dimension {class_dim}: give labels of shape {tuple(squares.shape)}."
             )

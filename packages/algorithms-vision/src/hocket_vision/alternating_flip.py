@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hocket.data.batch_part import BatchPart
 from hocket.data.items import part, set_item
+from hocket.errors import WrongValue
 from hocket.time import Time
 from hocket_vision.boxes import check_images
 from hocket_vision.colout import is_picture_of, size_of, take
@@ -72,7 +73,7 @@ def alternating_flip(images: Tensor, indices: Tensor, epoch: int, seed: int = 0)
     """
     check_images("alternating_flip", images)
     if indices.shape != images.shape[:1]:
-        raise ValueError(
+        raise WrongValue(
             f"There are indices of shape {tuple(indices.shape)} for {len(images)} images. Give one index in the data set "
             "for each image."
         )

@@ -13,6 +13,7 @@ from torchvision.transforms.v2 import functional as F
 
 from hocket.data import map_tensors, move
 from hocket.data.batch_part import BatchPart
+from hocket.errors import WrongType, WrongValue
 from hocket.hookspecs import Event
 from hocket.time import Time
 from hocket_vision.colout import is_picture_of
@@ -56,26 +57,26 @@ class Augmentation:
         if not isinstance(images, Tensor):
             mode = getattr(images, "mode", None)
             if mode is None:
-                raise TypeError(
+                raise WrongType(
                     f"{self.name} takes a PIL image, a (C, H, W) or a (B, C, H, W) tensor, but was given "
                     f"{type(images).__name__}."
                 )
             if mode not in ("L", "RGB"):
-                raise ValueError(
+                raise WrongValue(
                     f"{self.name} takes PIL images of mode L or RGB, but was given {mode}. Try image.convert('RGB')."
                 )
             return
         if images.dim() not in (3, 4) or images.shape[-3] not in (1, 3):
-            raise ValueError(
+            raise WrongValue(
                 f"{self.name} takes images of 1 or 3 channels, (C, H, W) or (B, C, H, W), but was given shape "
                 f"{tuple(images.shape)}. Channels come before height and width. Remove {self.name} if these are not images."
             )
         if images.dtype != torch.uint8 and not images.is_floating_point():
-            raise TypeError(f"{self.name} takes tensors of uint8 or floating point, but was given {images.dtype}.")
+            raise WrongType(f"{self.name} takes tensors of uint8 or floating point, but was given {images.dtype}.")
         if check_range and images.is_floating_point() and images.numel():
             low, high = images.amin(), images.amax()
             if not (low >= 0 and high <= 1):
-                raise ValueError(
+                raise WrongValue(
                     f"{self.name} takes floating-point images in [0, 1], but was given {low:.3g} to {high:.3g}. Apply it "
                     "before normalization, or normalize in the model."
                 )
@@ -121,7 +122,7 @@ class AugmentationAlgorithm(SampleOrBatchAlgorithm):
         state.batch = move(state.batch, state.device)
         images = self._images.of(state)
         if isinstance(images, Tensor) and images.dim() != 4:
-            raise ValueError(
+            raise WrongValue(
                 f"{self.augmentation.name} takes a batch of images (B, C, H, W), but was given inputs of shape "
                 f"{tuple(images.shape)}. Say where the images are with input_key=, or remove it if the inputs are not images."
             )
@@ -145,7 +146,7 @@ class AugmentationAlgorithm(SampleOrBatchAlgorithm):
         map_tensors(lambda tensor: pictures.append(tensor) if is_picture_of(tensor, images) else None, targets)
         if pictures:
             name = self.augmentation.name
-            raise ValueError(
+            raise WrongValue(
                 f"{name} moves pixels of the images ({', '.join(self._moving)}), and does not move those of the targets, "
                 f"which are pictures of them: images have the shape {tuple(images.shape)}, targets {tuple(pictures[0].shape)}. "
                 f"Choose operations that leave pixels where they are: {{'{name.lower()}': {{'augmentation_set': 'tone'}}}}. "
@@ -156,8 +157,8 @@ class AugmentationAlgorithm(SampleOrBatchAlgorithm):
 def check_settings(severity: float, augmentation_set: str, advice: str) -> None:
     """Raise ValueError for a severity outside 0 to 10 or an unknown augmentation set."""
     if not 0 <= severity <= 10:
-        raise ValueError(f"severity must be between 0 and 10, but is {severity}. {advice}")
+        raise WrongValue(f"severity must be between 0 and 10, but is {severity}. {advice}")
     if augmentation_set not in AUGMENTATION_SETS:
-        raise ValueError(
+        raise WrongValue(
             f"augmentation_set must be one of {', '.join(AUGMENTATION_SETS)}, but is {augmentation_set!r}."
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from hocket.errors import WrongValue
 from hocket.time import Time
 from hocket_vision.augmentation import Augmentation, AugmentationAlgorithm, check_settings
 from hocket_vision.kernels import to_dtype
@@ -138,11 +139,11 @@ class AugMix(AugmentationAlgorithm):
 def _augmentation(severity: float, depth: int, width: int, alpha: float, augmentation_set: str) -> Augmentation:
     check_settings(severity, augmentation_set, "The paper uses 3.")
     if depth != -1 and depth < 1:
-        raise ValueError(f"depth must be at least 1, or -1 to draw 1, 2 or 3 for each version, but is {depth}.")
+        raise WrongValue(f"depth must be at least 1, or -1 to draw 1, 2 or 3 for each version, but is {depth}.")
     if width < 1:
-        raise ValueError(f"width is the number of augmented versions and must be at least 1, but is {width}.")
+        raise WrongValue(f"width is the number of augmented versions and must be at least 1, but is {width}.")
     if not alpha > 0 or math.isinf(alpha):
-        raise ValueError(f"alpha must be a positive number, but is {alpha}. The paper uses 1.")
+        raise WrongValue(f"alpha must be a positive number, but is {alpha}. The paper uses 1.")
     settings = {
         "severity": severity,
         "depth": depth,

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Policies, Policy, Replacement, preview, replace_modules, why_no_effect
@@ -142,7 +143,7 @@ class BlurMaxPool2d(nn.MaxPool2d):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.return_indices:
-            raise ValueError("A blurred maximum has no index: use nn.MaxPool2d where return_indices=True is needed.")
+            raise WrongValue("A blurred maximum has no index: use nn.MaxPool2d where «return_indices=True» is needed.")
         _register_kernel(self)
 
     @classmethod
@@ -192,7 +193,7 @@ class _Choice:
 
     def __post_init__(self) -> None:
         if not (self.replace_convs or self.replace_maxpools):
-            raise ValueError(
+            raise WrongValue(
                 "BlurPool has nothing to replace: replace_convs and replace_maxpools are both False. Set one to True, or "
                 "remove BlurPool."
             )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hocket.errors import WrongType
+
 
 def draw_boxes(
     height: int,
@@ -47,7 +49,7 @@ def check_images(name: str, images: object) -> Tensor:
     if isinstance(images, Tensor) and images.dim() in (3, 4):
         return images
     found = f"a tensor of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-    raise TypeError(
+    raise WrongType(
         f"{name} takes a batch of images as a tensor (B, C, H, W) or (B, H, W), but was given {found}. Say where the images "
         f"are in a batch with input_key=, or remove {name} if the inputs are not images."
     )

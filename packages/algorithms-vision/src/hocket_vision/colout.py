@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hocket.data.batch_part import BatchPart
 from hocket.data.items import set_item
+from hocket.errors import WrongType, WrongValue
 from hocket.time import Time
 from hocket_vision.layout import in_format_of
 from hocket_vision.per_sample import (
@@ -119,9 +120,9 @@ def colout(
     resized = resize_target is True or (resize_target == "auto" and is_picture_of(targets, images))
     if resize_target is True and (targets is None or size_of(targets) != (height, width)):
         found = "there are none" if targets is None else f"they are {size_of(targets)}"
-        raise ValueError(
-            f"resize_target=True asks for targets as high and wide as the images, {(height, width)}, but {found}. "
-            "Keep resize_target='auto' for targets that are not pictures."
+        raise WrongValue(
+            f"«resize_target=True» asks for targets as high and wide as the images, {(height, width)}, but {found}. "
+            "Keep «resize_target='auto'» for targets that are not pictures."
         )
     rows, columns = colout_indices(height, width, p_row, p_col, generator=generator)
     images = take(images, rows, columns)
@@ -182,7 +183,7 @@ class ColOut(SampleOrBatchAlgorithm):
         """Drop rows and columns of the batch."""
         images = self._images.of(state)
         if isinstance(images, Tensor) and images.dim() == 2:
-            raise TypeError(
+            raise WrongType(
                 f"ColOut was given inputs of shape {tuple(images.shape)}, which are vectors and not a batch of images, "
                 "(B, C, H, W) or (B, H, W). Remove colout, or say where the images are with input_key=."
             )
@@ -215,11 +216,11 @@ def check_arguments(p_row: float, p_col: float, resize_target: bool | str = "aut
     """Raise ValueError for invalid arguments of ColOut."""
     for name, p in (("p_row", p_row), ("p_col", p_col)):
         if not 0 <= p < 1:
-            raise ValueError(
+            raise WrongValue(
                 f"{name} is the fraction of the image to drop and must be in [0, 1), but is {p}. Try {name}=0.15."
             )
     if resize_target not in (True, False, "auto"):
-        raise ValueError(f"resize_target must be True, False or 'auto', but is {resize_target!r}.")
+        raise WrongValue(f"resize_target must be True, False or 'auto', but is {resize_target!r}.")
 
 
 def size_of(image: Any) -> tuple[int, int]:
@@ -229,7 +230,7 @@ def size_of(image: Any) -> tuple[int, int]:
     if is_pil(image):
         return image.height, image.width
     shape = f" of shape {tuple(image.shape)}" if isinstance(image, Tensor) else ""
-    raise TypeError(
+    raise WrongType(
         f"ColOut takes images as (..., H, W) tensors or PIL images, but was given {type(image).__name__}{shape}. Say "
         "where the images are in a batch with input_key=, and where the targets are with target_key=; or remove colout if the "
         "inputs are not images."

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hocket.algorithm import Algorithm, Phase
 from hocket.data.batch_part import BatchPart
+from hocket.errors import WrongValue
 from hocket.hookspecs import Event
 from hocket.span import Span
 from hocket.time import Time
@@ -136,9 +137,9 @@ class CutOut(Algorithm):
 def check_arguments(num_holes: int, length: float) -> None:
     """Raise ValueError for invalid arguments of CutOut."""
     if num_holes < 1:
-        raise ValueError(f"num_holes is {num_holes}, but must be 1 or more. Try num_holes=1, or remove cutout.")
+        raise WrongValue(f"num_holes is {num_holes}, but must be 1 or more. Try «num_holes=1», or remove cutout.")
     if not 0 < length <= 1:
-        raise ValueError(
+        raise WrongValue(
             f"length is the side of the squares as a fraction of the image's and must be in (0, 1], but is {length}. For 16 of "
-            "32 pixels write length=0.5."
+            "32 pixels write «length=0.5»."
         )

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from hocket.errors import MissingPackage, WrongValue
 from hocket.help import installing
 
 
@@ -44,12 +45,12 @@ def digits(
         torch.Size([64, 1, 8, 8])
     """
     if split not in ("train", "test"):
-        raise ValueError(f"split must be 'train' or 'test', but is {split!r}.")
+        raise WrongValue(f"split must be 'train' or 'test', but is {split!r}.")
     try:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
+        raise MissingPackage(
             "The digits dataset comes with scikit-learn, which is not installed. Type: "
             f"{installing.command('datasets', 'hocket-algorithms-vision')}.",
             name=error.name,

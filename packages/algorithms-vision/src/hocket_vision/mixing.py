@@ -13,6 +13,7 @@ from hocket.data.batch_part import BatchPart
 from hocket.data.batches import count, take_samples
 from hocket.data.mixture import Mixture
 from hocket.data.nesting import map_tensors
+from hocket.errors import Unsupported, WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
 from hocket.losses import Loss
@@ -53,8 +54,8 @@ def take_partners(part: Any, partners: Tensor) -> Any:
 def check_alpha(alpha: float) -> None:
     """Raise ValueError for a parameter of the Beta distribution that is negative or not finite."""
     if not (alpha >= 0 and math.isfinite(alpha)):
-        raise ValueError(
-            f"alpha is the parameter of a Beta distribution and must be 0 or more, but is {alpha}. Try alpha=0.2."
+        raise WrongValue(
+            f"alpha is the parameter of a Beta distribution and must be 0 or more, but is {alpha}. Try «alpha=0.2»."
         )
 
 
@@ -93,7 +94,7 @@ class Mixer(Algorithm):
 
     def mix(self, inputs: Any, targets: Any, generator: torch.Generator) -> tuple[Any, Any]:
         """Return mixed inputs, and the targets or a `Mixture` of them. Changes neither."""
-        raise NotImplementedError(f"{type(self).__name__} needs a mix(inputs, targets, generator).")
+        raise Unsupported(f"{type(self).__name__} needs a mix(inputs, targets, generator).")
 
     def match(self, event: Event, state: State) -> bool:
         """Whether there is anything to do: on ``after_dataloader``, between ``start`` and ``stop``."""
@@ -104,7 +105,7 @@ class Mixer(Algorithm):
         if event is Event.AFTER_DATALOADER:
             inputs, targets = self._inputs.of(state), self._targets.of(state)
             if isinstance(targets, Mixture):
-                raise ValueError(
+                raise WrongValue(
                     f"{self.called} was given samples that another mixer has mixed already. Keep one of the two, or give them "
                     "start= and stop= that do not overlap."
                 )
@@ -129,7 +130,7 @@ class Mixer(Algorithm):
         if not self._began and count(inputs).samples == 1:
             warn(
                 f"{self.called} mixes the samples of each rank's batch, and the first has one sample, so it mixes nothing. "
-                "Use a larger batch_size in the DataLoader, with microbatch=1 in the Trainer if memory is short, or remove "
+                "Use a larger batch_size in the DataLoader, with «microbatch=1» in the Trainer if memory is short, or remove "
                 f"{self.called}.",
                 NoEffectWarning,
             )
@@ -145,16 +146,16 @@ class Mixer(Algorithm):
         if self._mixture is None:
             return None
         if isinstance(state.task, SupervisedTask) and state.task.loss_function is None:
-            raise ValueError(
+            raise WrongValue(
                 f"{type(state.model).__name__} computes its own loss, for one target of each sample, and {self.called} makes "
-                f"samples with two. Pass loss= a function of outputs and targets, or remove {self.called}."
+                f"samples with two. Pass «loss=» a function of outputs and targets, or remove {self.called}."
             )
         if self._each_loss is None:
             self._begin(state)
         mixture = self._targets.of(state)
         second, first = (self._loss_for(state, outputs, targets) for targets in (mixture.second, mixture.first))
         if second.value is first.value:
-            raise ValueError(
+            raise WrongValue(
                 f"The loss does not depend on the targets that {self.called} mixes, those at {self._targets.place(state)!r} in "
                 "the batch. Pass target_key= to say where the loss finds its targets."
             )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hocket.data.mixture import Mixture
+from hocket.errors import WrongType
 from hocket.time import Time
 from hocket_vision.mixing import Mixer, check_alpha, draw_partners, draw_share, take_partners
 
@@ -21,7 +22,7 @@ def mix(inputs: Tensor, partners: Tensor, share: float) -> Tensor:
         return mix(inputs.float(), partners, share).round_().to(torch.uint8)
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         found = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else type(inputs).__name__
-        raise TypeError(
+        raise WrongType(
             f"mixup takes inputs that can be averaged, a floating-point or uint8 tensor, but was given {found}. Say where the "
             "inputs are in a batch with input_key=."
         )

@@ -16,6 +16,7 @@ from hocket.data.batch_part import BatchPart
 from hocket.data.items import get_item, set_item
 from hocket.data.loaders import end_workers, exchange_dataset
 from hocket.data.source import underlying
+from hocket.errors import Unsupported, WrongType, WrongValue
 from hocket.hookspecs import Event
 from hocket.span import Span
 from hocket.time import Time
@@ -55,7 +56,7 @@ class SampleOrBatchAlgorithm(Algorithm):
         by_batch: str = "batch=True",
     ) -> None:
         if not batch and (start is not None or stop is not None):
-            raise ValueError(
+            raise WrongValue(
                 f"{name} was given start= or stop= and transforms samples where they are loaded, ahead of the steps that use "
                 f"them. Pass {by_batch} to transform whole batches, or omit start= and stop=."
             )
@@ -79,11 +80,11 @@ class SampleOrBatchAlgorithm(Algorithm):
 
     def transform_batch(self, state: State) -> None:
         """Replace ``state.batch``."""
-        raise NotImplementedError(f"{type(self).__name__} needs a transform_batch(state).")
+        raise Unsupported(f"{type(self).__name__} needs a transform_batch(state).")
 
     def sample_transform(self, state: State) -> tuple[Transform, Any]:
         """Return the ``transform`` and the ``input_key`` of a :class:`TransformedDataset`."""
-        raise NotImplementedError(f"{type(self).__name__} needs a sample_transform(state).")
+        raise Unsupported(f"{type(self).__name__} needs a sample_transform(state).")
 
 
 def is_pil(item: Any) -> bool:
@@ -139,7 +140,7 @@ class TransformedDataset(Dataset[Any]):
 
     def __init__(self, dataset: Any, transform: Transform, seed: int, input_key: Any = 0) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-            raise TypeError(
+            raise WrongType(
                 "Samples are transformed one by one in a map-style dataset, one with __getitem__, but the training data comes "
                 f"from {type(dataset).__name__}. Call the functional form in that dataset itself, for instance "
                 "hocket_vision.functional.augmix(image)."
@@ -228,7 +229,7 @@ def apply_per_sample(
     loader = underlying(state.train_loader)
     if not isinstance(loader, DataLoader):
         if event is Event.FIT_START:
-            raise TypeError(
+            raise WrongType(
                 f"Samples are transformed one by one where a DataLoader loads them, but the training data is "
                 f"{type(loader).__name__}. Pass a torch.utils.data.DataLoader, or {instead}."
             )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hocket.algorithm import Algorithm, Phase
 from hocket.data.batch_part import BatchPart
+from hocket.errors import WrongValue
 from hocket.hookspecs import Event
 from hocket_vision.boxes import check_images
 from hocket_vision.colout import is_picture_of, take
@@ -128,16 +129,16 @@ def resize_batch(
     """
     _check_common(mode, size_increment, resize_targets)
     if not scale > 0:
-        raise ValueError(
-            f"scale is {scale}, but must be above 0. For images of half the height and width write scale=0.5."
+        raise WrongValue(
+            f"scale is {scale}, but must be above 0. For images of half the height and width write «scale=0.5»."
         )
     height, width = check_images("resize_batch", images).shape[-2:]
     pictures = is_picture_of(targets, images)
     if resize_targets is True and not pictures:
         found = f"of shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
-        raise ValueError(
-            f"resize_targets=True asks for targets as high and wide as the images, {(height, width)}, but they are {found}. "
-            "Keep resize_targets='auto' for targets that are not pictures."
+        raise WrongValue(
+            f"«resize_targets=True» asks for targets as high and wide as the images, {(height, width)}, but they are {found}. "
+            "Keep «resize_targets='auto'» for targets that are not pictures."
         )
     size = resized(height, scale, size_increment), resized(width, scale, size_increment)
     new = [images, targets] if pictures and resize_targets else [images]
@@ -203,11 +204,11 @@ class ProgressiveResizing(Algorithm):
     ) -> None:
         _check_common(mode, size_increment, resize_targets)
         if not 0 < initial_scale <= 1:
-            raise ValueError(f"initial_scale is {initial_scale}, but must be in (0, 1]. Try initial_scale=0.5.")
+            raise WrongValue(f"initial_scale is {initial_scale}, but must be in (0, 1]. Try initial_scale=0.5.")
         if min(finetune_fraction, delay_fraction) < 0 or not finetune_fraction + delay_fraction <= 1 + 1e-9:
-            raise ValueError(
-                f"delay_fraction={delay_fraction} and finetune_fraction={finetune_fraction} are parts of one run: they must be "
-                "0 or more and add up to at most 1. Try delay_fraction=0.5, finetune_fraction=0.2."
+            raise WrongValue(
+                f"«delay_fraction={delay_fraction}» and «finetune_fraction={finetune_fraction}» are parts of one run: they "
+                "must be 0 or more and add up to at most 1. Try «delay_fraction=0.5», «finetune_fraction=0.2»."
             )
         self.mode = mode
         self.initial_scale = initial_scale
@@ -224,13 +225,13 @@ class ProgressiveResizing(Algorithm):
         """Return that all images are full ones by its schedule, if so."""
         if self._too_coarse:
             return (
-                f"size_increment={self.size_increment} rounds all sizes up to the full one. Give a smaller increment."
+                f"«size_increment={self.size_increment}» rounds all sizes up to the full one. Give a smaller increment."
             )
         if scale_at(0.0, self.initial_scale, self.finetune_fraction, self.delay_fraction) < 1:
             return ""
         return (
-            f"images are full from the beginning, with initial_scale={self.initial_scale} and "
-            f"finetune_fraction={self.finetune_fraction}. Lower them, to 0.5 and 0.2 for instance."
+            f"images are full from the beginning, with «initial_scale={self.initial_scale}» and "
+            f"«finetune_fraction={self.finetune_fraction}». Lower them, to 0.5 and 0.2 for instance."
         )
 
     def apply(self, event: Event, state: State) -> None:
@@ -263,8 +264,8 @@ class ProgressiveResizing(Algorithm):
 
 def _check_common(mode: str, size_increment: int, resize_targets: bool | str) -> None:
     if mode not in ("resize", "crop"):
-        raise ValueError(f"mode is {mode!r}. Give 'resize' or 'crop'.")
+        raise WrongValue(f"mode is {mode!r}. Give 'resize' or 'crop'.")
     if size_increment < 1:
-        raise ValueError(f"size_increment is {size_increment}, but must be 1 pixel or more. Try size_increment=4.")
+        raise WrongValue(f"size_increment is {size_increment}, but must be 1 pixel or more. Try «size_increment=4».")
     if resize_targets not in (True, False, "auto"):
-        raise ValueError(f"resize_targets must be True, False or 'auto', but is {resize_targets!r}.")
+        raise WrongValue(f"resize_targets must be True, False or 'auto', but is {resize_targets!r}.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from hocket.errors import WrongValue
 from hocket.time import Time
 from hocket_vision.augmentation import Augmentation, AugmentationAlgorithm, check_settings
 from hocket_vision.operations import AugmentationSet, draw_layers, operate
@@ -110,9 +111,9 @@ class RandAugment(AugmentationAlgorithm):
 def _augmentation(severity: float, depth: int, augmentation_set: str, magnitude: str) -> Augmentation:
     check_settings(severity, augmentation_set, "The paper uses 9 for ResNet-50 on ImageNet.")
     if depth < 1:
-        raise ValueError(f"depth is the number of operations in a row and must be at least 1, but is {depth}.")
+        raise WrongValue(f"depth is the number of operations in a row and must be at least 1, but is {depth}.")
     if magnitude not in ("constant", "random"):
-        raise ValueError(f"magnitude must be 'constant' or 'random', but is {magnitude!r}.")
+        raise WrongValue(f"magnitude must be 'constant' or 'random', but is {magnitude!r}.")
     settings = {
         "severity": severity,
         "depth": depth,

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Policies, Policy, Replacement, preview, replace_modules, why_no_effect
@@ -89,7 +90,7 @@ class SqueezeExcite2d(nn.Module):
 def latent_width(latent_channels: float, channels: int) -> int:
     """Return the number of latent channels. Raises ValueError for an invalid number or fraction."""
     if not latent_channels > 0 or (latent_channels >= 1 and latent_channels != int(latent_channels)):
-        raise ValueError(
+        raise WrongValue(
             f"latent_channels is {latent_channels}: give a whole number such as 64, or a fraction of the channels below 1 such "
             "as 0.0625 (1/16, the paper's)."
         )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules
@@ -86,9 +87,9 @@ class BranchDrop(nn.Module):
         if not isinstance(keep, Tensor):
             keep = torch.rand(len(branch), device=branch.device) >= self.rate
         if len(keep) != len(branch):
-            raise ValueError(
+            raise WrongValue(
                 f"Stochastic depth drops by sample, and the batch has {len(keep)} samples, but {self.name} was given "
-                f"{len(branch)} along dimension 0. Use method='block', or blocks whose dimension 0 is the samples."
+                f"{len(branch)} along dimension 0. Use «method='block'», or blocks whose dimension 0 is the samples."
             )
         factor = keep.to(branch.dtype).reshape(-1, *(1,) * (branch.dim() - 1))
         return factor / (1 - self.rate) if self.rescale else factor
@@ -111,9 +112,9 @@ class WithStochasticDepth(Extension):
             return out  # a hook on the end of the branch has scaled it
         if drop.training and (not isinstance(out, Tensor) or out.shape != input.shape):
             found = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-            raise ValueError(
+            raise WrongValue(
                 f"Stochastic depth needs blocks that return their input plus a residual branch, but {drop.name} returned "
-                f"{found} for an input of shape {tuple(input.shape)}. Choose others with blocks=, such as blocks='*Block'."
+                f"{found} for an input of shape {tuple(input.shape)}. Choose others with blocks=, such as «blocks='*Block'»."
             )
         factor = drop.factor(out)
         if isinstance(factor, Tensor):
@@ -180,13 +181,13 @@ class _Choice:
 
     def __post_init__(self) -> None:
         if not 0 <= self.drop_rate < 1:
-            raise ValueError(f"drop_rate is {self.drop_rate}: give a probability in [0, 1), such as 0.2.")
+            raise WrongValue(f"drop_rate is {self.drop_rate}: give a probability in [0, 1), such as 0.2.")
         for name, given, allowed in (
             ("method", self.method, Method),
             ("distribution", self.distribution, Distribution),
         ):
             if given not in get_args(allowed):
-                raise ValueError(f"{name} is {given!r}: give {' or '.join(map(repr, get_args(allowed)))}.")
+                raise WrongValue(f"{name} is {given!r}: give {' or '.join(map(repr, get_args(allowed)))}.")
 
     def find(self, model: nn.Module) -> dict[str, nn.Module]:
         """Return the outermost blocks by name, in the order of registration; those that were extended before, too."""
@@ -316,7 +317,7 @@ def _operate(model: nn.Module, choice: _Choice) -> list[Replacement]:
         )
         warn(
             f"Stochastic depth found nothing to change in {type(model).__name__}: no {looked}. Name the class of its residual "
-            "blocks, such as blocks='*Block', or remove stochastic-depth.",
+            "blocks, such as «blocks='*Block'», or remove stochastic-depth.",
             NoEffectWarning,
         )
     return changed
@@ -366,7 +367,7 @@ class StochasticDepth(Algorithm):
         self.warmup = None if warmup is None else Time.parse(warmup)
         if self.warmup is not None and self.warmup.unit is Unit.SECOND:
             raise TimeError(
-                f"warmup='{warmup}' is in seconds. Write a fraction of the duration such as '0.2dur', or batches."
+                f"«warmup='{warmup}'» is in seconds. Write a fraction of the duration such as '0.2dur', or batches."
             )
         #: The blocks, with their rates after the warm-up, and the part of the warm-up that is over.
         self._drops: list[tuple[BranchDrop, float]] = []
@@ -453,7 +454,7 @@ class StochasticDepth(Algorithm):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the rates. Raises ValueError for an unknown key."""
         if state_dict.keys() != {"reached"}:
-            raise ValueError(f"The state of StochasticDepth has the key 'reached', but was given {sorted(state_dict)}.")
+            raise WrongValue(f"The state of StochasticDepth has the key 'reached', but was given {sorted(state_dict)}.")
         self._set_rates(state_dict["reached"])
 
     def touches(self, model: nn.Module) -> Sequence[str]:

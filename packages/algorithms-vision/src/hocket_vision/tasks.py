@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.data import items
+from hocket.errors import MissingPackage, WrongValue
 from hocket.help import installing, objects
 from hocket.task import SupervisedTask
 
@@ -38,13 +39,13 @@ class _ImageTask(SupervisedTask):
         plain = function is nn.functional.cross_entropy
         ignored = -100 if plain else getattr(function, "ignore_index", ignore_index)  # other functions may know it
         if ignored != ignore_index:
-            raise ValueError(
-                f"{type(self).__name__} was given ignore_index={ignore_index}, and its loss ignores {ignored}. Omit loss= for "
-                f"a cross entropy that ignores {ignore_index}, or give the loss the same ignore_index."
+            raise WrongValue(
+                f"{type(self).__name__} was given «ignore_index={ignore_index}», and its loss ignores {ignored}. Omit «loss=» "
+                f"for a cross entropy that ignores {ignore_index}, or give the loss the same ignore_index."
             )
         self.ignore_index = ignore_index
         if (mean is None) != (std is None):
-            raise ValueError("Normalisation needs both mean= and std=, a number for each channel, or neither.")
+            raise WrongValue("Normalisation needs both mean= and std=, a number for each channel, or neither.")
         # Not persistent: they are arguments, and checkpoints hold the model only.
         for name, given in (("mean", mean), ("std", std)):
             self.register_buffer(name, None if given is None else torch.tensor(given)[:, None, None], persistent=False)
@@ -171,7 +172,7 @@ def _classes_of(model: nn.Module) -> int:
         if isinstance(module, nn.Linear | nn.Conv2d)
     ]
     if not sizes:
-        raise ValueError(
+        raise WrongValue(
             f"The number of classes of {type(model).__name__} is unknown: it has no num_classes, no linear layer and no "
             "convolution. Pass num_classes=."
         )
@@ -182,7 +183,7 @@ def _torchmetrics() -> Any:
     try:
         from torchmetrics import classification
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
+        raise MissingPackage(
             "The metrics of this task come from torchmetrics, which is not installed. Type: "
             f"{installing.command('metrics', 'hocket-algorithms-vision')}.",
             name=error.name,

@@ -19,6 +19,7 @@ from hocket.component import Check, Component, ContentError, Like, PerRank, Save
 from hocket.data.nesting import map_tensors
 from hocket.distributed.agreement import ranks_of
 from hocket.distributed.dtensors import mesh_of
+from hocket.errors import WrongState
 from hocket.help import warn
 from hocket.plain_data import decode
 from hocket.state import State
@@ -154,7 +155,7 @@ class Content:
     def check_loaded(self) -> None:
         """Raise RuntimeError if loading failed after some components had been loaded."""
         if self._failed:
-            raise RuntimeError(
+            raise WrongState(
                 f"Loading a checkpoint raised {self._failed} after parts of it were loaded, so this Trainer has some parts of "
                 "the checkpoint and some of its own, and training cannot continue from there. Make a new Trainer, or load a "
                 "checkpoint again, without the part that failed: trainer.load_state_dict(tree, ignore=['…'])."
@@ -176,9 +177,10 @@ class Content:
             if there:
                 checks.append((component, check))
         if problems and saved.strict:
-            said = " ".join([*problems, *([] if error is None else [str(error)])])
+            said = " ".join([*problems, *([] if error is None else [getattr(error, "marked", str(error))])])
             raise ContentError(
-                f"{said} To omit parts, call trainer.load_state_dict(tree, ignore=['…']), or with strict=False."
+                f"{said} «To omit parts, call trainer.load_state_dict(tree, ignore=['…']), or with strict=False¦To begin a new "
+                "run instead, write »«¦resume=None»«¦, and another folder in checkpoints»."
             ) from error
         if error is not None:
             raise error
@@ -233,8 +235,8 @@ def _covers(path: str, name: str) -> bool:
 def _unclaimed(name: str, glob: str) -> str:
     who = "attach the plug-in that saved it" if name.startswith(f"{OFFERED}.") else "upgrade hocket"
     return (
-        f"The checkpoint has '{name}', which nothing here loads: {who}, or omit it by trainer.load_state_dict(tree, "
-        f"ignore=['{glob}'])."
+        f"The checkpoint has '{name}', which nothing here loads: {who}«, or omit it by trainer.load_state_dict(tree, "
+        f"ignore=['{glob}'])¦»."
     )
 
 

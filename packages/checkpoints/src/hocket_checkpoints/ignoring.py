@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from hocket.errors import WrongValue
+
 
 def ignoring(tree: Mapping[str, Any], own: Mapping[str, Any], globs: Sequence[str]) -> dict[str, Any]:
     """Return ``tree`` with the parts whose dotted path matches a glob replaced by those of ``own``, or removed if it has none.
@@ -51,8 +53,8 @@ def ignoring(tree: Mapping[str, Any], own: Mapping[str, Any], globs: Sequence[st
     made = merge(tree, own, "")
     made["attached"] = attached(tree, False) + attached(own, True)
     if unused := [glob for glob in globs if glob not in used]:
-        raise ValueError(
-            f"ignore={unused!r} matches nothing. Give globs of paths as `hocket checkpoint inspect` shows them, such as "
+        raise WrongValue(
+            f"«ignore={unused!r}» matches nothing. Give globs of paths as `hocket checkpoint inspect` shows them, such as "
             "'model.head.*', 'optimizers.*' or 'plugins.algorithms.ema'."
         )
     return made

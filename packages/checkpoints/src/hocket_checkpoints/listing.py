@@ -42,8 +42,9 @@ class Listing:
             rule = (ranks_by, mode_of(ranks_by) or "max", 1)
             how = "To rank them, write" if abouts else "They follow no evaluation. For a run that ranks its own, write"
             raise CheckpointError(
-                f"The checkpoints in {self.store} are not ranked. {how} checkpoints=hocket.Checkpoints("
-                f"{str(self.store.folder)!r}, best={rule}); or give 'latest', or the path of a checkpoint."
+                f"The checkpoints in {self.store} are not ranked. {how} «checkpoints=hocket.Checkpoints("
+                f"{str(self.store.folder)!r}, best={rule})¦checkpoints={{'folder': {str(self.store.folder)!r}, 'best': "
+                f"{rule}}}»; or give 'latest', or the path of a checkpoint."
             )
         found = self.best() if which == "best" else None
         if found is not None:
@@ -52,7 +53,7 @@ class Listing:
         if not names:
             ranked = f" ranked by '{metric}'" if which == "best" else ""
             raise CheckpointError(
-                f"This run has no checkpoint{ranked} in {self.store} yet. Train first: trainer.fit()."
+                f"This run has no checkpoint{ranked} in {self.store} yet. Train first: «trainer.fit()¦`hocket train`»."
             )
         return self._path(names[-1])
 

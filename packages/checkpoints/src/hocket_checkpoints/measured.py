@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.state import State
 from hocket.training.watching import label_of, warn_of_nothing, watch
@@ -77,8 +78,9 @@ class Measured:
             return
         if self.is_new(state, name):
             metrics = ", ".join(sorted(state.metrics)) or "none"
-            raise ValueError(
-                f"Checkpoints should keep the best by '{name}', but there is no such metric. There are: {metrics}."
+            raise WrongValue(
+                f"Checkpoints should keep the best by '{name}', but there is no such metric. There are: {metrics}.",
+                about="best",
             )
 
     def _take_logged(self, state: State, name: str, epoch_ends: bool) -> None:

@@ -63,8 +63,8 @@ class Ownership:
         if elsewhere is not None and (why := self._continued(elsewhere, taken)):
             raise CheckpointError(
                 f"{self._store} is a copy of {elsewhere}, {why}. A run continues in one of them, and logs to one folder. For a "
-                f"second run that begins here, pass resume='{self._store.folder}/{name}' and another folder as checkpoints=; "
-                f"if the other is not needed, remove it."
+                f"second run that begins here, pass «resume='{self._store.folder}/{name}'» and another folder as "
+                f"«checkpoints=»; if the other is not needed, remove it."
             )
         if not newest:
             later = [each for each, about in self.own().items() if about["written"] > taken]
@@ -91,10 +91,11 @@ class Ownership:
     def _displace(self, names: Iterable[str], problem: str, readable: bool = True) -> set[str]:
         names = list(names)
         if names and not self._overwrite:
-            resume = "To continue from the newest, pass resume='auto'; to" if readable else "To"
+            resume = "To continue from the newest, pass «resume='auto'»; to" if readable else "To"
             raise CheckpointError(
                 f"{problem} {resume} keep them, another folder; to replace them, "
-                f"checkpoints=hocket.Checkpoints({str(self._store.folder)!r}, overwrite=True)."
+                f"«checkpoints=hocket.Checkpoints({str(self._store.folder)!r}, overwrite=True)¦checkpoints={{'folder': "
+                f"{str(self._store.folder)!r}, 'overwrite': True}}»."
             )
         if names:
             said = (
@@ -116,7 +117,7 @@ class Ownership:
             if problem is not None and writable:
                 raise CheckpointError(
                     f"No checkpoint can be written to {self._store.where}: {problem}. Make it a folder that this user may "
-                    "write to, or give another: checkpoints=hocket.Checkpoints('…')."
+                    "write to, or give another: «checkpoints=hocket.Checkpoints('…')¦checkpoints=…»."
                 )
             self._check()
         except BaseException:
@@ -141,7 +142,7 @@ class Ownership:
         if news:
             raise CheckpointError(
                 f"{self._store} has checkpoints that were written after this Trainer was made, by another: {_list(news)}. Make "
-                "the Trainer again, with resume='auto' to continue from the newest, or with another folder."
+                "the Trainer again, with «resume='auto'» to continue from the newest, or with another folder."
             )
 
     def note(self) -> None:

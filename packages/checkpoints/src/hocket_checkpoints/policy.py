@@ -16,6 +16,7 @@ from hocket.callback import Callback
 from hocket.content import by_own_names
 from hocket.distributed.agreement import ranks_of
 from hocket.distributed.dtensors import local
+from hocket.errors import WrongValue
 from hocket.help import objects
 from hocket.help.arguments import understood
 from hocket.hookspecs import hookimpl
@@ -103,13 +104,13 @@ class Checkpoints(Callback):
         only: Literal["trainable"] | None = None,
     ) -> None:
         if only not in (None, "trainable"):
-            raise ValueError(f"only={only!r} is neither 'trainable' nor None.")
+            raise WrongValue(f"«only={only!r}» is neither 'trainable' nor «None».")
         self._only = only
         #: The frozen weights, of which only changed ones are saved; None to save all weights.
         self._frozen: FrozenWeights | None = None
         self._retention = Retention(keep, best)
         if on_error not in ("stop", "warn"):
-            raise ValueError(f"on_error={on_error!r} is neither 'stop' nor 'warn'.")
+            raise WrongValue(f"«on_error={on_error!r}» is neither 'stop' nor 'warn'.")
         self.store = Store(objects.path(folder))
         self._owned = Ownership(self.store, overwrite)
         #: What this run has written so far.
@@ -134,9 +135,9 @@ class Checkpoints(Callback):
         """
         resume = state.identity.resumes
         if self._requeue and resume != "auto":
-            raise ValueError(
+            raise WrongValue(
                 f"Checkpoints(requeue=True) starts the job again, and {resume=} would not continue its run. "
-                "Pass resume='auto' to the Trainer."
+                "Pass «resume='auto'» to the Trainer."
             )
         if resume is None:
             self.begin_run(state)
@@ -153,10 +154,10 @@ class Checkpoints(Callback):
             kind = "" if nn.parameter.is_lazy(tensor) or mine.is_meta or taken_apart(mine) else unstorable(mine)
             if kind:
                 raise PlanError(
-                    f"checkpoints={str(self.store.folder)!r} cannot hold {name.removeprefix(state.model_prefix)} of "
+                    f"«checkpoints={str(self.store.folder)!r}» cannot hold {name.removeprefix(state.model_prefix)} of "
                     f"{type(state.model).__name__}: it is a {kind}. Keep a plain or sparse tensor, or one of torch's affine "
                     "quantized ones, and convert it in forward; or keep it in an attribute that __init__ makes again, or "
-                    "train without checkpoints=."
+                    "train without «checkpoints=»."
                 )
         if self._frozen is not None:
             self._frozen.construct(state)
@@ -196,7 +197,7 @@ class Checkpoints(Callback):
     def fit_start(self, state: State) -> None:
         """Handle signals from now on, in the main thread. Raises ValueError if these Checkpoints belong to a later Trainer."""
         if self._state() is not state:
-            raise ValueError(
+            raise WrongValue(
                 f"These Checkpoints in {self.store} were given to another Trainer after this one. Give each Trainer its own: "
                 f"checkpoints=hocket.Checkpoints({str(self.store.folder)!r})."
             )

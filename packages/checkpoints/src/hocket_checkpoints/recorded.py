@@ -58,14 +58,14 @@ def recorded_algorithms(path: Path | str, every: bool = False) -> list[dict[str,
         if class_named(full_name(found)) != class_named(each["class"]):
             raise ContentError(
                 f"'{short}' was a {each['class']} when {path} was taken, and is a {full_name(found)} "
-                f"now. Pass an instance of the right one: algorithms=[{each['class'].rpartition('.')[2]}(…)]."
+                f"now. Pass an instance of the right one: «algorithms=[{each['class'].rpartition('.')[2]}(…)]»."
             )
         if not every and Event.INIT not in found.events:
             continue
         if each["config"] is None:
             raise ContentError(
                 f"{path} does not say how its algorithm '{short}' was made, because it was given as an instance or with "
-                f"arguments that are not plain data. Pass one made the same way: algorithms=[{found.__qualname__}(…)]."
+                f"arguments that are not plain data. Pass one made the same way: «algorithms=[{found.__qualname__}(…)]»."
             )
         specifications.append({name: decode(each["config"])})
     return specifications
@@ -85,5 +85,5 @@ def warn_of_surgery(path: Path | str, state: State) -> None:
     if missing:
         warn(
             f"The weights of {path} were trained in a model that algorithms had changed, and this Trainer does not have these "
-            f"algorithms. Unless the model is changed already, give the Trainer algorithms={missing}."
+            f"algorithms. Unless the model is changed already, give the Trainer «algorithms={missing}»."
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hocket.distributed.agreement import ranks_of
 from hocket.distributed.ranks import Ranks
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, WrongType, WrongValue
 from hocket.help import warn
 from hocket.run_folder import Run, RunFolder, check_name, is_url
 from hocket.training import seeding
@@ -63,8 +63,8 @@ def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = No
             error.add_note(f"While resuming from '{name}' in {store}.")
             raise
     if "version" not in tree:
-        raise ValueError(
-            f"'{name}' in {store} holds weights only, which is not enough to resume from. Omit resume=, and begin with these "
+        raise WrongValue(
+            f"'{name}' in {store} holds weights only, which is not enough to resume from. Omit «resume=», and begin with these "
             f"weights: trainer.load_weights('{store.folder}/{name}')."
         )
     with seeding.preserved(devices=False):
@@ -97,19 +97,20 @@ def check(where: str | Path, searches: bool) -> None:
         searches: whether there are checkpoints of the run to search.
     """
     if not isinstance(where, str | os.PathLike) or not os.fspath(where):
-        raise TypeError(
-            f"resume={where!r} is not a checkpoint. Give 'auto' for the newest in the folder of checkpoints=, a checkpoint "
-            "such as 'runs/a/ep3-ba18', or None for a new run."
+        raise WrongType(
+            f"«resume={where!r}» is not a checkpoint. Give 'auto' for the newest in the folder of «checkpoints=», a checkpoint "
+            "such as 'runs/a/ep3-ba18', or «None» for a new run."
         )
     if where in ("latest", "best") and not os.path.lexists(where):
         raise CheckpointError(
-            f"resume={where!r} is not the path of a checkpoint. Write resume='auto' for the newest in the folder of "
-            "checkpoints=, or a path such as 'runs/a/ep3-ba18'; result.best.path is that of the best."
+            f"«resume={where!r}» is not the path of a checkpoint. Write «resume='auto'» for the newest in the folder of "
+            "«checkpoints=», or a path such as 'runs/a/ep3-ba18'; result.best.path is that of the best."
         )
     if where == "auto" and not searches:
-        raise ValueError(
-            "resume='auto' searches the folder of checkpoints=; pass checkpoints=hocket.Checkpoints('runs/a') as well, or "
-            "the folder of a checkpoint as resume=."
+        raise WrongValue(
+            "«resume='auto'» searches the folder of «checkpoints=»; pass "
+            "«checkpoints=hocket.Checkpoints('runs/a')¦checkpoints='runs/a'» as well, or the folder of a checkpoint as "
+            "«resume=»."
         )
 
 
@@ -148,7 +149,7 @@ def _of_a_folder(where: str | Path, ranks: Ranks) -> str | Path:
     if not names:
         return where
     warn(
-        f"resume={str(where)!r} is a folder of checkpoints; the run resumes from its newest, {names[-1]!r}. Write "
-        f"resume='{path}/{names[-1]}', or resume='auto' with checkpoints={path!r}."
+        f"«resume={str(where)!r}» is a folder of checkpoints; the run resumes from its newest, {names[-1]!r}. Write "
+        f"«resume='{path}/{names[-1]}'», or «resume='auto'» with «checkpoints={path!r}»."
     )
     return f"{path}/{names[-1]}"

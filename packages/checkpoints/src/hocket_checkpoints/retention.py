@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, WrongValue
 from hocket.help import warn
 from hocket.training.direction import check_mode, mode_of
 from hocket_checkpoints.ownership import Ownership
@@ -18,19 +18,20 @@ class Retention:
 
     def __init__(self, keep: int | None, best: tuple[str, Literal["max", "min"], int] | None) -> None:
         if keep is not None and keep < 1:
-            raise ValueError(f"keep={keep} keeps nothing to resume from; give 1 or more, or None for all.")
+            raise WrongValue(f"«keep={keep}» keeps nothing to resume from; give 1 or more, or «None» for all.")
         if isinstance(best, str):
             mode = mode_of(best)
-            raise ValueError(
-                f"best={best!r} does not say how many checkpoints. Write best=({best!r}, '{mode or 'max'}', 1)"
+            raise WrongValue(
+                f"«best={best!r}» does not say how many checkpoints. Write «best=({best!r}, '{mode or 'max'}', 1)»"
                 + ("." if mode else ", with 'min' if lower is better.")
             )
         if best is not None and (len(best) != 3 or best[1] not in ("max", "min") or best[2] < 1):
-            raise ValueError(
-                f"best={best!r} is not (metric, 'max' or 'min', number of checkpoints). Write best=('test/accuracy', 'max', 1)."
+            raise WrongValue(
+                f"«best={best!r}» is not (metric, 'max' or 'min', number of checkpoints). Write «best=('test/accuracy', 'max', "
+                "1)»."
             )
         if best is not None:
-            check_mode(best[0], best[1], lambda mode: f"best=({best[0]!r}, {mode!r}, {best[2]})")
+            check_mode(best[0], best[1], lambda mode: f"«best=({best[0]!r}, {mode!r}, {best[2]})»")
         self._keep, self._best = keep, best
 
     @property

@@ -14,7 +14,7 @@ from torch import Tensor
 from hocket.data.stateful import has_state
 from hocket.distributed.agreement import ranks_of
 from hocket.distributed.dtensors import shard_like
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, WrongValue
 from hocket.hookspecs import Event
 from hocket.plain_data import decode, encode
 from hocket.training import seeding
@@ -55,9 +55,10 @@ def weights_of(state: State, where: str | Path, checkpoints: Checkpoints | None)
     with seeding.preserved(devices=False):
         if where in ("best", "latest"):
             if checkpoints is None:
-                raise ValueError(
+                raise WrongValue(
                     f"'{where}' is one of this run's checkpoints, but it writes none. Pass "
-                    "checkpoints=hocket.Checkpoints('runs/a') to the Trainer, or the path of a checkpoint here."
+                    "«checkpoints=hocket.Checkpoints('runs/a')¦checkpoints='runs/a'» to the Trainer, or the path of a "
+                    "checkpoint here."
                 )
             path = ranks.first(lambda: checkpoints.listing.path_of(str(where)))
         else:

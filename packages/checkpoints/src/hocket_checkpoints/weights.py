@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hocket import safe_files
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, WrongValue
 from hocket.plain_data import decode
 from hocket_checkpoints import pickles
 from hocket_checkpoints.report import Report, some
@@ -385,7 +385,8 @@ def _choose(
     if strict and report:
         raise CheckpointError(
             f"The weights do not fit {what}, and nothing was loaded.\n{report}\n"
-            "Pass remap={'old.': 'new.'} for other names, ignore=['head.*'] to leave parts alone, or strict=False."
+            "«Pass remap={'old.': 'new.'} for other names, ignore=['head.*'] to leave parts alone, or strict=False¦"
+            "Give the configuration that they were trained with, such as config.yaml in the folder of their run»."
         )
     other = {name for name, _, _ in mismatched}
     return {name: value for name, value in given.items() if name in own and name not in other}, report
@@ -400,10 +401,10 @@ def _renamed(state: Mapping[str, Any], remap: Mapping[str, str]) -> dict[str, An
         new = name if old is None else remap[old] + name[len(old) :]
         used.add(old)
         if new in made:
-            raise ValueError(f"remap gives '{new}' to two weights, one of them '{name}'.")
+            raise WrongValue(f"remap gives '{new}' to two weights, one of them '{name}'.")
         made[new] = value
     if unused := sorted(set(remap) - used):
-        raise ValueError(f"remap has {some(unused)}, which no name equals or begins with; prefixes end with a dot.")
+        raise WrongValue(f"remap has {some(unused)}, which no name equals or begins with; prefixes end with a dot.")
     return made
 
 

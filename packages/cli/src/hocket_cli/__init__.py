@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from hocket.help.raised import explains
+from hocket.errors import Mistake
 from hocket.plugins import PluginError, catalog, switches
 from hocket.plugins.distributions import AUTOLOAD, UNREADABLE
 from hocket.safe_files import printable
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _hide(error)
         raise
     except Exception as error:
-        if not explains(error):
+        if not isinstance(error, Mistake):
             raise
         if "--traceback" in argv[: _own(argv)]:
             traceback.print_exc()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,8 +17,9 @@ import hocket
 from hocket import types
 from hocket.data.module import is_module
 from hocket.distributed.ranks import ALONE
+from hocket.errors import Mistake
 from hocket.help import objects
-from hocket.help.raised import explains, raised
+from hocket.help.raised import raised
 from hocket.masking import masked
 from hocket.optim.groups import OPTIONS
 from hocket.plugins import Entry, PluginError, catalog, signatures, spec
@@ -32,7 +32,7 @@ from hocket_cli import forms, imports, recorded
 from hocket_cli.advice import in_yaml
 from hocket_cli.calls import lacking, lacks
 from hocket_cli.document import ConfigError, Node
-from hocket_cli.errors import blamed, mentions
+from hocket_cli.errors import blamed
 from hocket_cli.imports import reference, resolve
 from hocket_cli.keys import KINDS, LISTS, keys
 from hocket_cli.objects import arguments, build, call, checking, defaults, make
@@ -89,16 +89,16 @@ def trainer_from(
         try:
             yield trainer
         except ArithmeticError as error:  # a fit that diverged, which is not about one key
-            if explains(error):
-                error.args = (in_yaml(str(error)),)
+            if isinstance(error, Mistake):
+                error.args = (in_yaml(error),)
             raise
         except (TypeError, ValueError, RuntimeError) as error:
             where = described.blamed(error) or (args.config if needs else None)
-            if isinstance(error, ConfigError) or not explains(error):
+            if isinstance(error, ConfigError) or not isinstance(error, Mistake):
                 raise
             if where is None:
-                raise PluginError(in_yaml(str(error))) from error
-            raise ConfigError(where, in_yaml(str(error), where.startswith("'"))) from error
+                raise PluginError(in_yaml(error)) from error
+            raise ConfigError(where, in_yaml(error, where.startswith("'"))) from error
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def _warnings_in_yaml() -> Iterator[None]:
 
     def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
         if issubclass(category, UserWarning) and not issubclass(category, DeprecationWarning):
-            print(printable(f"hocket: {in_yaml(' '.join(str(message).split()))}"), file=sys.stderr, flush=True)
+            print(printable(f"hocket: {' '.join(in_yaml(message).split())}"), file=sys.stderr, flush=True)
         else:
             shown_before(message, category, *rest)
 
@@ -205,8 +205,10 @@ class Configuration:
             yield
         except (TypeError, ValueError, CheckpointError) as error:
             node = self._given[key]
-            named = in_yaml(str(error) if f"{key}=" in str(error) else f"{key}: {error}", node.where.startswith("'"))
-            raise ConfigError(blamed(node, str(error), node.where), named) from error
+            said = in_yaml(error, node.where.startswith("'"))
+            inside = blamed(node.value, error) if isinstance(node.value, dict) else None
+            about = getattr(error, "about", None)
+            raise ConfigError((inside or node).where, said if about == key else f"{key}: {said}") from error
 
     def _check_names(self) -> None:
         """Check losses and metrics that are given by a name of hocket's. Raises ConfigError."""
@@ -224,7 +226,7 @@ class Configuration:
                     try:
                         convert(name)
                     except ValueError as error:
-                        raise ConfigError(each.where, in_yaml(str(error), each.where.startswith("'"))) from None
+                        raise ConfigError(each.where, in_yaml(error, each.where.startswith("'"))) from None
 
     # --- objects
 
@@ -330,7 +332,9 @@ class Configuration:
             where = self.blamed(error) or where
             key = next((f"{key}: " for key, node in self._given.items() if where in (node.where, node.key)), "")
             override = where.startswith("'")
-            message = in_yaml(str(error), override) if explains(error) else raised(f"{key}Making the Trainer", error)
+            message = (
+                in_yaml(error, override) if isinstance(error, Mistake) else raised(f"{key}Making the Trainer", error)
+            )
             raise ConfigError(where, message) from error
 
     def _assemble(self, values: Mapping[str, Any]) -> Trainer:
@@ -361,29 +365,12 @@ class Configuration:
 
     def blamed(self, error: BaseException) -> str | None:
         """Return the place of the value that an error of the Trainer is about, or None."""
-        message = str(error)
+        said = "\n".join([str(error), *getattr(error, "__notes__", ())])
         for kind, name, inside in self._plugins:
-            if f"{kind} '{name}'" in "\n".join([message, *getattr(error, "__notes__", ())]):
-                return blamed(inside, message, inside.key)
-        if first := next((node for key, node in self._given.items() if re.match(rf"{key}\b", message)), None):
-            return first.where
-        for pattern in ("{key}={value!r}", "{value!r}", "{key}="):
-            found = [
-                node
-                for key, node in self._given.items()
-                if mentions(message, pattern.format(key=key, value=node.plain()))
-                and not (pattern == "{value!r}" and isinstance(node.value, int))  # 3 is in many messages
-            ]
-            if len(found) == 1:
-                return found[0].where
-        keyed = [(name, node) for name, node in self._document.inside() if isinstance(name, str)]
-        named = [node.key for name, node in keyed if mentions(message, repr(name))]
-        if not named:  # a value at any depth
-            named = [
-                node.where
-                for _, node in self._document.inside()
-                if isinstance(node.value, str) and mentions(message, repr(node.value))
-            ]
-        if not named:  # a plug-in by the name of its class
-            named = [inside.key for cls, inside in self._classes if mentions(message, cls)]
-        return named[0] if len(set(named)) == 1 else None
+            if f"{kind} '{name}'" in said:
+                about = blamed(inside.value, error) if isinstance(inside.value, dict) else None
+                return about.where if about else inside.key
+        nested = [(name, node) for name, node in self._document.inside() if isinstance(name, str)]
+        once = {name: node for name, node in nested if [other for other, _ in nested].count(name) == 1}
+        about = blamed(self._given, error) or blamed(once, error)
+        return about.where if about else None

@@ -1,26 +1,29 @@
-"""Which place in a file the message of an error is about."""
+"""Which place in a file an error is about."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-if TYPE_CHECKING:
-    from hocket_cli.document import Node
-
-
-def blamed(node: Node, message: str, otherwise: str) -> str:
-    """Return the place of the one argument that a message is about, by its name or its value; else another place."""
-    children = node.value if isinstance(node.value, dict) else {}
-    for pattern in ("{key}={value!r}", "'{key}'", "{key}", "{value!r}"):
-        about = [
-            child for key, child in children.items() if mentions(message, pattern.format(key=key, value=child.plain()))
-        ]
-        if len(about) == 1:
-            return about[0].where
-    return otherwise
+from hocket.errors import Mistake
+from hocket_cli.document import Node
 
 
-def mentions(message: str, text: str) -> bool:
-    """Whether a message has a text as a word."""
-    return re.search(rf"(?<![\w.]){re.escape(text)}" + ("" if text.endswith("=") else r"(?!\w)"), message) is not None
+def blamed(nodes: Mapping[str, Node], error: BaseException) -> Node | None:
+    """Return the argument that an error is about: that it names with the value given here, or that it names first."""
+    if not isinstance(error, Mistake):
+        return _mentioned(nodes, str(error))
+    for name, value in error.settings:
+        if name in nodes and value in (repr(plain := nodes[name].plain()), str(plain)):
+            return nodes[name]
+    named = [error.about, *(name for name, _ in error.settings)]
+    return next((nodes[name] for name in named if name in nodes), None)
+
+
+def _mentioned(nodes: Mapping[str, Node], message: str) -> Node | None:
+    """Return the one argument whose name, or value, is a word of the message of somebody else's error."""
+    for text in (lambda name, node: name, lambda name, node: repr(node.plain())):
+        words = {name: rf"(?<![\w.]){re.escape(text(name, node))}(?!\w)" for name, node in nodes.items()}
+        if len(about := [nodes[name] for name, word in words.items() if re.search(word, message)]) == 1:
+            return about[0]
+    return None

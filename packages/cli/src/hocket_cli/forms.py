@@ -50,7 +50,7 @@ def find(name: str, inside: Node, kind: str, at: str) -> tuple[Entry, Any]:
         entry = catalog.find(kind, name)
         return entry, entry.load()
     except PluginError as error:
-        raise ConfigError(inside.key, f"{at}: {in_yaml(str(error))}") from error
+        raise ConfigError(inside.key, f"{at}: {in_yaml(error)}") from error
 
 
 def check_nested(node: Node, kind: str, at: str) -> None:
@@ -78,7 +78,7 @@ def check_groups(groups: Node | None, cls: Any, name: str, at: str) -> None:
     try:
         of_optimizers.check_groups(groups.plain())
     except PluginError as error:
-        raise ConfigError(groups.where, f"{at}.{name}: {in_yaml(str(error))}") from None
+        raise ConfigError(groups.where, f"{at}.{name}: {in_yaml(error)}") from None
 
 
 def _names(kind: str) -> set[str]:

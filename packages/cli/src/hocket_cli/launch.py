@@ -10,6 +10,7 @@ from typing import Any
 
 from hocket import elsewhere
 from hocket.command import Command
+from hocket.errors import WrongValue
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,20 +85,20 @@ def _check_target(target: str, module: bool) -> None:
     """Raise ValueError for a target that python cannot run, before any process is started."""
     if module:
         if PathFinder.find_spec(target.partition(".")[0], ["", *sys.path]) is None:
-            raise ValueError(f"-m {target}: there is no module {target.partition('.')[0]}, neither here nor installed.")
+            raise WrongValue(f"-m {target}: there is no module {target.partition('.')[0]}, neither here nor installed.")
         return
     file = Path(target)
     if file.is_dir():
         if not (file / "__main__.py").is_file():
-            raise ValueError(f"The folder {target} has no __main__.py. Give a script, or -m and a module.")
+            raise WrongValue(f"The folder {target} has no __main__.py. Give a script, or -m and a module.")
         return
     if not file.is_file():
         module_of_it = target.removesuffix(".py").replace("/", ".")
-        raise ValueError(f"There is no file {target} in {Path.cwd()}. If it is a module, write -m {module_of_it}.")
+        raise WrongValue(f"There is no file {target} in {Path.cwd()}. If it is a module, write -m {module_of_it}.")
     with file.open("rb") as opened:
         line = opened.readline(200)
     if file.suffix not in (".py", ".pyc", ".pyz", ".pyw") and not (line.startswith(b"#!") and b"python" in line):
-        raise ValueError(
+        raise WrongValue(
             f"{target} is not a Python script (it has neither the suffix .py nor a first line that names python), and ranks "
             f"are started with {Path(sys.executable).name}. Give the script that it runs, or -m and a module."
         )
@@ -115,20 +116,20 @@ def _nodes(given: str) -> tuple[int, int]:
     fewest, _, most = given.partition(":")
     nodes = _positive_in("--nnodes", fewest), _positive_in("--nnodes", most or fewest)
     if nodes[0] > nodes[1]:
-        raise ValueError(f"--nnodes {given}: the minimum comes first, as in {nodes[1]}:{nodes[0]}.")
+        raise WrongValue(f"--nnodes {given}: the minimum comes first, as in {nodes[1]}:{nodes[0]}.")
     return nodes
 
 
 def _settings(given: str) -> dict[str, Any]:
     pairs = [part.partition("=") for part in given.split(",") if part]
     if wrong := next((key for key, equals, _ in pairs if not equals), None):
-        raise ValueError(f"--rdzv-conf {given}: '{wrong}' has no value; write key=value,key=value.")
+        raise WrongValue(f"--rdzv-conf {given}: '{wrong}' has no value; write key=value,key=value.")
     return {key: int(value) if value.isdecimal() else value for key, _, value in pairs}
 
 
 def _positive_in(option: str, given: str) -> int:
     if not given.isdecimal() or int(given) < 1:
-        raise ValueError(f"{option} {given} is not a positive integer{', or auto' if option == '-n' else ''}.")
+        raise WrongValue(f"{option} {given} is not a positive integer{', or auto' if option == '-n' else ''}.")
     return int(given)
 
 

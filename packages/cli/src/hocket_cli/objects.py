@@ -18,7 +18,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from hocket.help.raised import explains, raised
+from hocket.errors import Mistake
+from hocket.help.raised import raised
 from hocket.masking import masked
 from hocket.plugins import signatures
 from hocket.time import Interval, Time
@@ -288,8 +289,9 @@ def call(
     except ConfigError:
         raise
     except Exception as error:
-        message = f"{at}: {in_yaml(str(error))}" if explains(error) else raised(f"{at}: {name}", error)
-        raise ConfigError(blamed(node, str(error), where), message + unexpected(target, node, error)) from error
+        message = f"{at}: {in_yaml(error)}" if isinstance(error, Mistake) else raised(f"{at}: {name}", error)
+        about = blamed(node.value, error) if isinstance(node.value, dict) else None
+        raise ConfigError(about.where if about else where, message + unexpected(target, node, error)) from error
 
 
 def defaults(target: Any, leading: int) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hocket.errors import Setting
 from hocket.help import names
 from hocket.masking import is_masked, masked
 from hocket.plugins import PluginConfigError, catalog
 from hocket_cli import forms, recorded
-from hocket_cli.advice import in_yaml, key_of
+from hocket_cli.advice import key_of, spelled
 from hocket_cli.document import ConfigError, Node, flow, parse_value, read, suggestion
 from hocket_cli.imports import reference
 from hocket_cli.keys import KINDS, LISTS, keys
@@ -170,7 +171,7 @@ def _elsewhere(key: object, node: Node) -> str:
         if plugin := _plugin_key(str(key), node):
             return plugin
         inside = [
-            in_yaml(f"{name}={each.plain()!r}", override)
+            spelled(Setting(name, repr(each.plain())), override)
             if name in keys()
             else key_of(str(name), each.plain(), override)
             for name, each in node.value.items()

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    from hocket.lazy import declared, missing
+    from hocket.lazy import Absent, declared
 
     if name == "__version__":
         from importlib.metadata import version
@@ -53,7 +53,7 @@ def __getattr__(name: str) -> Any:
 
         return [name for name, module in declared("hocket").items() if find_spec(module.partition(".")[0])]
     if name not in (public := declared("hocket")):
-        raise missing("hocket", name, list(public))
+        raise Absent("hocket", name, list(public))
     from hocket import elsewhere
 
     module = public[name]
@@ -61,7 +61,7 @@ def __getattr__(name: str) -> Any:
         in_core = module == "hocket"  # a module itself
         value = importlib.import_module(f"hocket.{name}") if in_core else getattr(elsewhere.module(module), name)
     except elsewhere.NotInstalled as absent:
-        raise elsewhere.unless_imported(absent, name) from None
+        raise AttributeError(absent.msg, name=name) from None
     except UnicodeDecodeError as error:  # in torch, which reads the entry points of every distribution
         from hocket.plugins import catalog, distributions
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from hocket.data.stateful import Stateful
+from hocket.errors import Unsupported
 from hocket.help import names
 from hocket.help.attributes import Named
 from hocket.hookspecs import Actions, Event
@@ -80,7 +81,7 @@ class Algorithm(Stateful):
 
         Draw random numbers from ``state.generator(self)``, a private seeded generator that checkpoints save.
         """
-        raise NotImplementedError(
+        raise Unsupported(
             f"{type(self).__name__} declares events but no apply(event, state). Define def apply(self, event, state)."
         )
 

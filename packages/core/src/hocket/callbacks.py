@@ -3,3 +3,5 @@
 from hocket.elsewhere import names
 
 __getattr__, __dir__ = names("hocket_insight.callbacks")
+#: Import statements look here for names that the distribution does not have, or is absent for: `elsewhere` explains.
+__path__: list[str] = []

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dis
 import importlib
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
-from hocket.ours import PACKAGES
+from hocket.errors import MissingPackage
+from hocket.ours import PACKAGES, is_ours
 
 
-class NotInstalled(ModuleNotFoundError):
+class NotInstalled(MissingPackage):
     """A part of hocket is not installed. The message says what to type."""
 
 
@@ -54,19 +54,26 @@ def names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
         try:
             return getattr(module(package), name)
         except NotInstalled as absent:
-            raise unless_imported(absent, name) from None
+            raise AttributeError(absent.msg, name=name) from None
 
     return getattribute, lambda: dir(module(package)) if find_spec(package.partition(".")[0]) else []
 
 
-def unless_imported(absent: NotInstalled, name: str) -> Exception:
-    """Return the error for an attribute of a module: `absent` in an import statement, and an AttributeError elsewhere.
+class _Explaining:
+    """Let ``from package import name`` raise the text of ``package.name``, where Python's own ImportError has none.
 
-    ``hasattr``, ``help`` and completion expect the latter. To be called by a module's ``__getattr__``.
+    ``hasattr``, ``help`` and completion expect an AttributeError of a package. Import statements discard it, and look for a
+    module of this name, last here.
     """
-    return absent if is_import(sys._getframe(2)) else AttributeError(absent.msg, name=name)
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        package, _, attribute = name.rpartition(".")
+        if is_ours(package) and attribute[0] != "_" and "__getattr__" in vars(sys.modules.get(package, object)):
+            try:
+                getattr(sys.modules[package], attribute)
+            except AttributeError as error:
+                raise MissingPackage(str(error), name=attribute) from None
 
 
-def is_import(frame: FrameType) -> bool:
-    """Whether a frame asks for the attribute of a module in ``from module import name``."""
-    return frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] == dis.opmap["IMPORT_FROM"]
+sys.meta_path.append(_Explaining)

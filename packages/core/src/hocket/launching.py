@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hocket import elsewhere
+from hocket.errors import WrongState, WrongValue
 
 __all__ = ["Environment", "WorkerError", "cause_of", "current", "environment", "expand_hosts", "hint", "start"]
 
@@ -70,7 +71,7 @@ def hint(variables: Mapping[str, str]) -> str:
 # --- the ranks that this process starts
 
 
-class WorkerError(RuntimeError):
+class WorkerError(WrongState):
     """A worker process raised or was killed. The message has its traceback, and ``rank`` is its rank."""
 
     def __init__(self, rank: int, message: str) -> None:
@@ -110,9 +111,9 @@ def start(devices: int) -> None:
     if found is not None and (found.world_size > 1 or found.launcher in ("torchrun", "hocket", "ray", "plain")):
         if found.local_world_size not in (None, devices):
             by = "an earlier Trainer" if workers else f"the launcher ({found.launcher})"
-            raise ValueError(
-                f"devices={devices}, but {by} has started {found.local_world_size} on this machine. Omit devices=, "
-                f"or pass devices={found.local_world_size}."
+            raise WrongValue(
+                f"«devices={devices}», but {by} has started {found.local_world_size} on this machine. Omit «devices=», "
+                f"or pass «devices={found.local_world_size}»."
             )
         return
     import torch.distributed
@@ -222,7 +223,7 @@ def expand_hosts(hosts: str) -> Iterator[str]:
     for name in re.split(r",(?![^\[\]]*\])", hosts.strip()):
         texts = re.split(r"\[([^\[\]]*)\]", name)  # text, ranges, text, ranges, …, text
         if not name.strip() or any(set(text) & set("[]") for text in texts):
-            raise ValueError(f"'{hosts}' is not a list of hosts as SLURM writes it, such as 'gpu[01-04,07],login1'.")
+            raise WrongValue(f"'{hosts}' is not a list of hosts as SLURM writes it, such as 'gpu[01-04,07],login1'.")
         yield from _names([text.strip() for text in texts], hosts)
 
 
@@ -241,7 +242,7 @@ def _numbers(ranges: str, hosts: str) -> Iterator[str]:
         match = re.fullmatch(r"\s*([0-9]+)(?:-([0-9]+))?\s*", part)
         first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
         if int(last) < int(first):
-            raise ValueError(f"'{part}' in the list of hosts '{hosts}' is not a number or a range such as 01-04.")
+            raise WrongValue(f"'{part}' in the list of hosts '{hosts}' is not a number or a range such as 01-04.")
         for number in range(int(first), int(last) + 1):
             yield f"{number:0{len(first)}d}"
 
@@ -256,7 +257,7 @@ def _tasks_of(tasks: str, node: int) -> int:
         left -= int(match[2] or 1)
         if left < 0:
             return int(match[1])
-    raise ValueError(
+    raise WrongValue(
         f"SLURM's tasks per node, '{tasks}', do not include node {node}; a valid value looks like '2(x3),1'."
     )
 
@@ -269,14 +270,14 @@ def _number(variables: Mapping[str, str], name: str) -> int | None:
     if not text:
         return None
     if not re.fullmatch(r"[0-9]+", text, re.ASCII):
-        raise ValueError(f"The environment variable {name}={text!r} should be an integer, 0 or more.")
+        raise WrongValue(f"The environment variable {name}={text!r} should be an integer, 0 or more.")
     return int(text)
 
 
 def _needed(variables: Mapping[str, str], name: str, other: str = "") -> int:
     number = _number(variables, name)
     if number is None:
-        raise ValueError(
+        raise WrongValue(
             f"The environment variable {other} is set but {name} is not. Set both, as a launcher does for every process it "
             f"starts, or none: unset {other}."
         )
@@ -310,12 +311,12 @@ def _check(found: Environment, variables: Mapping[str, str]) -> None:
     elif found.local_rank is not None and found.local_rank >= among:
         wrong = f"process {found.local_rank} of {among} on this machine, counted from 0"
     elif found.master_port is not None and not 0 < found.master_port < 65536:
-        raise ValueError(f"MASTER_PORT={found.master_port} is not a port; give one from 1 to 65535.")
+        raise WrongValue(f"MASTER_PORT={found.master_port} is not a port; give one from 1 to 65535.")
     else:
         return
     names = _NAMES.get(found.launcher, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     found_in = ", ".join(f"{name}={variables[name]}" for name in names if name in variables)
-    raise ValueError(
+    raise WrongValue(
         f"According to its environment this process is {wrong}: {found_in}. Start all ranks with one launcher, and unset the "
         "variables of any other."
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import InspectLoader
 from typing import Any
 
-from hocket.elsewhere import NotInstalled, is_import, module as imported, unless_imported
+from hocket.elsewhere import NotInstalled, module as imported
 from hocket.ours import is_ours
 
 
@@ -57,12 +57,12 @@ def lazy(
         if name == "__all__":
             return sorted(names())
         if name not in names():
-            raise missing(package, name, sorted(names()))
+            raise Absent(package, name, sorted(names()))
         place = names()[name]
         try:
             module = imported(place if is_ours(place) else f"{package}.{place}".rstrip("."))
         except NotInstalled as absent:
-            raise unless_imported(absent, name) from None
+            raise AttributeError(absent.msg, name=name) from None
         value = vars(module)[name] if name in vars(module) else importlib.import_module(f"{module.__name__}.{name}")
         setattr(importlib.import_module(package), name, value)
         return value
@@ -70,23 +70,24 @@ def lazy(
     return getattribute, lambda: sorted(names())
 
 
-def missing(package: str, name: str, there: Sequence[str], depth: int = 2) -> Exception:
-    """Return the error for a name that a package does not have, with what to write instead.
-
-    It is an ImportError for ``from package import name``, where Python would discard the text of an AttributeError.
+class Absent(AttributeError):
+    """A package has no such name. The text says which it has, and what to write instead; it is found when it is shown.
 
     Args:
+        package: its name.
+        name: the name that was asked for.
         there: the names that it has.
-        depth: how many calls lie between this function and the code that asks for the name.
     """
-    asking = sys._getframe(depth)
-    if asking.f_globals.get("__name__") == "importlib._bootstrap":  # which then imports the module of this name
-        return AttributeError(name)
-    text = f"module '{package}' has no attribute '{name}'; it has {', '.join(there)}"
-    if name[0] == "_":
-        return AttributeError(text)
-    from hocket.help import attributes  # only needed for error messages
 
-    write = attributes.instead(package, name, there) or attributes.instead("hocket", name, ())
-    text = f"{text}. {write}".rstrip()
-    return ImportError(text, name=name) if is_import(asking) else AttributeError(text)
+    def __init__(self, package: str, name: str, there: Sequence[str]) -> None:
+        super().__init__(package, name, there)
+
+    def __str__(self) -> str:
+        package, name, there = self.args
+        text = f"module '{package}' has no attribute '{name}'; it has {', '.join(there)}"
+        if name[0] == "_":
+            return text
+        from hocket.help import attributes  # only needed for error messages
+
+        write = attributes.instead(package, name, there) or attributes.instead("hocket", name, ())
+        return f"{text}. {write}".rstrip()

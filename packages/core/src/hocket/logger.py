@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from hocket.callback import Callback
+from hocket.errors import WrongValue
 
 
 class Logger(Callback):
@@ -41,7 +42,7 @@ def check_filename(logger: str, filename: str, ending: str) -> None:
     """Raise ValueError unless it is a visible file's name, without a folder, with this ending such as ``.csv``."""
     if not re.fullmatch(rf"[^./\\\0][^/\\\0]*{re.escape(ending)}", filename):
         name = re.split(r"[/\\]", filename)[-1].partition(".")[0] or "metrics"
-        raise ValueError(
-            f"The logger {logger!r} was given filename={filename!r}; it takes the name of a file within the run's folder that "
-            f"ends with {ending!r} and does not begin with a dot. Write filename={name + ending!r}."
+        raise WrongValue(
+            f"The logger {logger!r} was given «filename={filename!r}»; it takes the name of a file within the run's folder "
+            f"that ends with {ending!r} and does not begin with a dot. Write «filename={name + ending!r}»."
         )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hocket.errors import WrongType, WrongValue
 from hocket.help.names import plain
 
 #: What a loss is over: see `Loss`.
@@ -79,20 +80,20 @@ def as_loss(returned: object) -> Loss:
     elif isinstance(returned, Loss):
         loss = returned
         if not isinstance(loss.parts, Mapping):
-            raise TypeError(f"{_PARTS} is {type(loss.parts).__name__}. {_NAMED} Write parts={{'a': a, 'b': b}}.")
+            raise WrongType(f"{_PARTS} is {type(loss.parts).__name__}. {_NAMED} Write parts={{'a': a, 'b': b}}.")
         _check_named(loss.parts, f"{_PARTS} has {{name!r}}, which")
         if isinstance(loss.value, Mapping):
             named = as_loss(loss.value)
             loss = loss._replace(value=named.value, parts={**named.parts, **loss.parts})
         elif not isinstance(loss.value, Tensor):
-            raise TypeError(
+            raise WrongType(
                 f"The value of a hocket.Loss is {type(loss.value).__name__}. It may be a scalar tensor, or a dict of named "
                 f"ones, which are added up. {_advice(loss.value)}"
             )
         _check_weight(loss.weight)
         if loss.reduction is not None and loss.reduction not in get_args(Reduction):
-            raise ValueError(
-                f"reduction={loss.reduction!r} of a hocket.Loss is neither 'mean' nor 'sum', 'batch' or 'gathered'."
+            raise WrongValue(
+                f"«reduction={loss.reduction!r}» of a hocket.Loss is neither 'mean' nor 'sum', 'batch' or 'gathered'."
             )
     elif isinstance(returned, Mapping) and returned:
         loss = _named(returned)
@@ -104,7 +105,7 @@ def as_loss(returned: object) -> Loss:
         _check_weight(returned[1])
         loss = as_loss(returned[0])._replace(weight=returned[1])
     else:
-        raise TypeError(
+        raise WrongType(
             f"The loss function returned {type(returned).__name__}. It may return a scalar tensor (the mean over the "
             "samples), (mean, weight) where weight is the number of elements in the mean, or a dict of named scalar tensors, "
             f"which are added up. {_advice(returned)}"
@@ -112,9 +113,9 @@ def as_loss(returned: object) -> Loss:
     if loss.value.dim() and loss.value.numel() == 1:
         return loss._replace(value=loss.value.squeeze())
     if loss.value.dim():
-        raise ValueError(
+        raise WrongValue(
             f"The loss has shape {tuple(loss.value.shape)} but must be a scalar. Take the mean, for instance with "
-            "reduction='mean'; if that mean is not over samples, return (mean, weight)."
+            "«reduction='mean'»; if that mean is not over samples, return (mean, weight)."
         )
     return loss
 
@@ -135,11 +136,11 @@ def _check_named(losses: Mapping[str, Any], what: str) -> None:
             found = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             if isinstance(value, Mapping):
                 inner = next(iter(value), "b")
-                raise TypeError(
+                raise WrongType(
                     f"{what.format(name=name)} is {found}. {_NAMED} Give each a name of its own: {{'{name}/{inner}': …}}."
                 )
-            raise TypeError(
-                f"{what.format(name=name)} is {found}. {_NAMED} Remove {name!r}; to report a value write metrics='accuracy', "
+            raise WrongType(
+                f"{what.format(name=name)} is {found}. {_NAMED} Remove {name!r}; to report a value write «metrics='accuracy'», "
                 f"or state.log({{{name!r}: value}}) in a callback."
             )
 
@@ -151,12 +152,12 @@ def _named(losses: Mapping[str, Any]) -> Loss:
     _check_named(losses, "The loss named {name!r}")
     if "total" not in losses:
         if (near := next((name for name in losses if plain(name) in _TOTALS), None)) and len(losses) > 1:
-            raise ValueError(
+            raise WrongValue(
                 f"The loss function returned a dict of {', '.join(map(repr, losses))}, which would be added up. If {near!r} is "
                 "their sum, call it 'total', so that it is the loss and the others are only logged."
             )
         if "loss" in losses and len(losses) > 1:
-            raise ValueError(
+            raise WrongValue(
                 f"The loss function returned a dict of {', '.join(map(repr, losses))}, which would be added up. If 'loss' is "
                 "the loss to train on, call it 'total'; the others are then logged. If it is one of several, rename it."
             )
@@ -176,10 +177,10 @@ def _check_added(losses: Mapping[str, Tensor]) -> None:
     training = len(constant) < len(losses)
     for name, value in constant.items():
         if (value != 0) if training else len(losses) > 1 and name.lower() in _NOT_LOSSES:
-            raise ValueError(
+            raise WrongValue(
                 f"The loss function returned a dict of {', '.join(map(repr, losses))}, which would be added up, and {name!r} "
                 f"{'has no gradient' if training else 'is not a loss'}: call the loss 'total', so that the others are only "
-                "logged, or use metrics=. If it is a constant term of the loss, give the sum: "
+                "logged, or use «metrics=». If it is a constant term of the loss, give the sum: "
                 f"{{'total': {' + '.join(losses)}}}."
             )
 
@@ -192,24 +193,24 @@ def _check_weight(weight: object) -> None:
     if weight is None or (isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0):
         return
     if not isinstance(weight, Tensor):
-        raise TypeError(
+        raise WrongType(
             f"The loss function returned (mean, weight) with the weight {weight!r}. A weight is the number of elements in the "
             "mean: a number or a scalar tensor, 0 or more."
         )
     if weight.requires_grad and weight.dim():
-        raise ValueError(
+        raise WrongValue(
             f"The loss function returned a loss and a tensor of shape {tuple(weight.shape)}; a tuple is (mean, weight). For "
             "outputs return the loss alone: metrics and plug-ins see the outputs anyway. For a state to keep from batch to "
             "batch, return hocket.Loss(loss, kept=state)."
         )
     if weight.requires_grad:
-        raise ValueError(
+        raise WrongValue(
             "The loss function returned two tensors with gradients. A tuple is (mean, weight), where weight is the number of "
             "elements in the mean, such as a number of tokens. Return the sum of two losses, a + b, or a dict of them, "
             "{'a': a, 'b': b}. Return a weight that depends on parameters as weight.detach()."
         )
     if weight.dim():
-        raise ValueError(
+        raise WrongValue(
             f"The loss function returned (mean, weight) with a weight of shape {tuple(weight.shape)}. It should be a scalar, "
             "the number of elements in the mean, such as mask.sum()."
         )

@@ -12,6 +12,7 @@ import torch
 
 from hocket import launching
 from hocket.devices import Device
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import PrecisionLike, StrategyLike
 from hocket.plugins import catalog
@@ -64,8 +65,8 @@ def resolve(
     }  # fmt: skip
     if processes > 1:
         if not one["strategies"].obj.distributed:
-            raise ValueError(
-                f"devices={devices}, but strategy='{one['strategies'].name}' trains in one process. Omit strategy= or "
+            raise WrongValue(
+                f"«devices={devices}», but «strategy='{one['strategies'].name}'» trains in one process. Omit «strategy=» or "
                 "devices=."
             )
         one["devices"].obj.torch_device(processes - 1)  # raises if there are fewer
@@ -98,7 +99,7 @@ def _check_twice(attachments: Sequence[Attachment]) -> None:
     for each in attachments:
         arguments = _arguments(each)
         if arguments is not None and (type(each.obj), arguments) in seen:
-            raise ValueError(
+            raise WrongValue(
                 f"loggers has {each.name!r} twice with the same arguments, which would write every row twice. Remove one, or "
                 "give them different arguments."
             )
@@ -139,8 +140,8 @@ def _distributed_strategy(world: int) -> catalog.Entry:
 
         raise PluginError(
             f"There are {world} processes, but no installed strategy supports several. Type: "
-            f"{installing.command(str(catalog.extra_of('defaults', _ROLE)))}, or train in one process: omit devices=, "
-            "and under a launcher pass strategy='single', for independent runs."
+            f"{installing.command(str(catalog.extra_of('defaults', _ROLE)))}, or train in one process: omit «devices=», "
+            "and under a launcher pass «strategy='single'», for independent runs."
         )
     if len(candidates) == 1:
         return candidates[0]
@@ -150,7 +151,7 @@ def _distributed_strategy(world: int) -> catalog.Entry:
             priorities[entry] = getattr(entry.load(), "priority", 0)
         except BrokenPluginError as error:
             warn(
-                f"strategy='auto' skips the strategy '{entry.name}' of {entry.dist} {entry.version}: {summarize(error)}. "
+                f"«strategy='auto'» skips the strategy '{entry.name}' of {entry.dist} {entry.version}: {summarize(error)}. "
                 f"Set HOCKET_DISABLE_PLUGINS=dist:{entry.dist} to disable it."
             )
     best = [entry for entry, priority in priorities.items() if priority == max(priorities.values())]
@@ -167,8 +168,8 @@ def _check_devices(given: object) -> int:
     if given is None:
         return 1
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ValueError(
-            f"devices={given!r} is not a number of devices; give a positive int, such as 2, or None to start no processes."
+        raise WrongValue(
+            f"«devices={given!r}» is not a number of devices; give a positive int, such as 2, or «None» to start no processes."
         )
     return given
 
@@ -185,9 +186,9 @@ def _auto_device() -> tuple[Device, str]:
             raise
         except BaseException as error:
             warn(
-                f"device='auto' skips the device '{entry.name}' of {entry.dist} {entry.version}: {summarize(error)}. Type "
+                f"«device='auto'» skips the device '{entry.name}' of {entry.dist} {entry.version}: {summarize(error)}. Type "
                 f"`hocket plugins doctor` for details; set HOCKET_DISABLE_PLUGINS=dist:{entry.dist} to disable it."
             )
     if best is None:
-        raise PluginError("No installed device is available here. Pass device=, such as device='cpu'.")
+        raise PluginError("No installed device is available here. Pass «device=», such as «device='cpu'».")
     return best[2], f"{best[1]}, the best of those available here"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from hocket.distributed.dtensors import full
+from hocket.errors import WrongType
 from hocket.unusual import put_together, taken_apart
 
 #: By torch's name.
@@ -52,7 +53,7 @@ def encode(value: object, where: str = "the state", gather: bool = True) -> Any:
     for plain in (int, float, str, bytes):
         if isinstance(value, plain):  # subclasses such as enumerations: their plain value
             return plain(value)  # type: ignore[arg-type]  # each is given its own kind
-    raise TypeError(
+    raise WrongType(
         f"{where} holds a {type(value).__qualname__}, which is not kept in checkpoints. Keep tensors, numbers, strings, bytes, "
         "None, and dicts, lists and tuples of them; or give what keeps it state_dict() and load_state_dict()."
     )
@@ -105,7 +106,7 @@ def _from_numpy(value: Any, where: str) -> Any:
     try:
         tensor = torch.from_numpy(np.array(value))  # a copy, of one dimension more than a number has
     except TypeError:
-        raise TypeError(
+        raise WrongType(
             f"{where} holds a NumPy {type(value).__name__} of {value.dtype}, which is not kept in checkpoints."
         ) from None
     return {"~array" if isinstance(value, np.ndarray) else "~scalar": tensor}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket import display
+from hocket.errors import WrongType
 from hocket.help import attributes
 from hocket.history import History
 from hocket.timestamp import Timestamp
@@ -81,7 +82,7 @@ class Result:
             values = "history" if name in self.history and name not in self.metrics else "metrics"
             known = [*self.metrics, *self.history]
             name = name if name in known else attributes.near(name, known) or "eval/loss"
-            raise TypeError(
+            raise WrongType(
                 f"A Result has no values by name; its metrics and its history do. Write result.{values}[{name!r}]."
             )
 

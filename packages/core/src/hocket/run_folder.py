@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hocket.errors import WrongType, WrongValue
+
 #: The file in a run's folder that names its owner.
 RECORD = "run.json"
 #: Maximum number of characters and bytes of a name, so that it is a valid file name on all systems.
@@ -48,9 +50,10 @@ def is_url(place: str | os.PathLike[str]) -> bool:
 def local(folder: str | Path) -> Path:
     """Return the folder of runs. Raises ValueError for a URL, which would be a folder of this machine with its name."""
     if is_url(folder):
-        raise ValueError(
-            f"folder={str(folder)!r} is a URL, and the files of runs are written on this machine. Write folder='runs', and "
-            f"copy them while training goes on: loggers=[{{'artifacts': {{'url': {str(folder)!r}}}}}]; checkpoints= takes URLs."
+        raise WrongValue(
+            f"«folder={str(folder)!r}» is a URL, and the files of runs are written on this machine. Write «folder='runs'», and "
+            f"copy them while training goes on: «loggers=[{{'artifacts': {{'url': {str(folder)!r}}}}}]»; «checkpoints=» takes "
+            "URLs."
         )
     return Path(folder)
 
@@ -60,18 +63,18 @@ def check_name(name: object) -> str | None:
     if name is None:
         return None
     if not isinstance(name, str):
-        raise TypeError(f"run_name={name!r} is {type(name).__name__}; give text, such as 'baseline-1', or None.")
+        raise WrongType(f"«run_name={name!r}» is {type(name).__name__}; give text, such as 'baseline-1', or «None».")
     short = name if len(name) <= 40 else f"{name[:40]}…"
     if "/" in name or "\\" in name:
-        raise ValueError(
-            f"run_name={short!r} is a path. It should be the name of one folder in folder=; put the rest of the path there, "
-            "such as folder='runs/sweep', run_name='a'."
+        raise WrongValue(
+            f"«run_name={short!r}» is a path. It should be the name of one folder in «folder=»; put the rest of the path "
+            "there, such as «folder='runs/sweep'», «run_name='a'»."
         )
     fits = 0 < len(name) <= _MAX_LENGTH[0] and len(name.encode(errors="replace")) <= _MAX_LENGTH[1]
     if not fits or not name.isprintable() or name != name.strip() or name.startswith("."):
-        raise ValueError(
-            f"run_name={short!r} is not a valid folder name. Give 1 to {_MAX_LENGTH[0]} printable characters without / and \\, "
-            "not starting with a dot or a space, such as 'baseline-1'; or None for a name with date and time."
+        raise WrongValue(
+            f"«run_name={short!r}» is not a valid folder name. Give 1 to {_MAX_LENGTH[0]} printable characters without / and "
+            "\\, not starting with a dot or a space, such as 'baseline-1'; or «None» for a name with date and time."
         )
     return name
 
@@ -151,8 +154,8 @@ class RunFolder:
                 "that is resumed, remove this one file; otherwise give another run_name."
             )
         raise RunFolderError(
-            f"{self.path} has the files of another run, which are not changed. To continue that run, pass resume='auto' and "
-            f"its checkpoints=. For a new run, pass another run_name than {self._run.name!r}, or run_name=None to generate "
+            f"{self.path} has the files of another run, which are not changed. To continue that run, pass «resume='auto'» and "
+            f"its «checkpoints=». For a new run, pass another run_name than {self._run.name!r}, or «run_name=None» to generate "
             "one; or remove the folder if it is not needed."
         )
 

@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from hocket.errors import Mistake, WrongValue
+
 #: Bytes of a file that is read at once, of a line of JSON, and levels of its nesting.
 BYTES, LINE, DEPTH = 1 << 23, 1 << 23, 500
 #: Bytes of lines that are read together.
@@ -27,8 +29,12 @@ _KINDS = {
 }  # fmt: skip
 
 
-class UnsafeFileError(OSError):
+class UnsafeFileError(Mistake, OSError):
     """A file is not read because of what it is or how large it is; ``strerror`` says why."""
+
+    def __init__(self, number: int, reason: str, file: str) -> None:
+        OSError.__init__(self, number, reason, file)
+        self.marked = str(self)
 
     def __str__(self) -> str:
         return f"{self.filename}: {self.strerror}"
@@ -113,10 +119,10 @@ def parsed(raw: bytes | str) -> Any:
     try:
         found = json.loads(raw)
     except RecursionError:
-        raise ValueError(f"it is nested in more than {DEPTH} levels") from None
+        raise WrongValue(f"it is nested in more than {DEPTH} levels") from None
     opening = ("[", "{") if isinstance(raw, str) else (b"[", b"{")
     if sum(map(raw.count, opening)) > DEPTH and _is_deep(found):  # type: ignore[arg-type]
-        raise ValueError(f"it is nested in more than {DEPTH} levels")
+        raise WrongValue(f"it is nested in more than {DEPTH} levels")
     return found
 
 

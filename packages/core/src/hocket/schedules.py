@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from hocket.clock import Clock
+from hocket.errors import Unsupported, WrongValue
 from hocket.time import Time, Unit, whole
 from hocket.training.direction import check_mode, mode_of
 
@@ -61,7 +62,7 @@ class Schedule:
 
     def factor(self, now: float, warmup: float, *times: float) -> float:
         """Return the factor at ``now`` >= ``warmup``; all arguments are in one unit."""
-        raise NotImplementedError(f"{type(self).__name__} needs a factor(now, warmup, ...)")
+        raise Unsupported(f"{type(self).__name__} needs a factor(now, warmup, ...)")
 
     def check(self, warmup: float, *times: float) -> None:
         """Raise ValueError if the times, in one unit, are inconsistent."""
@@ -142,7 +143,7 @@ class MultiStep(Schedule):
 
     def __init__(self, milestones: Sequence[str | Time], *, gamma: float = 0.1, warmup: str | Time = "0ba") -> None:
         if isinstance(milestones, str | Time):
-            raise ValueError(f"milestones is a list of times, such as ['30ep', '60ep'], not {str(milestones)!r} alone.")
+            raise WrongValue(f"milestones is a list of times, such as ['30ep', '60ep'], not {str(milestones)!r} alone.")
         self.milestones = [Time.parse(milestone) for milestone in milestones]
         self.gamma = _number("gamma", gamma)
         super().__init__(self.milestones, warmup)
@@ -180,9 +181,10 @@ class _UntilTMax(Schedule):
 
     def check(self, warmup: float, *times: float) -> None:
         if times[0] <= warmup:
-            raise ValueError(
+            raise WrongValue(
                 f"The warm-up of {self.warmup} is not over before t_max={self.t_max}, which leaves no time for "
-                f"{type(self).__name__}. Make the warm-up shorter or t_max later."
+                f"{type(self).__name__}. Make the warm-up shorter or t_max later.",
+                about="schedule",
             )
 
     def factor(self, now: float, warmup: float, *times: float) -> float:
@@ -291,7 +293,7 @@ class CosineRestarts(Schedule):
         self.t_0 = _length("t_0", t_0)
         self.t_mult = _number("t_mult", t_mult)
         if t_mult < 1:
-            raise ValueError(f"t_mult is {t_mult}; cycles cannot get shorter and shorter, so give a number >= 1.")
+            raise WrongValue(f"t_mult is {t_mult}; cycles cannot get shorter and shorter, so give a number >= 1.")
         self.alpha_f = _number("alpha_f", alpha_f)
         super().__init__((self.t_0,), warmup)
 
@@ -335,7 +337,7 @@ class WSD(Schedule):
     ) -> None:
         self.decay = _length("decay", decay)
         if shape not in ("linear", "sqrt", "cosine"):
-            raise ValueError(f"shape is {shape!r}; the decay can be 'linear', 'sqrt' or 'cosine'.")
+            raise WrongValue(f"shape is {shape!r}; the decay can be 'linear', 'sqrt' or 'cosine'.")
         self.shape = shape
         self.alpha_f = _number("alpha_f", alpha_f)
         self.t_max = _length("t_max", t_max)
@@ -344,9 +346,10 @@ class WSD(Schedule):
     def check(self, warmup: float, *times: float) -> None:
         decay, t_max = times
         if (warmup + decay) * (1 - 1e-12) > t_max:  # 0.3 + 0.7 may be more than 1 by rounding
-            raise ValueError(
+            raise WrongValue(
                 f"A warm-up of {self.warmup} and a decay of {self.decay} do not fit before t_max={self.t_max}. Make "
-                "one of them shorter or t_max later."
+                "one of them shorter or t_max later.",
+                about="schedule",
             )
 
     def factor(self, now: float, warmup: float, *times: float) -> float:
@@ -404,10 +407,13 @@ class Plateau:
         check_mode(on, mode, lambda mode: f"plateau(on={on!r}, mode={mode!r})")
         better = mode_of(on) if mode is None else mode
         if better not in ("min", "max"):
-            raise ValueError(f"plateau cannot infer whether a higher '{on}' is better; pass mode='max' or mode='min'.")
+            raise WrongValue(
+                f"plateau cannot infer whether a higher '{on}' is better; pass «mode='max'» or «mode='min'»."
+            )
         if not 0 <= _number("factor", factor) < 1 or patience < 0:
-            raise ValueError(
-                f"plateau was given factor={factor} and patience={patience}. Give a factor below 1.0 and 0 or more evaluations."
+            raise WrongValue(
+                f"plateau was given «factor={factor}» and «patience={patience}». Give a factor below 1.0 and 0 or more "
+                "evaluations."
             )
         self.on = on
         #: The arguments of torch's ``ReduceLROnPlateau``.
@@ -419,14 +425,14 @@ class Plateau:
 
 def _number(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{name} is {value!r}; give a finite number that is not negative.")
+        raise WrongValue(f"{name} is {value!r}; give a finite number that is not negative.")
     return float(value)
 
 
 def _length(name: str, time: str | Time) -> Time:
     parsed = Time.parse(time)
     if not parsed.value:
-        raise ValueError(f"{name} is {parsed}, but has to be longer than zero.")
+        raise WrongValue(f"{name} is {parsed}, but has to be longer than zero.")
     return parsed
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 from torch import nn
 
 from hocket.data.stateful import one_sided
+from hocket.errors import WrongType, WrongValue
 from hocket.help import objects
 from hocket.hookspecs import StrategyLike
 from hocket.hookspecs.needs import Need
@@ -95,7 +96,7 @@ def microbatch(given: object) -> int | Literal["auto"] | None:
     if given == "auto":
         return "auto"
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ValueError(f"microbatch={given!r} is not a number of samples; give a positive int, 'auto' or None.")
+        raise WrongValue(f"«microbatch={given!r}» is not a number of samples; give a positive int, 'auto' or «None».")
     return given
 
 
@@ -103,7 +104,7 @@ def _sanity_eval(given: int) -> int:
     try:
         return batches(given, "sanity_eval") if given else 0
     except ValueError as error:
-        raise ValueError(f"{error} To evaluate nothing before training, give 0.") from None
+        raise WrongValue(f"{error} To evaluate nothing before training, give 0.") from None
 
 
 def _accumulate(given: object) -> int | None:
@@ -114,9 +115,9 @@ def _accumulate(given: object) -> int | None:
     except TimeError:
         time = None
     if time is None or time.unit is not Unit.BATCH or not time.value:
-        raise ValueError(
-            f"accumulate={given!r} is not a number of batches of the data. Write accumulate='4ba' to train on four of them in "
-            "each step, or None."
+        raise WrongValue(
+            f"«accumulate={given!r}» is not a number of batches of the data. Write «accumulate='4ba'» to train on four of them "
+            "in each step, or «None»."
         )
     return int(time.value) if time.value > 1 else None
 
@@ -130,9 +131,9 @@ def clipping(argument: str, given: object) -> Clipping | None:
     kind, threshold = given if isinstance(given, tuple | list) and len(given) == 2 else ("norm", given)
     number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
     if kind not in ("norm", "value", "adaptive") or not number or not threshold > 0:
-        raise ValueError(
-            f"{argument}={given!r} is neither a positive norm, such as 1.0, nor a kind and a threshold: ('norm', 1.0), "
-            f"('value', 0.5) or ('adaptive', 0.01). For no clipping write {argument}=None."
+        raise WrongValue(
+            f"«{argument}={given!r}» is neither a positive norm, such as 1.0, nor a kind and a threshold: ('norm', 1.0), "
+            f"('value', 0.5) or ('adaptive', 0.01). For no clipping write «{argument}=None»."
         )
     return kind, float(threshold)
 
@@ -140,9 +141,9 @@ def clipping(argument: str, given: object) -> Clipping | None:
 def reduction(given: object) -> Reduction | None:
     """Return a valid reduction of a loss, or None. Raises ValueError."""
     if given is not None and given not in get_args(Reduction):
-        raise ValueError(
-            f"loss_reduction={given!r} is neither 'mean' nor 'sum', 'batch' (over the whole batch, as a contrastive loss) or "
-            "'gathered' (the same, gathered over ranks by the loss). Give one of them, or None to use the reduction of the "
+        raise WrongValue(
+            f"«loss_reduction={given!r}» is neither 'mean' nor 'sum', 'batch' (over the whole batch, as a contrastive loss) or "
+            "'gathered' (the same, gathered over ranks by the loss). Give one of them, or «None» to use the reduction of the "
             "loss function."
         )
     return given  # type: ignore[return-value]  # just checked
@@ -151,7 +152,7 @@ def reduction(given: object) -> Reduction | None:
 def policy(given: object) -> Policy:
     """Return a valid policy for non-finite values. Raises ValueError."""
     if given not in get_args(Policy):
-        raise ValueError(f"nonfinite={given!r} is not a policy; use 'raise', 'skip' or 'warn'.")
+        raise WrongValue(f"«nonfinite={given!r}» is not a policy; use 'raise', 'skip' or 'warn'.")
     return given  # type: ignore[return-value]  # just checked
 
 
@@ -227,7 +228,7 @@ class Settings:
         if not self.lasting:
             values.update(checkpoints=None, resume=None)
         if self.checkpoints is not None and (problem := one_sided(self.data)):
-            raise TypeError(problem)
+            raise WrongType(problem)
 
     @classmethod
     def arguments(cls) -> Mapping[str, Argument[Any]]:
@@ -258,15 +259,15 @@ class Settings:
     def samples_per_microbatch(self, strategy: StrategyLike) -> int | None:
         """Return the initial microbatch size; None for the full batch. Raises ValueError if the strategy rules out "auto"."""
         if self.microbatch == "auto" and Need.FULL_PARAMETERS not in strategy.offers:
-            raise ValueError(
-                f"microbatch='auto' lets each rank search its largest size alone, which {type(strategy).__name__} does not "
+            raise WrongValue(
+                f"«microbatch='auto'» lets each rank search its largest size alone, which {type(strategy).__name__} does not "
                 "allow: a forward pass needs the other ranks, which would wait for a rank that runs out of memory. Give a "
-                "number, such as microbatch=8."
+                "number, such as «microbatch=8»."
             )
         if self.accumulate is not None and not strategy.microbatch_events:
-            raise ValueError(
-                f"accumulate= makes batches of the data microbatches of one step, but {type(strategy).__name__} computes the "
-                "gradients of a batch itself. Omit accumulate= and give the data larger batches."
+            raise WrongValue(
+                f"«accumulate=» makes batches of the data microbatches of one step, but {type(strategy).__name__} computes the "
+                "gradients of a batch itself. Omit «accumulate=» and give the data larger batches."
             )
         return None if self.microbatch == "auto" else self.microbatch
 

@@ -34,7 +34,7 @@ class Span:
         if self.stop is not None:
             begin = Time(0, self.stop.unit) if self.start is None else self.start
             if begin.unit is self.stop.unit and not begin.value < self.stop.value:
-                raise TimeError(f"stop='{self.stop}' is not after start='{begin}'. Give a later stop, or omit it.")
+                raise TimeError(f"«stop='{self.stop}'» is not after «start='{begin}'». Give a later stop, or omit it.")
 
     def includes(self, state: State) -> bool:
         """Whether the current batch is in it."""

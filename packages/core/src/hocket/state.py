@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hocket.errors import WrongType, WrongValue
 from hocket.help import attributes, logged as help_logged
 from hocket.plugins.errors import PlanError
 from hocket.plugins.kinds import singular
@@ -169,7 +170,7 @@ class State:
     @model.setter
     def model(self, module: nn.Module) -> None:
         if self.task.model is self.task is not module:
-            raise TypeError(
+            raise WrongType(
                 f"{type(self.task).__name__} is a Task and cannot be replaced as a whole; replace its submodules."
             )
         self.task.model = module
@@ -255,7 +256,7 @@ class State:
     def request_microbatch(self, samples: int) -> None:
         """Request microbatches of this many samples from the next batch on. Loss and gradient do not depend on it."""
         if samples < 1:
-            raise ValueError(f"A microbatch holds at least one sample, not {samples}.")
+            raise WrongValue(f"A microbatch holds at least one sample, not {samples}.")
         self.microbatch = samples
 
     def request_steps(self, steps: int) -> None:
@@ -270,7 +271,7 @@ class State:
             PlanError: the task takes its own steps in `hocket.Task.train_batch`.
         """
         if steps < 1:
-            raise ValueError(f"A batch is trained on in at least one step, not {steps}.")
+            raise WrongValue(f"A batch is trained on in at least one step, not {steps}.")
         if steps > 1 and self.task.owns_steps:
             raise PlanError(
                 f"{type(self.task).__name__} takes its own steps in train_batch, so a plug-in cannot divide its batches into "

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from hocket.errors import WrongState, WrongType, WrongValue
+
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 #: Makes the replacement of a module, given the module and its index; None leaves the module as it is.
@@ -151,7 +153,7 @@ def replace_modules(module: nn.Module, policies: Policies) -> list[Replacement]:
         GELU(approximate='none')
     """
     if isinstance(module, nn.parallel.DistributedDataParallel):
-        raise TypeError(
+        raise WrongType(
             "The model is wrapped in DistributedDataParallel, which would still reduce the gradients of parameters that "
             "surgery removes. Do surgery on the model before it is wrapped."
         )
@@ -162,7 +164,7 @@ def replace_modules(module: nn.Module, policies: Policies) -> list[Replacement]:
         if new is None or new is old:
             return False
         if not isinstance(new, nn.Module):
-            raise TypeError(f"The policy for {name} ({type(old).__name__}) returned {new!r}; return a module or None.")
+            raise WrongType(f"The policy for {name} ({type(old).__name__}) returned {new!r}; return a module or None.")
         replacement = Replacement(name, old, new, module)
         _check_hooks(replacement)
         _move_new_parts(replacement, container)
@@ -185,18 +187,18 @@ def _check_policies(policies: object) -> None:
     """Raise TypeError unless policies are functions, or `Policy` objects, by class of module."""
     example = "{torch.nn.ReLU: lambda old, index: torch.nn.GELU()}"
     if not isinstance(policies, Mapping):
-        raise TypeError(
+        raise WrongType(
             f"The policies are a {type(policies).__name__}, and should be a dict by class. Write {example}."
         )
     for kind, policy in policies.items():
         if not isinstance(kind, type):
-            raise TypeError(
+            raise WrongType(
                 f"The policies have the key {kind!r}, and should be a dict by class of module. Write {example}."
             )
         build = policy.build if isinstance(policy, Policy) else policy
         if not callable(build) or isinstance(build, nn.Module | type):
             name = build.__name__ if isinstance(build, type) else type(build).__name__
-            raise TypeError(
+            raise WrongType(
                 f"The policy for {kind.__name__} is {name}, and should be a function of (module, index) that returns the "
                 f"replacement or None. Write {{torch.nn.{kind.__name__}: lambda old, index: {name}(…)}}."
             )
@@ -277,12 +279,12 @@ def _check_hooks(replacement: Replacement) -> None:
     if old in set(new.modules()):
         return
     if "forward" in vars(old):
-        raise ValueError(
+        raise WrongValue(
             f"The forward of {replacement.name} ({type(old).__name__}) was replaced on the instance, and the new module "
             "would silently ignore that. Do surgery before that change, or let the policy wrap the old module."
         )
     if _hooked(old) and _hooked(new):
-        raise ValueError(
+        raise WrongValue(
             f"Both {replacement.name} ({type(old).__name__}) and its replacement ({type(new).__name__}) have hooks; "
             "their order is undefined. Remove those of the old module and register them again afterwards."
         )
@@ -351,10 +353,10 @@ def update_optimizer(optimizer: torch.optim.Optimizer, replacements: Iterable[Re
         1
     """
     if optimizer.state:
-        raise RuntimeError(
+        raise WrongState(
             f"{type(optimizer).__name__} already has state for its parameters, and surgery would leave state of removed "
             "weights. Do surgery before the first step, or make the optimizer afterwards: give the Trainer a function of "
-            "the parameters, such as optimizer=lambda params: torch.optim.AdamW(params)."
+            "the parameters, such as «optimizer=lambda params: torch.optim.AdamW(params)»."
         )
     replacements = list(replacements)
     groups = optimizer.param_groups
@@ -372,7 +374,7 @@ def update_optimizer(optimizer: torch.optim.Optimizer, replacements: Iterable[Re
         if new and not before:
             origins = set(range(len(groups)))
         if new and len(origins) > 1:
-            raise ValueError(
+            raise WrongValue(
                 f"The group of the {len(new)} new parameters of {replacement} is ambiguous: the old ones are spread over, "
                 f"or could be in, groups {sorted(origins)} of {type(optimizer).__name__}. Make the optimizer after surgery, "
                 "or keep the parameters of this module in one group."

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hocket.data import batches, items
 from hocket.data.batches import Counts
+from hocket.errors import Unsupported, WrongType, WrongValue
 from hocket.hookspecs import Event
 from hocket.losses import Loss, Reduction, own_loss
 from hocket.task_log import LogsValues
@@ -54,14 +55,14 @@ class Task(LogsValues):
 
     def forward(self, batch: Batch) -> Any:
         """Return the outputs for a batch."""
-        raise NotImplementedError(
+        raise Unsupported(
             f"{type(self).__name__} needs a forward(batch). Define def forward(self, batch), which returns the "
             "outputs for a batch."
         )
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor | tuple[Any, Any] | Mapping[str, Tensor] | Loss:
         """Return the loss of a batch: a scalar tensor, a dict of named scalar tensors (summed), or ``(value, weight)``."""
-        raise NotImplementedError(
+        raise Unsupported(
             f"{type(self).__name__} needs a loss(outputs, batch). Define def loss(self, outputs, batch), which returns a "
             "scalar tensor, such as torch.nn.functional.cross_entropy(outputs, batch[1])."
         )
@@ -116,9 +117,9 @@ class Task(LogsValues):
     def check_evaluation(self) -> None:
         """Raise TypeError if there is nothing that evaluation could call."""
         if self.owns_steps and type(self).forward is Task.forward and type(self).eval_forward is Task.eval_forward:
-            raise TypeError(
+            raise WrongType(
                 f"{type(self).__name__} has train_batch and no forward(batch), so there is nothing to evaluate. Define "
-                "eval_forward(batch), with metrics=, or forward(batch) and loss(outputs, batch); or omit eval_data."
+                "eval_forward(batch), with «metrics=», or forward(batch) and loss(outputs, batch); or omit eval_data."
             )
 
     def metrics(self, split: str) -> Mapping[str, Any]:
@@ -195,7 +196,7 @@ class Task(LogsValues):
 
         Not called for checkpoints without extra state.
         """
-        raise NotImplementedError(f"{type(self).__name__} needs a load_extra_state(state)")
+        raise Unsupported(f"{type(self).__name__} needs a load_extra_state(state)")
 
     @property
     def model(self) -> nn.Module:
@@ -268,9 +269,9 @@ class SupervisedTask(Task):
         own = own_loss(outputs)
         if own is None:
             scalar = isinstance(outputs, Tensor) and not outputs.dim()
-            raise TypeError(
+            raise WrongType(
                 f"{type(self.network).__name__} returned {type(outputs).__name__} without a loss, and the Trainer was given "
-                "none. Pass loss=, for instance loss=torch.nn.functional.cross_entropy, or a hocket.Task as the model."
+                "none. Pass «loss=», for instance «loss=torch.nn.functional.cross_entropy», or a hocket.Task as the model."
                 + (" If this scalar is the loss, write return {'loss': loss} in forward." if scalar else "")
             )
         return own
@@ -289,9 +290,9 @@ class SupervisedTask(Task):
         where = self.targets
         if where is None and isinstance(batch, Mapping):
             if "labels" not in batch or own_loss(outputs) is None:
-                raise ValueError(
+                raise WrongValue(
                     f"The targets for metrics are unknown: the batch is a {type(batch).__name__} with "
-                    f"{', '.join(map(repr, batch))}. Pass targets= to the Trainer, such as targets='label'."
+                    f"{', '.join(map(repr, batch))}. Pass «targets=» to the Trainer, such as «targets='label'»."
                 )
             where = "labels"
         if self.outputs is None:
@@ -329,7 +330,7 @@ def events_of(task: Task) -> TaskEvents | None:
     }
     for name, method in methods.items():
         if list(inspect.signature(method).parameters) != ["state"]:
-            raise TypeError(
+            raise WrongType(
                 f"{type(task).__name__} defines {name}{inspect.signature(method)}, and {name} is an event, at which the "
                 f"Trainer calls this method with the state. Define def {name}(self, state), or give the method another name, "
                 f"such as _{name}."

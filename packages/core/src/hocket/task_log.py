@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.data.nesting import map_tensors
+from hocket.errors import WrongState, WrongType
 from hocket.help import logged as help_logged
 from hocket.help.objects import short
 
@@ -90,19 +91,19 @@ def _log(
         raise help_logged.foreign(others, "self.log(…)")
     if type(name) is str:
         if value is _MISSING:
-            raise TypeError(f"self.log({name!r}) was given no value. Write self.log({name!r}, value).")
+            raise WrongType(f"self.log({name!r}) was given no value. Write self.log({name!r}, value).")
         values: Any = {name: value}
     elif isinstance(name, Mapping):
         if value is not _MISSING:
-            raise TypeError("self.log takes a name and a value, or a mapping alone. Write self.log({'name': value}).")
+            raise WrongType("self.log takes a name and a value, or a mapping alone. Write self.log({'name': value}).")
         values = name
     else:
-        raise TypeError(
+        raise WrongType(
             f"self.log was given {short(name)}. Write self.log('name', value), or self.log({{'name': value}})."
         )
     aggregates = task._aggregates
     if aggregates is None:
-        raise RuntimeError(help_logged.outside(type(task).__name__))
+        raise WrongState(help_logged.outside(type(task).__name__))
     aggregates.log(values, reduce, over, weight, True)
 
 

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 
+from hocket.errors import WrongValue
 from hocket.help import warn
 
 
@@ -22,7 +23,7 @@ class Ticking:
 
     def __init__(self, seconds: float, call: Callable[[], None], who: str) -> None:
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < threading.TIMEOUT_MAX:
-            raise ValueError(
+            raise WrongValue(
                 f"{who} was given {seconds!r} as its seconds between samples; give a number above 0, such as 5."
             )
         self._seconds, self._call, self._who = seconds, call, who

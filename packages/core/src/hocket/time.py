@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hocket.errors import WrongType, WrongValue
+
 if TYPE_CHECKING:
     from fractions import Fraction
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Interval", "Time", "TimeError", "Unit", "batches", "interval_of", "share", "time_of", "whole"]
 
 
-class TimeError(ValueError):
+class TimeError(WrongValue):
     """A text or number that is not a time, or a time that has no meaning where it was given."""
 
 
@@ -218,9 +220,9 @@ class Time:
 
     def _same(self, other: Time, verb: str) -> int | float:
         if not isinstance(other, Time):
-            raise TypeError(f"{self} cannot be {verb} {other!r}, which is not a Time. Use Time.parse to make it one.")
+            raise WrongType(f"{self} cannot be {verb} {other!r}, which is not a Time. Use Time.parse to make it one.")
         if other.unit is not self.unit:
-            raise TypeError(
+            raise WrongType(
                 f"{self} cannot be {verb} {other}: the units {self.unit} and {other.unit} differ, and how one converts "
                 "to the other depends on the run. Give both in one unit."
             )
@@ -228,7 +230,7 @@ class Time:
 
     def _scaled(self, number: float, operation: Callable[[Any, Any], Any]) -> Time:
         if isinstance(number, Time) or not isinstance(number, int | float):
-            raise TypeError(f"{self} can be multiplied or divided by a number, not by {number!r}.")
+            raise WrongType(f"{self} can be multiplied or divided by a number, not by {number!r}.")
         if self.unit in _CONTINUOUS or not math.isfinite(number):
             return Time(operation(float(self.value), number), self.unit)
         from fractions import Fraction
@@ -360,7 +362,7 @@ def time_of(given: str | Time, argument: str) -> Time:
     try:
         return Time.parse(given)
     except TimeError as error:
-        raise TimeError(f"{argument}={given!r}: {error}") from None
+        raise TimeError(f"«{argument}={given!r}»: {error}") from None
 
 
 def interval_of(given: str | Time | Interval | int | None, argument: str, optional: bool = True) -> Interval:
@@ -373,19 +375,19 @@ def interval_of(given: str | Time | Interval | int | None, argument: str, option
         return Interval(given)
     time = Time(0, Unit.BATCH) if given == 0 and not isinstance(given, bool) else time_of(given, argument)  # type: ignore[arg-type]
     if not time.value:
-        otherwise = f", or {argument}=None for never" if optional else ""
-        raise TimeError(f"{argument}={given!r} is never due. Write an interval, such as '1ep' or '500ba'{otherwise}.")
+        otherwise = f", or «{argument}=None» for never" if optional else ""
+        raise TimeError(f"«{argument}={given!r}» is never due. Write an interval, such as '1ep' or '500ba'{otherwise}.")
     return Interval(time)
 
 
 def batches(given: int, argument: str = "every") -> int:
     """Check an argument that is a number of batches, and return it. Raises ValueError unless it is a positive int."""
     if isinstance(given, str) and given.removesuffix("ba").isdecimal() and given.endswith("ba"):
-        raise ValueError(
-            f"{argument}={given!r} is not a number of batches; write {argument}={given.removesuffix('ba')}."
+        raise WrongValue(
+            f"«{argument}={given!r}» is not a number of batches; write «{argument}={given.removesuffix('ba')}»."
         )
     if type(given) is not int or given < 1:
-        raise ValueError(f"{argument}={given!r} is not a number of batches; give an int of 1 or more, such as 10.")
+        raise WrongValue(f"«{argument}={given!r}» is not a number of batches; give an int of 1 or more, such as 10.")
     return given
 
 
@@ -394,8 +396,8 @@ def share(given: float, argument: str) -> float:
     if type(given) is float and 0 < given <= 1:
         return given
     if type(given) is not int or given < 1:
-        raise ValueError(
-            f"{argument}={given!r} is not a number of batches; give an int of 1 or more, such as 10, or the fraction of all "
+        raise WrongValue(
+            f"«{argument}={given!r}» is not a number of batches; give an int of 1 or more, such as 10, or the fraction of all "
             "batches as a float above 0.0 and up to 1.0, such as 0.1."
         )
     return given

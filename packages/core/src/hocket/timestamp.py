@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from hocket.errors import WrongValue
 from hocket.time import FIELDS, Time, TimeError, Unit
 
 
@@ -106,14 +107,14 @@ class Timestamp:
         """Restore the values of :meth:`state_dict`. Raises ValueError, without changes, if keys or types differ."""
         if state_dict.keys() != _TIMESTAMP.keys():
             missing, unknown = _TIMESTAMP.keys() - state_dict.keys(), state_dict.keys() - _TIMESTAMP.keys()
-            raise ValueError(
+            raise WrongValue(
                 f"This is not the state of a Timestamp: missing {sorted(missing)}, unknown {sorted(unknown)}. It holds "
                 f"exactly {', '.join(_TIMESTAMP)}."
             )
         for name, kind in _TIMESTAMP.items():
             value = state_dict[name]
             if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float) or value < 0:
-                raise ValueError(
+                raise WrongValue(
                     f"The state of a Timestamp has {name}={value!r}; that should be {kind.__name__} and not negative."
                 )
         for name, kind in _TIMESTAMP.items():

@@ -19,6 +19,7 @@ from hocket import assembly, elsewhere, launching
 from hocket.data.checks import check_batches
 from hocket.distributed import comparison
 from hocket.distributed.agreement import ranks_of
+from hocket.errors import WrongState, WrongType, WrongValue
 from hocket.help import attributes, objects, warn
 from hocket.help.arguments import understood
 from hocket.joined import Joined
@@ -53,8 +54,8 @@ def _duration_first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any,
     """Make the first argument of `Trainer.fit` its duration, if it is one, beside ``train_data=``."""
     if len(args) > 1 and _is_duration(args[1]):
         if "duration" in kwargs:
-            raise TypeError(
-                f"Trainer.fit was given two durations, {args[1]!r} and duration={kwargs['duration']!r}. Give one."
+            raise WrongType(
+                f"Trainer.fit was given two durations, {args[1]!r} and «duration={kwargs['duration']!r}». Give one."
             )
         if "train_data" in kwargs:
             kwargs["duration"] = args[1]
@@ -433,9 +434,9 @@ class Trainer:
         if data is not None:
             sets = prepare_sets(state, data, own or self.settings.metrics, self.settings)
         if not sets:
-            raise ValueError(
-                "There is nothing to evaluate on. Pass data to evaluate(), or eval_data= to the Trainer, or return it from "
-                "eval() of the data module."
+            raise WrongValue(
+                "There is nothing to evaluate on. «Pass data to evaluate(), or eval_data= to the Trainer¦Write `eval_data: "
+                "module:function`», or return it from eval() of the data module."
             )
         asked = {
             "evaluate(data)": comparison.of_sets(sets),
@@ -476,7 +477,7 @@ class Trainer:
         if data is None and (module := self._data.module) is not None:
             data, argument = module.make("predict"), module.described("predict")
         if data is None:
-            raise ValueError(
+            raise WrongValue(
                 "There is nothing to predict on. Write trainer.predict(loader), or return batches from predict() of the data "
                 "module."
             )
@@ -489,7 +490,7 @@ class Trainer:
     def _weights_of(self, checkpoint: str | Path) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights of a checkpoint."""
         if self._loop.stage:
-            raise RuntimeError("The weights of a checkpoint cannot be used during a fit. Use them before or after.")
+            raise WrongState("The weights of a checkpoint cannot be used during a fit. Use them before or after.")
         visit: AbstractContextManager[None] = elsewhere.module("hocket_checkpoints.visiting").weights_of(
             self.state, checkpoint, self.settings.checkpoints
         )
@@ -521,7 +522,7 @@ class Trainer:
         if others and evaluated is None:
             warn(
                 f"These are the training weights, and evaluation uses those of the algorithm {others[0]!r}. Write "
-                "trainer.model_state_dict(evaluated=True) for the latter, or evaluated=False."
+                "trainer.model_state_dict(evaluated=True) for the latter, or «evaluated=False»."
             )
         from hocket.content import by_own_names  # here, so that importing this module stays cheap
 
@@ -550,7 +551,7 @@ class Trainer:
         """
         load_into, given = elsewhere.module("hocket_checkpoints.weights").load_into, objects.weights(weights)
         if self._loop.stage:
-            raise RuntimeError("Weights cannot be loaded during a fit. Load them before fit starts.")
+            raise WrongState("Weights cannot be loaded during a fit. Load them before fit starts.")
         report: Report = load_into(self.state, self.model_state_dict(evaluated=False), given, strict, ignore, remap)
         return report
 
@@ -580,7 +581,7 @@ class Trainer:
         """
         saved = objects.tree(tree)
         if self._loop.stage:
-            raise RuntimeError("State cannot be loaded during a fit. Load it before fit starts.")
+            raise WrongState("State cannot be loaded during a fit. Load it before fit starts.")
         self.state.content.load_state_dict(saved, strict, ignore)
 
     def close(self) -> None:
@@ -610,9 +611,9 @@ class Trainer:
         self.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError(
+        raise WrongType(
             "A Trainer cannot be pickled or copied: it holds processes, files and data. Write torch.save(trainer."
-            "model_state_dict(), 'model.pt') for the weights, and checkpoints='runs/a' in the Trainer to continue the run."
+            "model_state_dict(), 'model.pt') for the weights, and «checkpoints='runs/a'» in the Trainer to continue the run."
         )
 
     if not TYPE_CHECKING:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket.errors import WrongValue
+
 #: By layout, the methods that return the indices, and whether the rows are compressed.
 _COMPRESSED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "sparse_csr": (Tensor.crow_indices, Tensor.col_indices),
@@ -56,15 +58,15 @@ def put_together(parts: Mapping[str, Any]) -> Tensor:
             )
         scale, zero_point, axis = parts["scale"], parts["zero_point"], parts.get("axis")
         if kind not in _INTEGERS or list(values.shape) != shape:
-            raise ValueError(f"a tensor of kind {kind!r}")
+            raise WrongValue(f"a tensor of kind {kind!r}")
         if axis is None:
             made: Tensor = torch._make_per_tensor_quantized_tensor(values, scale, zero_point)
         elif scale.shape == zero_point.shape == (shape[axis],):
             made = torch._make_per_channel_quantized_tensor(values, scale, zero_point, axis)
         else:
-            raise ValueError(f"scales of shape {tuple(scale.shape)}")
+            raise WrongValue(f"scales of shape {tuple(scale.shape)}")
     except (RuntimeError, TypeError, IndexError, AttributeError) as error:
-        raise ValueError(f"the parts of a {kind} tensor do not fit together: {error}") from None
+        raise WrongValue(f"the parts of a {kind} tensor do not fit together: {error}") from None
     return made
 
 

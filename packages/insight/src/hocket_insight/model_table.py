@@ -23,9 +23,10 @@ from hocket import display
 from hocket.callback import Callback
 from hocket.data.nesting import map_tensors
 from hocket.data.windows import Window
+from hocket.errors import Mistake, WrongValue
 from hocket.help import objects, warn
 from hocket.help.arguments import understood
-from hocket.help.raised import explains, raised
+from hocket.help.raised import raised
 from hocket.plugins.spec import Attachment
 from hocket.task import Task, task_of
 from hocket.training import seeding
@@ -142,7 +143,7 @@ def model_summary(
     """
     task = task_of(model, objects.loss(loss), inputs, targets, None)
     if (batch is None and not _takes_steps(task)) or (isinstance(batch, tuple | list | Mapping) and not batch):
-        raise ValueError(
+        raise WrongValue(
             f"batch={batch!r} has no tensors. Give a batch as training has it: next(iter(loader)), or tensors of its shapes, "
             "such as (torch.ones(32, 8), torch.zeros(32))."
         )
@@ -167,14 +168,14 @@ def summarize(
         hollow: the mode of the task's tensors, if they have no storage already.
     """
     if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 0):
-        raise ValueError(
+        raise WrongValue(
             f"depth={depth!r} is not a number of levels. Give 1 or more, 0 for the total only, or None for all."
         )
     hollow = hollow or Hollow()
     model = task.model
     lazy = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if is_lazy(tensor)]
     if lazy:
-        raise ValueError(
+        raise WrongValue(
             f"{type(model).__name__}.{lazy[0]} has no shape yet: it is of a lazy layer, such as torch.nn.LazyLinear. Call the "
             "model once before: model(next(iter(loader))[0])."
         )
@@ -293,18 +294,18 @@ class _Run:
                 if backward:
                     self._loss(outputs, batch, context)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise ValueError(
+            raise WrongValue(
                 f"The summary of {type(self.model).__name__} needs the result of {error.func}, which depends on values, and "
                 "it is computed from shapes only. Summarize the parts before and after it on their own."
             ) from error
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            if explains(error):
+            if isinstance(error, Mistake):
                 raise
             shapes: list[str] = []
             map_tensors(lambda tensor: shapes.append(str(tuple(tensor.shape))), batch)
             tensors = f"tensors of shapes {', '.join(shapes)}" if shapes else "no tensors"
             advice = f"The batch has {tensors}: give another, or change the model."
-            raise ValueError(raised(self._raising(error), error, advice)) from error
+            raise WrongValue(raised(self._raising(error), error, advice)) from error
         return ModelSummary(tuple(self._layers(depth)), tuple(self.notes))
 
     def _raising(self, error: BaseException) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hocket.display import notebook
+from hocket.errors import MissingPackage, WrongType
 from hocket.history import POSITION, History
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def figure(history: History, names: Sequence[str], by: str) -> Figure:
     try:
         from matplotlib import pyplot
     except ImportError as error:
-        raise ImportError("Plots are drawn by matplotlib. Install it: pip install matplotlib") from error
+        raise MissingPackage("Plots are drawn by matplotlib. Install it: pip install matplotlib") from error
     history[by]  # raises KeyError with the columns
     charts = _charts(history, names)
     columns = min(len(charts), _COLUMNS)
@@ -61,7 +62,7 @@ def _charts(history: History, names: Sequence[str]) -> dict[str, list[str]]:
     charts = {}
     for asked in names:
         if not isinstance(asked, str):
-            raise TypeError(
+            raise WrongType(
                 f"plot({asked!r}) is not a name. Write each on its own: result.plot('train/loss', 'test/loss')."
             )
         found = (

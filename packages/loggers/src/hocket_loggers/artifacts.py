@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket import Checkpoints, Logger, State
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, MissingPackage, WrongValue
 from hocket.help import installing
 from hocket_loggers.records import relative, require
 
@@ -59,7 +59,7 @@ class ArtifactsLogger(Logger):
     ) -> None:
         require("artifacts", "fsspec", "remote")
         if "://" not in url:
-            raise ValueError(
+            raise WrongValue(
                 f"The logger 'artifacts' copies to a URL, and {url!r} is none. Write 's3://bucket/folder', or "
                 f"'{Path(url).absolute().as_uri()}' for a folder."
             )
@@ -132,7 +132,7 @@ def _check_protocol(url: str, protocol: str) -> None:
 
     if protocol not in (known := fsspec.available_protocols()):
         near = difflib.get_close_matches(protocol, known, 1)
-        raise ValueError(
+        raise WrongValue(
             f"The logger 'artifacts' was given {url!r}, but fsspec knows no protocol {protocol!r}. Write "
             f"'{near[0] if near else 's3'}://…', or one of {', '.join(sorted(known))}."
         )
@@ -144,7 +144,7 @@ def _check_protocol(url: str, protocol: str) -> None:
             if protocol == "s3"
             else f"Install fsspec's package for {protocol}:// with pip"
         )
-        raise ModuleNotFoundError(f"The logger 'artifacts' cannot reach {url!r}: {error}. {write}.") from error
+        raise MissingPackage(f"The logger 'artifacts' cannot reach {url!r}: {error}. {write}.") from error
 
 
 def _stated(file: Path) -> File:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hocket import Logger, State
+from hocket.errors import WrongValue
 from hocket.logger import check_filename
 from hocket_loggers.lines import keep
 from hocket_loggers.records import position
@@ -62,7 +63,7 @@ class CSVLogger(Logger):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore both; the next fit continues the file from there."""
         if unknown := sorted(state_dict.keys() - {"rows", "sum"}):
-            raise ValueError(f"The state of a CSVLogger has the keys rows and sum, but was given {unknown}.")
+            raise WrongValue(f"The state of a CSVLogger has the keys rows and sum, but was given {unknown}.")
         self._close()
         self._rows, self._sum = state_dict["rows"], state_dict["sum"]
         self._own = self._resumed = True

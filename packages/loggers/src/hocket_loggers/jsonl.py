@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hocket.errors import WrongValue
 from hocket.logger import Logger, check_filename
 from hocket.plugins.delivery import RowsLostError
 from hocket.runs.files import strict
@@ -83,7 +84,7 @@ class JSONLinesLogger(Logger):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore lengths and checksums; the next fit continues the files from there."""
         if unknown := sorted(state_dict.keys() - {"size", "sum", "media", "fits"}):
-            raise ValueError(
+            raise WrongValue(
                 f"The state of a JSONLinesLogger has the keys size, sum, media and fits, but was given {unknown}."
             )
         self._lines.load_state_dict(state_dict)

@@ -9,6 +9,8 @@ import zlib
 import torch
 from torch import Tensor
 
+from hocket.errors import WrongValue
+
 #: Colour types of PNG by number of channels: grey, grey with alpha, RGB, RGB with alpha.
 _COLOURS = {1: 0, 2: 4, 3: 2, 4: 6}
 
@@ -33,7 +35,7 @@ def png(image: Tensor, most: int = 1024) -> bytes:
     if pixels.ndim == 2:
         pixels = pixels.unsqueeze(0)
     if pixels.ndim != 3 or pixels.shape[0] not in _COLOURS or not pixels.numel():
-        raise ValueError(
+        raise WrongValue(
             f"An image has the shape {tuple(image.shape)}. Log images of shape (C, H, W) with 1 to 4 channels, or (H, W)."
         )
     step = max(-(-side // most) for side in pixels.shape[1:])

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hocket.errors import MissingPackage
 from hocket.help import installing
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def require(logger: str, module: str, extra: str = "") -> None:
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0]:
             raise  # a broken installation
-        raise ModuleNotFoundError(
+        raise MissingPackage(
             f"The logger '{logger}' needs the package {module.replace('_', '-')}, which is not installed. Type: "
             f"{installing.command(extra or logger)}.",
             name=module,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hocket import Logger, State
+from hocket.errors import WrongValue
 from hocket_loggers.records import Written, pixels, position, require
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ class WandbLogger(Logger):
     ) -> None:
         require("wandb", "wandb")
         if mode not in ("online", "offline", None):
-            raise ValueError(
-                f"mode={mode!r}; give 'online', 'offline', or None for the environment variable WANDB_MODE."
+            raise WrongValue(
+                f"«mode={mode!r}»; give 'online', 'offline', or «None» for the environment variable WANDB_MODE."
             )
         self._project, self._entity, self._mode = project, entity, mode
         self._folder, self._settings = None if folder is None else Path(folder), dict(settings or {})

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Sequence
 
 from hocket import Logger, State
+from hocket.errors import WrongValue
 
 #: Requests for one message, with a wait of 0.5 s and 1 s between them.
 _ATTEMPTS = 3
@@ -53,14 +54,14 @@ class WebhookLogger(Logger):
             given = (
                 "no url was given, and HOCKET_WEBHOOK_URL is not set" if not self._url else "url is not a web address"
             )
-            raise ValueError(
+            raise WrongValue(
                 f"The logger 'webhook' posts to a web address, but {given}. Set HOCKET_WEBHOOK_URL=https://…, or pass "
                 "{'webhook': {'url': 'https://…'}}."
             )
         if isinstance(events, str) or (unknown := [event for event in events if event not in self.EVENTS]):
             wrong = repr(events) if isinstance(events, str) else repr(unknown[0])
-            raise ValueError(
-                f"events has {wrong}; give a list of {', '.join(self.EVENTS)}, such as events=['failed', 'finished']."
+            raise WrongValue(
+                f"events has {wrong}; give a list of {', '.join(self.EVENTS)}, such as «events=['failed', 'finished']»."
             )
         self._events = frozenset(events)
         #: When a message last failed.

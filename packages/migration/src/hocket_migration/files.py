@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket import safe_files
+from hocket.errors import MissingPackage
 
 
 def is_url(path: Any) -> bool:
@@ -22,7 +23,7 @@ def _file_system(url: Any) -> tuple[Any, str]:
 
         file_system, path = url_to_fs(os.fspath(url))
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackage(
             f"{os.fspath(url)} cannot be reached: {error}. Install fsspec, and its package for such addresses."
         ) from error
     return file_system, path

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hocket import hookimpl
 from hocket.callback import Callback
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.runs.files import METRICS
 from hocket.state import State
@@ -60,7 +61,7 @@ class Report(Callback):
         folder = state.folder.path
         try:
             if not (folder / METRICS).exists():
-                raise ValueError(
+                raise WrongValue(
                     f"there is no {METRICS} in {folder}. Write loggers: [jsonl] beside callbacks: [report]."
                 )
             write([folder], folder / self.filename)

@@ -15,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from hocket.errors import WrongValue
 from hocket.run_folder import writable
 from hocket.runs import files
 from hocket.safe_files import BLOCK, opened, printable, replace
@@ -62,7 +63,7 @@ def compare(folders: Iterable[str | os.PathLike[str]], out: str | os.PathLike[st
     """Write a page about runs; see `write`. ``progress`` shows on stderr how much of the runs is read."""
     given = [Path(each) for each in folders]
     if not given:
-        raise ValueError("A report needs the folder of a run, such as runs/a; `hocket runs` lists them.")
+        raise WrongValue("A report needs the folder of a run, such as runs/a; `hocket runs` lists them.")
     for folder in given:
         reading.check(folder)
     path = Path(out)
@@ -116,9 +117,9 @@ def _check(path: Path) -> None:
     """Raise ValueError unless a page can be written there without replacing anything but an earlier report."""
     if path.suffix not in (".html", ".htm"):
         name = path / "report.html" if path.is_dir() else path.with_suffix(".html")
-        raise ValueError(f"A report is an HTML page, and '{path}' does not end in .html. Write {name}.")
+        raise WrongValue(f"A report is an HTML page, and '{path}' does not end in .html. Write {name}.")
     if os.path.lexists(path) and not _is_report(path):
-        raise ValueError(
+        raise WrongValue(
             f"'{path}' exists and is no report, so it is not replaced. Write another name, such as report.html."
         )
 

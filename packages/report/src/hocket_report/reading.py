@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket import safe_files
+from hocket.errors import WrongValue
 from hocket.runs import files
 from hocket_cli import document, listing
 from hocket_report.logged import Logged, read as read_logged
@@ -46,7 +47,7 @@ def check(folder: Path) -> None:
     """Raise ValueError, for people, if the folder does not belong to a run."""
     if not folder.is_dir():
         given = "is a file" if folder.exists() else "does not exist"
-        raise ValueError(f"{folder} {given}. Give the folder of a run, such as runs/a; `hocket runs` lists them.")
+        raise WrongValue(f"{folder} {given}. Give the folder of a run, such as runs/a; `hocket runs` lists them.")
     if not files.is_run(folder):
         below = listing.find([folder])
         write = (
@@ -54,7 +55,7 @@ def check(folder: Path) -> None:
             if below
             else "`hocket runs` lists runs"
         )
-        raise ValueError(
+        raise WrongValue(
             f"{folder} is no run's folder: it has no {files.MARK} and no {files.METRICS}, which runs write with loggers: "
             f"[jsonl]. {write}."
         )

@@ -9,6 +9,8 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+from hocket.errors import MissingPackage, WrongValue
+
 #: The last line of a complete file.
 _END = "\n// complete\n"
 
@@ -22,7 +24,7 @@ def bundle() -> str:
     try:
         version = metadata.version("vl-convert-python")
     except metadata.PackageNotFoundError:
-        raise ImportError(
+        raise MissingPackage(
             "Reports are drawn by Vega-Lite, which comes with vl-convert-python. Type: pip install vl-convert-python."
         ) from None
     kept = _cache() / f"vega-{version}.js"
@@ -33,7 +35,7 @@ def bundle() -> str:
 
     script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     if "</script" in script.lower() or "<!--" in script:
-        raise ValueError(
+        raise WrongValue(
             f"The script of vl-convert-python {version} cannot be embedded in a page; use another version."
         )
     script += _END

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hocket.errors import WrongValue
 from hocket_strategies.explained import not_averaged
 from hocket_strategies.group import OfModels, RankStrategy
 from hocket_strategies.packing import packed, unpack
@@ -131,8 +132,8 @@ class DDP(RankStrategy):
             self._wrap(module, module.module)  # otherwise gradients of newly trainable parameters would not be reduced
         if not last:
             if self._first_batch and module.static_graph:
-                raise ValueError(
-                    "static_graph=True cannot begin with a batch that is split into microbatches: torch's reducer would "
+                raise WrongValue(
+                    "«static_graph=True» cannot begin with a batch that is split into microbatches: torch's reducer would "
                     "fail, or average wrong gradients afterwards. Remove static_graph or microbatch."
                 )
             return module.no_sync()
@@ -226,8 +227,8 @@ def _compression(given: str | Mapping[str, Any] | None) -> tuple[str, dict[str, 
     named = {given: {}} if isinstance(given, str) else dict(given)
     name, options = next(iter(named.items()), ("", {}))
     if len(named) != 1 or name not in _COMPRESSIONS or (options and name != "powersgd"):
-        raise ValueError(
-            f"compression={given!r} is not known. Write one of {', '.join(map(repr, _COMPRESSIONS))}, or with options of "
+        raise WrongValue(
+            f"«compression={given!r}» is not known. Write one of {', '.join(map(repr, _COMPRESSIONS))}, or with options of "
             "torch's PowerSGDState {'powersgd': {'matrix_approximation_rank': 2}}; or omit it."
         )
     return name, dict(options or {})

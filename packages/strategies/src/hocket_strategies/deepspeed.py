@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hocket import Device, Need, Phase, Precision, State, hookimpl
+from hocket.errors import WrongValue
 from hocket.hookspecs import PrecisionLike
 from hocket.plugins import PluginError
 from hocket.training.actions import accumulate_gradients
@@ -69,9 +70,9 @@ class DeepSpeed(RankStrategy):
         zero = self._config.setdefault("zero_optimization", {})
         given = zero.setdefault("stage", 2 if stage is None else stage)
         if given not in (0, 1, 2, 3) or stage not in (None, given) or (offload and not given):
-            raise ValueError(
-                f"deepspeed was given stage={stage}, offload={offload} and a configuration with stage {given}. Give one stage "
-                "of 0, 1, 2, 3; offload=True needs at least 1."
+            raise WrongValue(
+                f"deepspeed was given «stage={stage}», «offload={offload}» and a configuration with stage {given}. Give one "
+                "stage of 0, 1, 2, 3; «offload=True» needs at least 1."
             )
         self.stage: int = given
         #: Stage 0 keeps full weights and gradients on every rank.
@@ -100,8 +101,8 @@ class DeepSpeed(RankStrategy):
         deepspeed = zero_config.import_deepspeed()
         found = deepspeed.accelerator.get_accelerator().device_name()
         if found != on.type:
-            raise ValueError(
-                f"DeepSpeed computes on {found} in this process, but the Trainer on {on.type}. Pass device='{found}', or set "
+            raise WrongValue(
+                f"DeepSpeed computes on {found} in this process, but the Trainer on {on.type}. Pass «device='{found}'», or set "
                 f"the environment variable DS_ACCELERATOR={on.type} before DeepSpeed is imported."
             )
         return on
@@ -122,21 +123,21 @@ class DeepSpeed(RankStrategy):
                     raise PluginError(
                         f"Algorithm '{attachment.name}' acts on {attachment.obj.phase.name.lower()}, which ZeRO stage "
                         f"{self.stage} "
-                        "keeps in its own partitions. Remove it, or write strategy={'deepspeed': {'stage': 0}}."
+                        "keeps in its own partitions. Remove it, or write «strategy={'deepspeed': {'stage': 0}}»."
                     )
         self._take_clipping(state)
         self._take_precision(state.precision)
         if self._microbatch_size is not None:
             if state.microbatch not in (None, self._microbatch_size):
-                raise ValueError(
-                    f"microbatch={state.microbatch} contradicts train_micro_batch_size_per_gpu={self._microbatch_size} in "
+                raise WrongValue(
+                    f"«microbatch={state.microbatch}» contradicts «train_micro_batch_size_per_gpu={self._microbatch_size}» in "
                     "DeepSpeed's configuration. Give one of them."
                 )
             state.microbatch = self._microbatch_size
         elif self._microbatches > 1 and state.microbatch is not None:
-            raise ValueError(
-                f"microbatch={state.microbatch} contradicts gradient_accumulation_steps={self._microbatches} in DeepSpeed's "
-                "configuration. Give one of them."
+            raise WrongValue(
+                f"«microbatch={state.microbatch}» contradicts «gradient_accumulation_steps={self._microbatches}» in "
+                "DeepSpeed's configuration. Give one of them."
             )
 
     def _take_clipping(self, state: State) -> None:
@@ -145,9 +146,9 @@ class DeepSpeed(RankStrategy):
         kind, threshold = state.clipping
         own = self._config.get("gradient_clipping", threshold)
         if kind != "norm" or own != threshold:
-            raise ValueError(
-                f"clip_gradients={state.clipping} cannot be done by ZeRO stage {self.stage} with gradient_clipping={own} in "
-                "its configuration: it clips by norm, once. Give clip_gradients=1.0, or only one of the two."
+            raise WrongValue(
+                f"«clip_gradients={state.clipping}» cannot be done by ZeRO stage {self.stage} with «gradient_clipping={own}» "
+                "in its configuration: it clips by norm, once. Give «clip_gradients=1.0», or only one of the two."
             )
         self._config["gradient_clipping"] = threshold
 
@@ -157,15 +158,15 @@ class DeepSpeed(RankStrategy):
             low and precision.compute_dtype is not torch.float32
         ):
             raise PluginError(
-                f"Precision {type(precision).__name__} and DeepSpeed would both convert or scale. Omit precision= and "
-                "configure DeepSpeed, as in strategy={'deepspeed': {'config': {'bf16': {'enabled': True}}}}, or use 'fp32' or "
-                "'bf16'."
+                f"Precision {type(precision).__name__} and DeepSpeed would both convert or scale. Omit «precision=» and "
+                "configure DeepSpeed, as in «strategy={'deepspeed': {'config': {'bf16': {'enabled': True}}}}», or use 'fp32' "
+                "or 'bf16'."
             )
         if low and not self.stage:
-            raise ValueError(
+            raise WrongValue(
                 f"DeepSpeed's configuration enables {low[0]} at stage 0, where its engine keeps gradients and 32-bit weights "
-                "that clipping, weights of losses and checkpoints do not reach. Write strategy={'deepspeed': {'stage': 1, …}}, "
-                "or precision='bf16' without that section."
+                "that clipping, weights of losses and checkpoints do not reach. Write "
+                "«strategy={'deepspeed': {'stage': 1, …}}», or «precision='bf16'» without that section."
             )
         if low:
             self._dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[low[0]]
@@ -179,8 +180,8 @@ class DeepSpeed(RankStrategy):
         """Return the module; the engine wraps it once there is an optimizer. Raises ValueError for 64-bit weights."""
         wide = next((name for name, p in module.named_parameters() if p.dtype is torch.float64), None)
         if wide and self.stage:
-            raise ValueError(
-                f"{wide} is float64, but ZeRO keeps weights in 32 bits. Use precision='fp32', or strategy='ddp'."
+            raise WrongValue(
+                f"{wide} is float64, but ZeRO keeps weights in 32 bits. Use «precision='fp32'», or «strategy='ddp'»."
             )
         self._prepared = _Prepared(module)
         return self._prepared
@@ -191,9 +192,9 @@ class DeepSpeed(RankStrategy):
         Raises ValueError for a second optimizer, and for one that recomputes gradients.
         """
         if self._engine is not None or isinstance(optimizer, torch.optim.LBFGS):
-            raise ValueError(
+            raise WrongValue(
                 "DeepSpeed's engine steps one optimizer, once per computation of gradients. Give one such as "
-                "torch.optim.AdamW with parameter groups, or use strategy='ddp'."
+                "torch.optim.AdamW with parameter groups, or use «strategy='ddp'»."
             )
         assert self._prepared is not None
         self._optimizer = optimizer

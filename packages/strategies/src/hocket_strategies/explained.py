@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
+from hocket.errors import WrongState
+
 #: Substrings that identify gloo's errors, which have no exception class.
 _GLOO = ("gloo", "pair closure")
 
 
-class CollectiveError(RuntimeError):
+class CollectiveError(WrongState):
     """Raised when other ranks do not respond in time, or a connection is lost."""
 
 
@@ -25,8 +27,8 @@ class Explained:
     """
 
     def __init__(self, name: str, rank: int, world_size: int, seconds: float) -> None:
-        self._who = f"strategy='{name}', rank {rank} of {world_size}"
-        self._longer = f"strategy={{'{name}': {{'timeout': {2 * seconds:g}}}}}"
+        self._who = f"«strategy='{name}'», rank {rank} of {world_size}"
+        self._longer = f"«strategy={{'{name}': {{'timeout': {2 * seconds:g}}}}}»"
         self._seconds = seconds
 
     def __enter__(self) -> None:
@@ -66,9 +68,9 @@ def not_averaged(error: RuntimeError, name: str, parameters: Sequence[str], in_s
     rank, unused = found[1], [parameters[int(index)] for index in found[2].split()]
     more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
     steps = "If another optimizer holds them, name those of this step: step(self.loss_function, batch, 'optimizer'). "
-    return RuntimeError(
-        f"strategy='{name}', rank {rank}: the loss does not depend on {', '.join(unused[:5])}{more}, for which all ranks wait "
-        f"before they average gradients. {steps if in_step else ''}If the parameters that the loss depends on change between "
-        f"batches, write strategy={{'{name}': {{'find_unused_parameters': True}}}}; if these are never used, freeze them with "
-        "requires_grad_(False)."
+    return WrongState(
+        f"«strategy='{name}'», rank {rank}: the loss does not depend on {', '.join(unused[:5])}{more}, for which all ranks "
+        f"wait before they average gradients. {steps if in_step else ''}If the parameters that the loss depends on change "
+        f"between batches, write «strategy={{'{name}': {{'find_unused_parameters': True}}}}»; if these are never used, freeze "
+        "them with requires_grad_(False)."
     )

@@ -24,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from hocket import Device, Need, Task, hookimpl
 from hocket.data.nesting import map_tensors
 from hocket.distributed.dtensors import full, local, shard_like
+from hocket.errors import WrongState, WrongValue
 from hocket_strategies.group import OfModels, RankStrategy
 from hocket_strategies.in_step import InStep, not_on_shards
 from hocket_strategies.mesh import data_mesh, degrees, make_mesh
@@ -211,13 +212,13 @@ class FSDP(RankStrategy):
 
     def _check_meta(self, tensors: dict[str, Tensor], by_name: dict[str, nn.Parameter]) -> None:
         if self.rank == 0 and (empty := [name for name, tensor in tensors.items() if tensor.is_meta]):
-            raise ValueError(
+            raise WrongValue(
                 f"{empty[0]} is on the meta device on rank 0, whose values all ranks start from. Build the model on the CPU "
                 'there: with torch.device("meta" if rank else "cpu"): model = Model().'
             )
         if len(set(by_name.values())) < len(by_name):
             tied = next(name for name in by_name if name not in tensors)
-            raise ValueError(
+            raise WrongValue(
                 f"{tied} is tied to another parameter; the meta device loses ties. Build the model on the CPU on every rank."
             )
 
@@ -242,7 +243,7 @@ class FSDP(RankStrategy):
         for old in [each for each in optimizer.state if each in self._moved]:
             new, values = self._moved[old], optimizer.state.pop(old)
             if any(isinstance(value, Tensor) and value.is_meta for value in values.values()):
-                raise ValueError(
+                raise WrongValue(
                     f"{type(optimizer).__name__} has state for parameters on the meta device, which has no values. Build "
                     "the model on the CPU on every rank, or choose another optimizer."
                 )
@@ -367,9 +368,9 @@ def _calling(module: nn.Module, name: str) -> None:
     def check(part: nn.Module, inputs: Any) -> None:
         # In a backward pass a block is recomputed, whose weights are gathered.
         if not inside and part.training and torch._C._current_graph_task_id() == -1:
-            raise RuntimeError(
-                f"A part of the model was called ({type(part).__name__}) whose weights strategy='{name}' has sharded. "
-                "Call it in a loss function, where they are gathered, or use strategy='ddp'."
+            raise WrongState(
+                f"A part of the model was called ({type(part).__name__}) whose weights «strategy='{name}'» has sharded. "
+                "Call it in a loss function, where they are gathered, or use «strategy='ddp'»."
             )
 
     module.forward = forward  # type: ignore[method-assign]
@@ -387,7 +388,7 @@ def _give_back(given: list[tuple[nn.Parameter, Tensor]]) -> None:
 def _dtype(argument: str, given: str | None) -> torch.dtype | None:
     if given not in _DTYPES:
         names = ", ".join(repr(name) for name in _DTYPES)
-        raise ValueError(f"{argument}={given!r} is not a dtype that weights are gathered in; use one of {names}.")
+        raise WrongValue(f"{argument}={given!r} is not a dtype that weights are gathered in; use one of {names}.")
     return _DTYPES[given]
 
 

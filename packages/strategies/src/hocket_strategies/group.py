@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from hocket import Device, Strategy, hookimpl, launching
 from hocket.data.adapters import adapt
 from hocket.data.batches import Padding
+from hocket.errors import WrongState, WrongValue
 from hocket.help import warn
 from hocket.launching import Environment
 from hocket_strategies import ending
@@ -70,12 +71,12 @@ class RankStrategy(Strategy):
 
     def __init__(self, *, split_data: bool = True, uneven: str = "pad", timeout: float = 1800.0) -> None:
         if not timeout > 0:
-            raise ValueError(
-                f"timeout={timeout!r} is not a valid timeout; give a positive number of seconds, such as 1800."
+            raise WrongValue(
+                f"«timeout={timeout!r}» is not a valid timeout; give a positive number of seconds, such as 1800."
             )
         if uneven not in ("pad", "end"):
-            raise ValueError(
-                f"uneven={uneven!r} is not a policy for ranks with unequal numbers of batches; write 'pad' (train until the "
+            raise WrongValue(
+                f"«uneven={uneven!r}» is not a policy for ranks with unequal numbers of batches; write 'pad' (train until the "
                 "last rank runs out) or 'end' (until the first does)."
             )
         self._split_data, self._uneven = split_data, uneven
@@ -119,8 +120,8 @@ class RankStrategy(Strategy):
             self.local_rank = found.local_rank
         on = device.torch_device(self.local_rank)
         if on.type not in _BACKENDS:
-            raise ValueError(
-                f"strategy='{self._name}' runs on {' and '.join(_BACKENDS)}, not on {on.type}. Pass device='cpu'."
+            raise WrongValue(
+                f"«strategy='{self._name}'» runs on {' and '.join(_BACKENDS)}, not on {on.type}. Pass «device='cpu'»."
             )
         if on.type == "cuda":
             torch.cuda.set_device(on)  # nccl uses the current one
@@ -185,10 +186,10 @@ class RankStrategy(Strategy):
             self._check(distributed)
         if distributed is not None or not self._split_data:
             if global_batch is not None:
-                raise ValueError(
-                    f"global_batch={global_batch} does not apply to data that already differs between ranks, because of a "
-                    "DistributedSampler or split_data=False. Omit it and give each rank's loader a batch_size, or remove "
-                    "the sampler or split_data=False."
+                raise WrongValue(
+                    f"«global_batch={global_batch}» does not apply to data that already differs between ranks, because of a "
+                    "DistributedSampler or «split_data=False». Omit it and give each rank's loader a batch_size, or remove "
+                    "the sampler or «split_data=False»."
                 )
             return adapt(loader, OwnData(loader, self, end)) if pad else loader
         data = sliced(loader, self, global_batch, train=train, pad=pad, end=end)
@@ -196,15 +197,15 @@ class RankStrategy(Strategy):
             self._warn_once(
                 f"Every rank reads all of the {type(loader).__name__} and keeps its slice, so reading does not get faster with "
                 "more ranks, and every rank must read the same. A DataLoader over a map-style data set is divided before it is "
-                f"read. If each rank already has different data, write strategy={{'{self._name}': {{'split_data': False}}}}."
+                f"read. If each rank already has different data, write «strategy={{'{self._name}': {{'split_data': False}}}}»."
             )
         return data
 
     def _check(self, sampler: Any) -> None:
         if (sampler.rank, sampler.num_replicas) != (self.data_rank, self.data_ranks):
-            raise ValueError(
+            raise WrongValue(
                 f"The {type(sampler).__name__} was made for rank {sampler.rank} of {sampler.num_replicas}, but this is rank "
-                f"{self.data_rank} of {self.data_ranks}. Remove the sampler: strategy='{self._name}' divides the batches."
+                f"{self.data_rank} of {self.data_ranks}. Remove the sampler: «strategy='{self._name}'» divides the batches."
             )
         self._warn_once(
             f"The loader's {type(sampler).__name__} divides the data: batch_size applies to each of the {self.data_ranks} "
@@ -235,7 +236,7 @@ class RankStrategy(Strategy):
         Raises ValueError for another ``op``.
         """
         if op not in _OPERATIONS:
-            raise ValueError(f"all_reduce has no op={op!r}; use one of {', '.join(map(repr, _OPERATIONS))}.")
+            raise WrongValue(f"all_reduce has no «op={op!r}»; use one of {', '.join(map(repr, _OPERATIONS))}.")
         reduced = tensor.detach().clone(memory_format=torch.contiguous_format)
         if reduced.dtype is torch.bool:
             reduced = reduced.long()
@@ -301,22 +302,22 @@ _groups = itertools.count()
 def _from_environment(name: str) -> Environment:
     """Return the launcher's variables; for a single process with an address on this machine."""
     if not dist.is_available():
-        raise RuntimeError(
-            f"This build of torch has no torch.distributed, which strategy='{name}' needs. Use strategy='single'."
+        raise WrongState(
+            f"This build of torch has no torch.distributed, which «strategy='{name}'» needs. Use «strategy='single'»."
         )
     found = launching.current()
     if found is None:
-        raise RuntimeError(
-            f"strategy='{name}' found no other ranks: no launcher has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, "
+        raise WrongState(
+            f"«strategy='{name}'» found no other ranks: no launcher has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, "
             f"nor the variables of SLURM or an MPI, and no process group is initialised. {launching.hint(os.environ)}Pass "
-            "devices=2 to the Trainer, start the script once per GPU (or CPU rank), as in hocket launch -n 2 script.py or "
-            "torchrun --nproc-per-node 2 script.py, or train in this process with strategy='single'."
+            "«devices=2» to the Trainer, start the script once per GPU (or CPU rank), as in hocket launch -n 2 script.py or "
+            "torchrun --nproc-per-node 2 script.py, or train in this process with «strategy='single'»."
         )
     if found.world_size == 1:
         return replace(found, master_address=found.master_address or "127.0.0.1", master_port=found.master_port or 0)
     if found.master_address is None or found.master_port is None:
-        raise RuntimeError(
-            f"strategy='{name}', rank {found.rank} of {found.world_size}: the launcher ({found.launcher}) does not say where "
+        raise WrongState(
+            f"«strategy='{name}'», rank {found.rank} of {found.world_size}: the launcher ({found.launcher}) does not say where "
             "rank 0 is. Set MASTER_ADDR to its machine and MASTER_PORT to a free port there, the same for all ranks; with "
             "MPI: mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=29500 (Open MPI) or mpiexec -genv MASTER_ADDR node1 …"
         )
@@ -364,19 +365,19 @@ def _wait_for_all(name: str, store: dist.Store, found: Environment, seconds: flo
         if time.monotonic() > deadline:
             missing = [rank for rank in range(found.world_size) if not store.check([f"here/{rank}"])]
             raise CollectiveError(
-                f"strategy='{name}', rank {found.rank} of {found.world_size}: ranks {missing} did not come to "
+                f"«strategy='{name}'», rank {found.rank} of {found.world_size}: ranks {missing} did not come to "
                 f"{found.master_address}:{found.master_port} within {seconds:g} s. Check their last output, and whether "
                 "they were started with the same WORLD_SIZE; if starting takes longer, write "
-                f"strategy={{'{name}': {{'timeout': {2 * seconds:g}}}}}."
+                f"«strategy={{'{name}': {{'timeout': {2 * seconds:g}}}}}»."
             )
         time.sleep(pause)
         pause = min(2 * pause, 0.5)
     if gpu:
         gpus = store.multi_get([f"here/{rank}" for rank in range(found.world_size)])
         if others := [rank for rank, each in enumerate(gpus) if each.decode() == gpu and rank != found.rank]:
-            raise ValueError(
-                f"strategy='{name}': rank {found.rank} and rank {others[0]} would both compute on {gpu}. Start one process per "
-                "GPU, or have the launcher show each process its own GPU (SLURM: srun --gpus-per-task=1)."
+            raise WrongValue(
+                f"«strategy='{name}'»: rank {found.rank} and rank {others[0]} would both compute on {gpu}. Start one process "
+                "per GPU, or have the launcher show each process its own GPU (SLURM: srun --gpus-per-task=1)."
             )
 
 

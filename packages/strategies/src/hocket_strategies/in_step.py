@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn, optim
 
+from hocket.errors import WrongType
 from hocket_strategies.symmetry_guard import SymmetryError
 
 _END = "nothing more"
@@ -83,10 +84,10 @@ class InStep:
 
     def _refuse(self, what: str, found: str) -> None:
         raise SymmetryError(
-            f"strategy='{self._name}': ranks {what} different parts of the model: {found}. Weights are gathered, and gradients "
-            "added up, on all ranks at once, so no rank may skip a module that data or rank select (such as an expert). "
-            "Run all of them on every rank, those not selected with weight 0, or use "
-            "strategy={'ddp': {'find_unused_parameters': True}}."
+            f"«strategy='{self._name}'»: ranks {what} different parts of the model: {found}. Weights are gathered, and "
+            "gradients added up, on all ranks at once, so no rank may skip a module that data or rank select (such as an "
+            "expert). Run all of them on every rank, those not selected with weight 0, or use "
+            "«strategy={'ddp': {'find_unused_parameters': True}}»."
         )
 
 
@@ -95,8 +96,8 @@ def not_on_shards(error: Exception, name: str, optimizer: optim.Optimizer) -> Ty
     text = str(error)
     if not any(word in text for word in ("DTensor", "placement", "harding")):
         return None
-    return TypeError(
-        f"strategy='{name}': {type(optimizer).__name__} cannot step on sharded parameters (DTensors). Use an optimizer that "
-        "works element by element, such as optimizer='adamw(lr=1e-3)', or strategy='ddp', which does not shard parameters. "
+    return WrongType(
+        f"«strategy='{name}'»: {type(optimizer).__name__} cannot step on sharded parameters (DTensors). Use an optimizer that "
+        "works element by element, such as «optimizer='adamw(lr=1e-3)'», or «strategy='ddp'», which does not shard parameters. "
         f"From torch: {text.splitlines()[0][:150]}"
     )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket import Device, State, Time, Unit, hookimpl
+from hocket.errors import WrongValue
 from hocket.optim.closures import needs_closure
 from hocket_strategies.ddp import DDP
 from hocket_strategies.packing import packed, unpack
@@ -54,9 +55,9 @@ class LocalSGD(DDP):
     ) -> None:
         super().__init__(**options)
         if every < 1:
-            raise ValueError(
-                f"local-sgd was given every={every}, but it is the number of steps between two averages: give 1 or "
-                "more, such as every=8."
+            raise WrongValue(
+                f"local-sgd was given «every={every}», but it is the number of steps between two averages: give 1 or "
+                "more, such as «every=8»."
             )
         self._every = every
         self._warmup = Time.parse(warmup)
@@ -100,9 +101,9 @@ class LocalSGD(DDP):
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Return the optimizer unchanged. Raises ValueError for one that recomputes gradients: ranks would deadlock."""
         if needs_closure(optimizer):
-            raise ValueError(
+            raise WrongValue(
                 f"{type(optimizer).__name__} recomputes the gradients of a batch a variable number of times, which differs "
-                "between ranks that step independently. Use another optimizer, or strategy='ddp'."
+                "between ranks that step independently. Use another optimizer, or «strategy='ddp'»."
             )
         return optimizer
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
+from hocket.errors import WrongValue
+
 #: The axes of a mesh, outermost first: neighbouring ranks, on one machine, compute one forward pass together.
 AXES = ("replicate", "shard", "tensor")
 
@@ -23,14 +25,14 @@ def degrees(world_size: int, given: Mapping[str, int | None], strategy: str) -> 
     found = {axis: given.get(axis, 1) for axis in AXES}
     for axis, degree in found.items():
         if degree is not None and (isinstance(degree, bool) or not isinstance(degree, int) or degree < 1):
-            raise ValueError(
-                f"strategy='{strategy}' was given {axis}={degree!r}: give a positive int, or None for the remaining ranks."
+            raise WrongValue(
+                f"«strategy='{strategy}'» was given {axis}={degree!r}: give a positive int, or «None» for the remaining ranks."
             )
     known = prod(degree for degree in found.values() if degree is not None)
     open_axes = [axis for axis, degree in found.items() if degree is None]
     if len(open_axes) > 1:
-        raise ValueError(
-            f"strategy='{strategy}' was given None for {' and '.join(open_axes)}, but only one of them can be derived. "
+        raise WrongValue(
+            f"«strategy='{strategy}'» was given None for {' and '.join(open_axes)}, but only one of them can be derived. "
             f"Give all but one, such as {_typed(strategy, {open_axes[-1]: 2})}."
         )
     if open_axes and world_size % known == 0:
@@ -39,8 +41,8 @@ def degrees(world_size: int, given: Mapping[str, int | None], strategy: str) -> 
         product = " × ".join(f"{axis}={'?' if degree is None else degree}" for axis, degree in found.items())
         comes_to = f"a multiple of {known}" if open_axes else str(known)
         fits = _fitting(world_size, {axis: degree for axis, degree in found.items() if axis in given})
-        raise ValueError(
-            f"strategy='{strategy}': {product} is {comes_to}, but {world_size} ranks were started. Start "
+        raise WrongValue(
+            f"«strategy='{strategy}'»: {product} is {comes_to}, but {world_size} ranks were started. Start "
             f"{known if not open_axes else -(-world_size // known) * known} (torchrun --nproc-per-node …), or write "
             f"{_typed(strategy, fits)}."
         )
@@ -83,4 +85,4 @@ def _fitting(world_size: int, given: Mapping[str, int | None]) -> dict[str, int]
 
 
 def _typed(strategy: str, sizes: Mapping[str, int]) -> str:
-    return f"strategy={{'{strategy}': {dict(sizes)!r}}}"
+    return f"«strategy={{'{strategy}': {dict(sizes)!r}}}»"

@@ -10,6 +10,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
+from hocket.errors import WrongValue
+
 #: By style: whether outputs (columns) or inputs are divided, and whether the other end is replicated.
 _STYLES = {
     "colwise": (True, False),
@@ -47,12 +49,12 @@ def find_plan(model: nn.Module, given: Mapping[str, Any] | None, degree: int) ->
     for pattern, style in plan.items():
         matching = [name for name in names if fnmatchcase(name, pattern)]
         if not matching:
-            raise ValueError(
+            raise WrongValue(
                 f"The plan of tensor-parallel names '{pattern}', but the model has no such module. It has "
                 f"{', '.join(names[:8])}{' and more' if len(names) > 8 else ''}."
             )
         if isinstance(style, str) and style not in _STYLES:
-            raise ValueError(
+            raise WrongValue(
                 f"The plan of tensor-parallel gives '{pattern}' the style {style!r}: use one of "
                 f"{', '.join(map(repr, _STYLES))}, or a torch ParallelStyle."
             )
@@ -69,10 +71,10 @@ def _built_in(model: nn.Module, degree: int) -> dict[str, Any]:
         if style:
             plan[name] = style
     if not plan:
-        raise ValueError(
-            f"strategy='tensor-parallel' has no plan for {type(model).__name__}: its layers are not named like those of GPT-2 "
-            "or Llama. Pass one by module names, such as strategy={'tensor-parallel': {'plan': {'*.fc1': 'colwise', "
-            "'*.fc2': 'rowwise'}}}, or set the model's attribute tensor_parallel_plan."
+        raise WrongValue(
+            f"«strategy='tensor-parallel'» has no plan for {type(model).__name__}: its layers are not named like those of "
+            "GPT-2 or Llama. Pass one by module names, such as «strategy={'tensor-parallel': {'plan': {'*.fc1': 'colwise', "
+            "'*.fc2': 'rowwise'}}}», or set the model's attribute tensor_parallel_plan."
         )
     for name in plan:
         _check_neighbours(name, plan, modules)
@@ -94,7 +96,7 @@ def _check_neighbours(name: str, plan: Mapping[str, Any], modules: Mapping[str, 
     for inner, _ in modules[parent].named_parameters():
         owner = f"{parent}.{inner}".rpartition(".")[0]
         if owner not in plan and plan[name] in ("colwise", "rowwise"):
-            raise ValueError(
+            raise WrongValue(
                 f"The built-in plan of tensor-parallel does not know {parent}.{inner}, next to layers that it divides: it "
                 "would be trained on part of the features. Pass a custom plan=."
             )
@@ -107,7 +109,7 @@ def _check_heads(model: nn.Module, plan: Mapping[str, Any], degree: int) -> None
     for key in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(config, key, None)
         if heads is not None and heads % degree:
-            raise ValueError(
+            raise WrongValue(
                 f"{type(model).__name__} has {key}={heads}, which {degree} ranks cannot divide evenly. Choose tensor= among "
                 f"the divisors of {heads}."
             )
@@ -139,7 +141,7 @@ def _style(name: str, module: nn.Module, style: Any) -> ParallelStyle:
     if _is_conv1d(module):
         return _Transposed(columns, is_whole)
     if not isinstance(module, nn.Linear | nn.Embedding):
-        raise ValueError(
+        raise WrongValue(
             f"The plan of tensor-parallel divides {name}, a {type(module).__name__}, but 'colwise' and 'rowwise' are for "
             "Linear and Embedding layers. Give it a torch ParallelStyle, or remove it."
         )
@@ -154,7 +156,7 @@ def _check_even(name: str, module: nn.Module, degree: int) -> None:
     for inner, parameter in module.named_parameters():
         for placement in getattr(parameter, "placements", ()):
             if placement.is_shard() and parameter.shape[placement.dim] % degree:
-                raise ValueError(
+                raise WrongValue(
                     f"The plan of tensor-parallel divides {name}.{inner} of shape {tuple(parameter.shape)} along dimension "
                     f"{placement.dim}, which {degree} ranks cannot divide evenly. Choose another tensor=, or remove {name} "
                     "of the plan."
@@ -165,7 +167,7 @@ def _tie(model: nn.Module, names: list[str]) -> None:
     parameters = [model.get_parameter(name) for name in names]
     layouts = {getattr(parameter, "placements", None) for parameter in parameters}
     if len(layouts) > 1:
-        raise ValueError(
+        raise WrongValue(
             f"{' and '.join(names)} are one parameter, but the plan of tensor-parallel divides them differently. Give both "
             "modules styles that divide the same dimension, or remove both."
         )

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hocket import Device, State
+from hocket.errors import WrongState, WrongType
 from hocket.help import installing
 from hocket.plugins import PluginError
 from hocket_strategies.ddp import DDP
@@ -43,9 +44,10 @@ class Ray(DDP):
 
             workers = get_context().get_world_size()
         except Exception as error:  # its class differs between versions
-            raise RuntimeError(
-                "strategy='ray' found no Ray Train worker in this process. Start the function or script that makes the Trainer "
-                "with hocket_strategies.ray.launch(function, scaling={'num_workers': 2}), or use strategy='ddp' with torchrun."
+            raise WrongState(
+                "«strategy='ray'» found no Ray Train worker in this process. Start the function or script that makes the "
+                "Trainer with hocket_strategies.ray.launch(function, scaling={'num_workers': 2}), or use «strategy='ddp'» with "
+                "torchrun."
             ) from error
         on = super().setup_environment(device)
         assert workers == self.world_size
@@ -122,8 +124,8 @@ def _work(
     """Return the function that each worker calls."""
     if callable(training):
         if arguments is not None and not isinstance(arguments, Mapping):
-            raise TypeError(
-                f"arguments={arguments!r} should be keyword arguments of the function, such as {{'epochs': 3}}."
+            raise WrongType(
+                f"«arguments={arguments!r}» should be keyword arguments of the function, such as {{'epochs': 3}}."
             )
         function: Callable[..., Any] = training
         keywords = dict(arguments or {})
@@ -133,7 +135,7 @@ def _work(
 
         return call
     if isinstance(arguments, Mapping | str):
-        raise TypeError(f"arguments={arguments!r} should be a script's command line, such as ['--epochs', '3'].")
+        raise WrongType(f"«arguments={arguments!r}» should be a script's command line, such as ['--epochs', '3'].")
     return partial(_run_script, str(Path(training).resolve()), list(arguments or ()))
 
 
@@ -161,8 +163,8 @@ def _import() -> Any:
         if (error.name or "").partition(".")[0] != "ray":
             raise
         raise PluginError(
-            "strategy='ray' needs the package ray with Ray Train, which is not installed. Type: "
-            f"{installing.command('ray', 'hocket-strategies')}. Without it, torchrun and strategy='ddp' train on "
+            "«strategy='ray'» needs the package ray with Ray Train, which is not installed. Type: "
+            f"{installing.command('ray', 'hocket-strategies')}. Without it, torchrun and «strategy='ddp'» train on "
             "several processes."
         ) from None
     return ray

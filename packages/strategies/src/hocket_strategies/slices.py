@@ -20,6 +20,7 @@ from hocket.data.samplers import after, draws_once, skip_items
 from hocket.data.slices import Slices
 from hocket.data.source import Source, known_length
 from hocket.data.sources.by_index import ByIndex
+from hocket.errors import WrongType, WrongValue
 from hocket.training import seeding
 
 
@@ -98,10 +99,10 @@ class RankSlices(Slices):
             size = 0 if read is _END else kind.size(read)
             least, most = self.strategy.all_reduce(torch.tensor([size, -size]), "min").tolist()
             if least != -most:
-                raise ValueError(
+                raise WrongValue(
                     f"Ranks read different data: at the same place one has {least} {unit} and another one {-most} (0 means "
                     "that its data has ended). Every rank must read the same and keeps its slice. If the data is already "
-                    "divided over ranks, write strategy={'ddp': {'split_data': False}}."
+                    "divided over ranks, write «strategy={'ddp': {'split_data': False}}»."
                 )
             if read is _END:
                 return
@@ -116,7 +117,7 @@ class RankSlices(Slices):
             return batches // ranks if self.end else -(-batches // ranks)
         if not self.end:
             return batches
-        raise TypeError("The number of batches with a slice for every rank is not known before they are read.")
+        raise WrongType("The number of batches with a slice for every rank is not known before they are read.")
 
     def length_of(self, sampler: Any) -> int:
         """Return :meth:`length` for batches of indices, whose sizes torch's sampler determines."""
@@ -263,7 +264,7 @@ class OwnData(Slices):
             if not left:
                 return
             if empty:
-                raise ValueError(
+                raise WrongValue(
                     f"The training data of {empty} of {strategy.world_size} ranks yielded no batch, so these ranks have "
                     "nothing to compute on while the others train. Divide the data so that every rank has a batch."
                 )
@@ -274,7 +275,7 @@ class OwnData(Slices):
     def length(self, batches: int) -> int:
         """See :meth:`hocket.data.Slices.length`."""
         if self._length is None:
-            raise TypeError("The number of batches of an epoch is not known: the data of a rank has no length.")
+            raise WrongType("The number of batches of an epoch is not known: the data of a rank has no length.")
         return self._length
 
 

@@ -9,9 +9,10 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from hocket import Callback, State, hookimpl
+from hocket.errors import WrongState
 
 
-class SymmetryError(RuntimeError):
+class SymmetryError(WrongState):
     """Raised when ranks are about to do different things."""
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from hocket.errors import WrongType, WrongValue
+
 #: Modules to wrap: "auto", classes or their names, or the minimum number of parameters of a unit; None for none.
 Wrap = str | int | type[nn.Module] | Sequence[str | type[nn.Module]] | None
 
@@ -37,22 +39,22 @@ def units(model: nn.Module, wrap: Wrap = "auto") -> list[nn.Module]:
         return _automatic(model)
     classes = [wrap] if isinstance(wrap, str | type) else wrap
     if not isinstance(classes, Iterable) or not all(isinstance(each, str | type) for each in classes):
-        raise TypeError(
-            f"wrap={wrap!r} is not valid: give 'auto', a number of parameters such as 1_000_000, classes or their names such "
-            "as ['Block'], or None."
+        raise WrongType(
+            f"«wrap={wrap!r}» is not valid: give 'auto', a number of parameters such as 1_000_000, classes or their names such "
+            "as ['Block'], or «None»."
         )
     found = []
     for each in classes:
         instances = [module for module in _inner_first(model) if module is not model and _is(module, each)]
         if not instances:
             there = ", ".join(sorted({type(module).__name__ for module in model.modules() if module is not model}))
-            raise ValueError(f"wrap={wrap!r}: the model has no {_name(each)}. Its classes are {there}.")
+            raise WrongValue(f"«wrap={wrap!r}»: the model has no {_name(each)}. Its classes are {there}.")
         found += instances
     chosen = _ordered(model, found)
     for module in chosen:
         if shared := _shared(model, module):
-            raise ValueError(
-                f"wrap={wrap!r}: {type(module).__name__} shares {shared} with the rest of the model, so it cannot be a "
+            raise WrongValue(
+                f"«wrap={wrap!r}»: {type(module).__name__} shares {shared} with the rest of the model, so it cannot be a "
                 "separate unit. Name a class that holds all users of that parameter, or none of them."
             )
     return chosen

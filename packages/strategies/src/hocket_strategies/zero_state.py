@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hocket.errors import WrongState, WrongValue
+
 Groups = Sequence[Sequence[nn.Parameter]]
 
 
@@ -79,7 +81,7 @@ def _check(module: nn.Module, held: dict[str, Any], state_dict: dict[str, Any]) 
         if getattr(given, "shape", None) != shape:
             wrong.append(f"{name} has shape {getattr(given, 'shape', None)} and should have {shape}")
     if wrong:
-        raise RuntimeError(f"The weights do not fit {type(module).__name__}: {'; '.join(sorted(wrong))}.")
+        raise WrongState(f"The weights do not fit {type(module).__name__}: {'; '.join(sorted(wrong))}.")
 
 
 # --- optimizers
@@ -114,7 +116,7 @@ def load_full_optimizer_state(
     """Load `full_optimizer_state`. Raises ValueError if the state has other parameter groups."""
     sizes = [len(group["params"]) for group in state_dict["param_groups"]]
     if sizes != [len(group) for group in groups]:
-        raise ValueError(
+        raise WrongValue(
             f"The state belongs to an optimizer with groups of {sizes} parameters, this one has {[len(g) for g in groups]}."
         )
     for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):

@@ -14,6 +14,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hocket.errors import MissingPackage
+
 if TYPE_CHECKING:
     from hocket_testkit.algorithms import AlgorithmConformance
     from hocket_testkit.callbacks import CallbackConformance
@@ -71,7 +73,7 @@ def _need_pytest(name: str) -> None:
     try:
         import pytest
     except ModuleNotFoundError as error:
-        raise ImportError(
+        raise MissingPackage(
             f"hocket.testkit.{name} is a suite of tests for pytest, which is not installed here ({error}). Type: pip "
             "install pytest. Only the suites of hocket.testkit need it; run_ranks and no_sync do not."
         ) from None

@@ -27,6 +27,7 @@ from torch import nn
 
 import hocket
 from hocket import plugins
+from hocket.errors import Unsupported, WrongType
 from hocket.hookspecs import Event
 from hocket.plugins import catalog
 from hocket.plugins.bus import Bus
@@ -65,7 +66,7 @@ class Conformance:
 
     def make(self) -> Any:
         """Return a new plug-in, as small as possible while still acting."""
-        raise NotImplementedError(f"{type(self).__name__} needs a make(self) that returns a new plug-in to test.")
+        raise Unsupported(f"{type(self).__name__} needs a make(self) that returns a new plug-in to test.")
 
     def model(self) -> nn.Module:
         """Return a new small model, or `hocket.Task`, to train; draw its weights from torch's generator, which is seeded."""
@@ -276,15 +277,15 @@ def _check_exemptions(cls: type[Conformance]) -> None:
         if name not in tests:
             near = difflib.get_close_matches(name, tests, 1)
             hint = f" Did you mean '{near[0]}'?" if near else f" It inherits {', '.join(sorted(tests))}."
-            raise TypeError(f"{cls.__name__} makes an exception for '{name}', which it does not inherit.{hint}")
+            raise WrongType(f"{cls.__name__} makes an exception for '{name}', which it does not inherit.{hint}")
         if not isinstance(reason, str) or not reason.strip():
-            raise TypeError(
+            raise WrongType(
                 f"{cls.__name__} makes an exception for '{name}' without a reason. Say in a sentence why it does not apply."
             )
     for name in sorted(tests - set(cls.exempt)):
         owner = next(base for base in cls.__mro__ if name in vars(base))
         if not _of_kit(owner):
-            raise TypeError(
+            raise WrongType(
                 f"{owner.__name__} replaces or removes the inherited {name} without a reason. Leave it as it is, give what you "
                 f"add another name, or write exempt = {{'{name}': 'why it does not apply'}}."
             )
@@ -323,7 +324,7 @@ def contents(data: Any) -> dict[str, Any]:
     if dataset is not None and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         attributes = {name: id(value) for name, value in vars(data).items() if not name.startswith("_")}
         return {"attributes": attributes, "samples": [dataset[index] for index in range(len(dataset))]}
-    raise TypeError(
+    raise WrongType(
         f"data() returned {type(data).__name__}. Return a list of batches, or a DataLoader over a data set with __getitem__ "
         "and __len__, so that the tests can see whether the plug-in changes it."
     )

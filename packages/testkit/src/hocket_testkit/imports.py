@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from hocket.errors import WrongState
+
 
 class Imported(NamedTuple):
     """The effects of an import."""
@@ -41,12 +43,12 @@ def import_in_fresh_process(module: str, first: tuple[str, ...] = (), timeout: f
     sending.close()
     try:
         if not receiving.poll(timeout):
-            raise RuntimeError(f"Importing {module} did not end within {timeout:g} s.")
+            raise WrongState(f"Importing {module} did not end within {timeout:g} s.")
         answer: Imported = receiving.recv()
         return answer
     except EOFError:
         process.join()
-        raise RuntimeError(f"Importing {module} ended the process, with exit code {process.exitcode}.") from None
+        raise WrongState(f"Importing {module} ended the process, with exit code {process.exitcode}.") from None
     finally:
         process.kill()
         process.join()

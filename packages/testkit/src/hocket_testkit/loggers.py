@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import hocket
+from hocket.errors import Unsupported
 from hocket.loggers.memory import MemoryLogger
 from hocket_testkit.callbacks import CallbackConformance
 from hocket_testkit.compare import difference
@@ -54,7 +55,7 @@ class LoggerConformance(CallbackConformance):
             logger: a logger from ``make``.
             folder: the folder of the run, which need not exist. Two runs of one logger's class have different ones.
         """
-        raise NotImplementedError(
+        raise Unsupported(
             f"{type(self).__name__} needs a written(self, logger, folder) that reads back what the logger wrote. If that "
             "cannot be, exempt the tests that need it, saying why."
         )

@@ -19,6 +19,7 @@ from hocket.data.batches import count, slice_samples
 from hocket.data.errors import DataError
 from hocket.data.slices import Slices
 from hocket.data.source import Position, Source, set_epoch
+from hocket.errors import Unsupported
 from hocket.training import seeding
 from hocket_testkit.compare import difference
 
@@ -77,7 +78,7 @@ class SourceConformance:
 
     def make(self) -> Any:
         """Return new data, in the state at the start of a run."""
-        raise NotImplementedError(f"{type(self).__name__} needs a make(self) that returns new data to test.")
+        raise Unsupported(f"{type(self).__name__} needs a make(self) that returns new data to test.")
 
     def source(self, slices: Slices | None = None) -> Source:
         """Return a source of new data."""

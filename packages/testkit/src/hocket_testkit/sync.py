@@ -12,6 +12,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hocket.errors import WrongState
+
 #: Operations whose result, or its shape, the host must read.
 _WAITING = {
     "aten::_local_scalar_dense": "item(), float(), int(), bool() or an `if`",
@@ -33,7 +35,7 @@ _MAKING = {torch.tensor, torch.as_tensor, torch.asarray}
 _MARK = "_hocket_on_host"
 
 
-class SynchronisationError(RuntimeError):
+class SynchronisationError(WrongState):
     """Raised when an operation would make the host wait for the device."""
 
 

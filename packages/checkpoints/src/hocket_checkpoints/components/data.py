@@ -64,7 +64,7 @@ class TrainingData(Component):
             if changed := self._loop.data.changed(position):
                 warn(
                     f"The training data differs from the checkpoint's: {changed}. It continues with it from the end of the "
-                    "epoch. To continue as before, give the Trainer the same data, batch size and global_batch= as then."
+                    "epoch. To continue as before, give the Trainer the same data, batch size and «global_batch=» as then."
                 )
             self._loop.data.load_state_dict(position)
             self._state.progress.epoch_length = self._loop.data.length

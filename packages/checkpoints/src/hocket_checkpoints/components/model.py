@@ -104,8 +104,8 @@ def _misfit(state: State, saved: Mapping[str, Any]) -> str:
     paths = [f"model.{name}" for name in (*report.missing, *report.unexpected, *other)]
     differences = str(report).replace("\n", "; ")
     return (
-        f"The model is not the checkpoint's: {differences}. Give the Trainer the model that was trained, or omit these by "
-        f"ignore={listed(paths)}."
+        f"The model is not the checkpoint's: {differences}. Give the Trainer the model that was trained«, or omit these by "
+        f"ignore={listed(paths)}¦»."
     )
 
 

@@ -89,7 +89,7 @@ class Optimizers(Component):
         if before != here:
             problems.append(
                 f"The checkpoint has the state of {', '.join(before) or 'no optimizer'}, but the Trainer has "
-                f"{', '.join(here) or 'none'}. Give the Trainer the same optimizer=."
+                f"{', '.join(here) or 'none'}. Give the Trainer the same «optimizer=»."
             )
         names = [each.get("name") for each in in_order(saved)]
         if all(names) and before == here and names != state.optimizer_names:
@@ -146,7 +146,7 @@ class Schedules(Component):
             fitting,
             [
                 f"The checkpoint has {len(before)} schedules ({', '.join(before)}), the Trainer {len(here)} "
-                f"({', '.join(here)}). Give the Trainer the same schedule=."
+                f"({', '.join(here)}). Give the Trainer the same «schedule=»."
             ],
         )
 
@@ -185,8 +185,8 @@ def _fitting(
     if (sizes := [len(group) for group in before]) != [len(group) for group in now]:
         return None, (
             f"The checkpoint's {kind} has groups of {sizes} parameters, and the Trainer's has {[len(group) for group in now]}. "
-            "Give the Trainer the same optimizer= and model, or omit the optimizer's state by "
-            "trainer.load_state_dict(tree, ignore=['optimizers.*'])."
+            "Give the Trainer the same «optimizer=» and model«, or omit the optimizer's state by "
+            "trainer.load_state_dict(tree, ignore=['optimizers.*'])¦»."
         )
     names = {id(parameter): name for name, parameter in state.task.named_parameters()}
     parameters = chain.from_iterable([*(group["params"] for group in optimizer.param_groups), *added])
@@ -202,7 +202,7 @@ def _fitting(
     rest = {number: values for number, values in saved["state"].items() if number not in misfits}
     return {**saved, "state": rest}, (
         f"The checkpoint's {kind} has state of other shapes for {', '.join(misfits.values())}. To begin anew with these, pass "
-        f"ignore={listed([f'optimizers.{index}.state.state.~int.{number}.*' for number in misfits])}; with all, "
+        f"«ignore={listed([f'optimizers.{index}.state.state.~int.{number}.*' for number in misfits])}»; with all, "
         "ignore=['optimizers.*']."
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, WrongValue
 
 #: safetensors' name of a dtype -> torch's name and bytes per element. Other dtypes are stored as bytes.
 DTYPES = {
@@ -58,7 +58,7 @@ def numel(shape: Sequence[int]) -> int:
     for n in shape:
         product *= n
         if product >= 2**63:
-            raise ValueError("a shape has more elements than any tensor")
+            raise WrongValue("a shape has more elements than any tensor")
     return product
 
 
@@ -92,16 +92,16 @@ def read(stream: BinaryIO, size: int, file: str) -> tuple[bytes, list[Entry]]:
     try:
         described = json.loads(text)
         if not isinstance(described, dict):
-            raise ValueError("its header is not a JSON object")
+            raise WrongValue("its header is not a JSON object")
         described.pop("__metadata__", None)
         entries = sorted((_entry(name, about) for name, about in described.items()), key=lambda e: (e.start, e.end))
         end = 0
         for entry in entries:
             if entry.start != end:
-                raise ValueError(f"'{entry.name}' does not begin where the tensor before it ends")
+                raise WrongValue(f"'{entry.name}' does not begin where the tensor before it ends")
             end = entry.end
         if 8 + length + end != size:
-            raise ValueError(f"its header describes {8 + length + end} bytes, and it has {size}")
+            raise WrongValue(f"its header describes {8 + length + end} bytes, and it has {size}")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file}: it is not a valid safetensors file: {error}{pickled(raw)}.") from None
     return raw + text, entries
@@ -110,11 +110,11 @@ def read(stream: BinaryIO, size: int, file: str) -> tuple[bytes, list[Entry]]:
 def _entry(name: str, about: dict[str, Any]) -> Entry:
     dtype, shape, (start, end) = about["dtype"], about["shape"], about["data_offsets"]
     if dtype not in DTYPES:
-        raise ValueError(f"'{name}' has the unknown dtype {dtype!r}")
+        raise WrongValue(f"'{name}' has the unknown dtype {dtype!r}")
     if not isinstance(shape, list) or any(type(n) is not int or not 0 <= n < 2**63 for n in (*shape, start, end)):
-        raise ValueError(f"'{name}' has a shape or a position that is not a number")
+        raise WrongValue(f"'{name}' has a shape or a position that is not a number")
     if end - start != DTYPES[dtype][1] * numel(shape):
-        raise ValueError(f"'{name}' has {end - start} bytes, which is not what its dtype and shape need")
+        raise WrongValue(f"'{name}' has {end - start} bytes, which is not what its dtype and shape need")
     return Entry(name, dtype, tuple(shape), start, end)
 
 

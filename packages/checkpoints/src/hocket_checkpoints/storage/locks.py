@@ -44,7 +44,7 @@ class Lock(Protocol):
 
 
 #: What gives a run another folder.
-_WRITE = "give this one another folder: checkpoints=hocket.Checkpoints('…')"
+_WRITE = "give this one another folder: «checkpoints=hocket.Checkpoints('…')¦checkpoints=…»"
 
 
 def _in_use(where: str, holder: Mapping[str, Any], write: str = _WRITE) -> InUse:

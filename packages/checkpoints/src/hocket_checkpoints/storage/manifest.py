@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket import safe_files
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, WrongValue
 from hocket_checkpoints.storage import tree_json
 from hocket_checkpoints.storage.header import pickled
 
@@ -132,14 +132,14 @@ def parse(raw: bytes, where: str) -> Manifest:
     stated = content.pop("sha256", None)
     try:
         if stated != _digest(content):
-            raise ValueError("its content is not what was written (another SHA-256)")
+            raise WrongValue("its content is not what was written (another SHA-256)")
         files = {name: _file(name, about) for name, about in content["files"].items()}
         if sum(name.startswith("tree-") for name in files) != 1:
-            raise ValueError("it does not list one tree-….json")
+            raise WrongValue("it does not list one tree-….json")
         if type(written := content["written"]) not in (int, float) or not 0 <= written < _LATEST_TIME:
-            raise ValueError("when it was written is not a time in seconds since 1970")
+            raise WrongValue("when it was written is not a time in seconds since 1970")
         if not isinstance(tree_json.from_json(content["about"], lambda reference: None), dict):
-            raise ValueError("what it says about the checkpoint is not a JSON object")
+            raise WrongValue("what it says about the checkpoint is not a JSON object")
         return Manifest(files, content["about"], version, float(written), stated)
     except KeyError as error:
         raise CheckpointError(f"{where}: it has no {error}.") from None
@@ -149,10 +149,10 @@ def parse(raw: bytes, where: str) -> Manifest:
 
 def _file(name: str, about: dict[str, Any]) -> File:
     if not FILES.fullmatch(name):
-        raise ValueError(f"it lists {name!r}, which is not a name of a checkpoint's file")
+        raise WrongValue(f"it lists {name!r}, which is not a name of a checkpoint's file")
     size, sha256 = about["size"], about["sha256"]
     if type(size) is not int or size < 0 or not isinstance(sha256, str):
-        raise ValueError(f"it has no size and SHA-256 of {name}")
+        raise WrongValue(f"it has no size and SHA-256 of {name}")
     return File(size, sha256)
 
 
@@ -171,12 +171,12 @@ def parse_json(raw: bytes, where: str) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise ValueError("an object has one key twice")
+        raise WrongValue("an object has one key twice")
     return made
 
 
 def _refuse(constant: str) -> Any:
-    raise ValueError(f"it has a bare {constant}")
+    raise WrongValue(f"it has a bare {constant}")
 
 
 def check_file(folder: Path, name: str, file: File) -> Path:

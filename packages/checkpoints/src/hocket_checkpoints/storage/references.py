@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, WrongValue
 from hocket_checkpoints.storage import header, tree_json
 from hocket_checkpoints.storage.header import Entry
 
@@ -36,25 +36,25 @@ def references(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def _checked(path: str, reference: Any) -> dict[str, Any]:
     keys = set(reference) if isinstance(reference, dict) else set()
     if keys != _SHARDED and not {"file", "name", "dtype", "shape"} <= keys <= _KEYS:
-        raise ValueError(f"the tensor at '{path}' is described wrongly")
+        raise WrongValue(f"the tensor at '{path}' is described wrongly")
     if not isinstance(reference["dtype"], str) or reference["dtype"] not in SIZES:
-        raise ValueError(f"the tensor at '{path}' has the unknown dtype {reference['dtype']!r}")
+        raise WrongValue(f"the tensor at '{path}' has the unknown dtype {reference['dtype']!r}")
     numbers = [reference["shape"], reference.get("stride", reference["shape"]), [reference.get("offset", 0)]]
     if keys == _SHARDED:
         parts = reference["pieces"]
         if not isinstance(parts, list) or not all(isinstance(each, dict) and set(each) == _PIECE for each in parts):
-            raise ValueError(f"the pieces of the tensor at '{path}' are described wrongly")
+            raise WrongValue(f"the pieces of the tensor at '{path}' are described wrongly")
         numbers += [each[key] for each in parts for key in ("begin", "shape")]
     if not all(isinstance(each[key], str) for each in reference.get("pieces", [reference]) for key in ("file", "name")):
-        raise ValueError(f"the tensor at '{path}' has a file or a name that is not text")
+        raise WrongValue(f"the tensor at '{path}' has a file or a name that is not text")
     if not all(isinstance(each, list) and all(type(n) is int and 0 <= n < 2**63 for n in each) for each in numbers):
-        raise ValueError(f"the tensor at '{path}' has a shape, stride or offset that is not a list of numbers")
+        raise WrongValue(f"the tensor at '{path}' has a shape, stride or offset that is not a list of numbers")
     if len(numbers[0]) != len(numbers[1]) or ("offset" in reference and "stride" not in reference):
-        raise ValueError(f"the tensor at '{path}' has a stride that does not fit its shape")
+        raise WrongValue(f"the tensor at '{path}' has a stride that does not fit its shape")
     for each in [reference, *reference.get("pieces", ())]:
         header.numel(each["shape"])
     if keys == _SHARDED and not whole(reference):
-        raise ValueError(f"the pieces of the tensor at '{path}' leave gaps or overlap")
+        raise WrongValue(f"the pieces of the tensor at '{path}' leave gaps or overlap")
     checked: dict[str, Any] = reference
     return checked
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket.distributed.ranks import ALONE, Ranks
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, MissingPackage
 from hocket_checkpoints.storage import disk, format as formats, manifest as manifests, scratch
 from hocket_checkpoints.storage.locks import LEASE, Lease, Lock
 from hocket_checkpoints.storage.manifest import LATEST, File, Manifest
@@ -59,7 +59,7 @@ class Remote:
             advice = installing.command("remote") + (
                 "" if scheme == "s3" else f", and fsspec's package for {scheme}://"
             )
-            raise ImportError(f"{url} cannot be reached: {error}. Type: {advice}") from error
+            raise MissingPackage(f"{url} cannot be reached: {error}. Type: {advice}") from error
         self._root = root.rstrip("/")
         self._url = url.rstrip("/")
         self._attempts, self._wait, self._lease = attempts, wait, lease

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hocket.distributed.ranks import ALONE, Ranks
-from hocket.errors import CheckpointError, DamagedCheckpointWarning
+from hocket.errors import CheckpointError, DamagedCheckpointWarning, WrongType, WrongValue
 from hocket.help import warn
 from hocket.run_folder import is_url
 from hocket_checkpoints.storage import disk, format as formats, locks, manifest as manifests, partials
@@ -319,7 +319,7 @@ def _about(found: Manifest | str) -> dict[str, Any] | None:
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or name == LATEST:
-        raise ValueError(
+        raise WrongValue(
             f"{name!r} is not a name for a checkpoint. Use letters, digits and . _ - = +, as in 'ep2-ba1000'."
         )
 
@@ -331,7 +331,7 @@ def _place(folder: str | os.PathLike[str], options: Mapping[str, Any]) -> Place:
 
         return Remote(os.fspath(folder), **options)
     if options:
-        raise TypeError(f"Options ({', '.join(options)}) are for URLs, and {folder} is a local folder.")
+        raise WrongType(f"Options ({', '.join(options)}) are for URLs, and {folder} is a local folder.")
     return Local(Path(folder).absolute())  # processes change their working directory
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hocket.distributed.dtensors import leads, local, mesh_of, place
+from hocket.errors import WrongType
 from hocket_checkpoints.storage import header
 from hocket_checkpoints.storage.references import SIZES, is_dense
 from hocket_checkpoints.storage.shards import dtype_name
@@ -86,7 +87,7 @@ def unstorable(value: Tensor) -> str:
 def _plain(path: str, value: Tensor) -> Tensor:
     tensor = value.detach().resolve_conj().resolve_neg()
     if kind := unstorable(tensor):
-        raise TypeError(
+        raise WrongType(
             f"{path or 'the tree'}: a {kind} cannot go into a checkpoint. Give plain dense tensors, as from "
             "full_tensor(), to_local(), dequantize() or to_dense()."
         )

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from hocket.errors import WrongType, WrongValue
+
 #: Maximum number of levels of a tree. It is far below the interpreter's recursion limit, and stops cycles.
 DEPTH = 100
 
@@ -35,7 +37,7 @@ def to_json(value: Any, tensor: Callable[[str, Any], dict[str, Any] | None], pat
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
     if depth >= DEPTH:
-        raise ValueError(f"{path[:80]}…: a checkpoint's tree has at most {DEPTH} levels; does it contain itself?")
+        raise WrongValue(f"{path[:80]}…: a checkpoint's tree has at most {DEPTH} levels; does it contain itself?")
     if isinstance(value, Mapping):
         made = {}
         for key, child in value.items():
@@ -47,7 +49,7 @@ def to_json(value: Any, tensor: Callable[[str, Any], dict[str, Any] | None], pat
         return items if isinstance(value, list) else {"$tuple": items}
     if (node := tensor(path, value)) is not None:
         return {"$tensor": node}
-    raise TypeError(
+    raise WrongType(
         f"{path or 'the tree'}: a {type(value).__module__}.{type(value).__qualname__} cannot go into a checkpoint, only dicts, "
         "lists and tuples of tensors, numbers, strings, bools, None and bytes. Convert it, as with .item(), .tolist() "
         "or torch.from_numpy."
@@ -57,12 +59,12 @@ def to_json(value: Any, tensor: Callable[[str, Any], dict[str, Any] | None], pat
 def join(path: str, key: Any) -> str:
     """Return the dotted path of a child. Raises TypeError for keys that are not text."""
     if not isinstance(key, str):
-        raise TypeError(
+        raise WrongType(
             f"{path or 'the tree'}: the key {key!r} is of type {type(key).__name__}; a checkpoint's dicts have str keys. "
             "Write str(key), and convert it back after reading."
         )
     if not key.isascii() and any("\ud800" <= character <= "\udfff" for character in key):
-        raise TypeError(f"{path or 'the tree'}: the key {key!r} has surrogates, which is not text.")
+        raise WrongType(f"{path or 'the tree'}: the key {key!r} has surrogates, which is not text.")
     return f"{path}.{key}" if path else key
 
 
@@ -97,12 +99,12 @@ def from_json(node: Any, tensor: Callable[[dict[str, Any]], Any], depth: int = 0
             return base64.b64decode(inner, validate=True)
         if mark == "$text":
             return base64.b64decode(inner, validate=True).decode("utf-8", "surrogatepass")
-    raise ValueError(f"{mark!r} with {str(inner)[:40]!r} stands for nothing")
+    raise WrongValue(f"{mark!r} with {str(inner)[:40]!r} stands for nothing")
 
 
 def _shallow(node: Any, depth: int) -> Any:
     if depth >= 2 * DEPTH:
-        raise ValueError(f"it has more than {DEPTH} levels")
+        raise WrongValue(f"it has more than {DEPTH} levels")
     return node
 
 
@@ -112,14 +114,14 @@ def special(node: Any) -> str | None:
         return None
     marks = [key for key in node if key.startswith("$") and not key.startswith("$$")]
     if marks and len(node) > 1:
-        raise ValueError(f"{marks[0]!r} is among other keys")
+        raise WrongValue(f"{marks[0]!r} is among other keys")
     return marks[0] if marks else None
 
 
 def leaves(node: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield dotted path and JSON of all leaves: everything but nonempty dicts, lists and tuples."""
     if depth > 2 * DEPTH:
-        raise ValueError(f"it has more than {DEPTH} levels")
+        raise WrongValue(f"it has more than {DEPTH} levels")
     children = list(_children(node))
     if not children:
         yield path, node

@@ -67,11 +67,11 @@ def note_plan(file: str, plan: str) -> None:
 
 def note_error(file: str, error: Exception) -> None:
     """Write the exception that ends this trial as its result, in one line; the first rank that fails does."""
-    from hocket.help.raised import explains
+    from hocket.errors import Mistake
 
     result = Path(read(Path(file))["result"])
     if not result.exists():
-        said = str(error) if explains(error) else f"{type(error).__name__}: {error}"
+        said = str(error) if isinstance(error, Mistake) else f"{type(error).__name__}: {error}"
         write(result, {"error": " ".join(said.split())[:400]})
 
 

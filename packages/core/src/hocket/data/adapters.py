@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket.data.slices import Slices
 from hocket.data.source import Source
+from hocket.errors import WrongType
 from hocket.help import warn
 from hocket.plugins.errors import summarize
 
@@ -44,7 +45,7 @@ def adapter(cls: _Adapter) -> _Adapter:
     from hocket.data.sources.base import DataSource
 
     if not (isinstance(cls, type) and issubclass(cls, DataSource) and cls.kind):
-        raise TypeError(f"{cls!r} is not an adapter: subclass hocket.data.DataSource and give it a kind.")
+        raise WrongType(f"{cls!r} is not an adapter: subclass hocket.data.DataSource and give it a kind.")
     register(cls)
     return cls
 
@@ -119,14 +120,14 @@ def adapt(data: object, slices: Slices | None = None, given: object = None) -> S
     """
     if isinstance(data, Source):
         if slices is not None:
-            raise TypeError(
+            raise WrongType(
                 f"{type(data).__name__} is a hocket.data.Source already, which cannot be divided over ranks or into other "
                 "global batches. Pass the data that it iterates, and register an adapter for that: see hocket.data.adapter."
             )
         return data
     for cls in _serving(data):
         return cls(data, slices, given)
-    raise TypeError(f"{type(data).__name__} cannot be iterated. Give an iterable of batches, such as a DataLoader.")
+    raise WrongType(f"{type(data).__name__} cannot be iterated. Give an iterable of batches, such as a DataLoader.")
 
 
 def as_recorded(source: Source, kind: str) -> Source:

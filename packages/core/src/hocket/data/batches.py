@@ -13,6 +13,7 @@ import torch
 from hocket.data.containers import container_of
 from hocket.data.nesting import fields_of, like_mapping, with_fields
 from hocket.data.reading import How, how_divided, is_numbers, is_per_sample, may_hold_samples, read
+from hocket.errors import WrongValue
 
 if TYPE_CHECKING:
     from hocket.types import Batch
@@ -98,7 +99,7 @@ def split(batch: Batch, size: int, samples: int | None = None) -> list[Any]:
         [2, 2, 1]
     """
     if size < 1:
-        raise ValueError(f"A microbatch holds at least one sample, not {size}.")
+        raise WrongValue(f"A microbatch holds at least one sample, not {size}.")
     counted = samples is None
     samples = count(batch).samples if samples is None else samples
     if samples <= size:
@@ -154,7 +155,7 @@ def join(parts: Sequence[Any]) -> Any:
 def _join(parts: Sequence[Any], how: How, top: bool = False) -> Any:
     first = parts[0]
     if any(type(part) is not type(first) for part in parts):
-        raise ValueError(f"Cannot join parts of different types: {', '.join(type(part).__name__ for part in parts)}.")
+        raise WrongValue(f"Cannot join parts of different types: {', '.join(type(part).__name__ for part in parts)}.")
     if (container := container_of(first)) is not None:
         return container.join(parts)
     if isinstance(first, torch.Tensor) or (isinstance(first, Mapping) and hasattr(first, "shape")):
@@ -172,7 +173,7 @@ def _join(parts: Sequence[Any], how: How, top: bool = False) -> Any:
         if of_samples or is_per_sample(first):
             return type(first)(item for part in parts for item in part)
         if len({len(part) for part in parts}) > 1:
-            raise ValueError("Cannot join sequences of different lengths. Define join(parts) in the hocket.Task.")
+            raise WrongValue("Cannot join sequences of different lengths. Define join(parts) in the hocket.Task.")
         return type(first)(_join(each, how) for each in zip(*parts, strict=True))
     return first
 
@@ -196,9 +197,9 @@ class _Slicer:
             if self._doubts and not self._of_samples:
                 raise self._doubts[0]
         except _NotPerSample as problem:
-            raise ValueError(str(problem)) from None
+            raise WrongValue(str(problem)) from None
         if not self._found:
-            raise ValueError(_UNSPLITTABLE.format(f"a batch of {type(batch).__name__}, which counts {samples} samples"))
+            raise WrongValue(_UNSPLITTABLE.format(f"a batch of {type(batch).__name__}, which counts {samples} samples"))
         self._sliced = {id(item) for item in self._found}
 
     def __call__(self, index: slice | list[int] | torch.Tensor) -> Any:

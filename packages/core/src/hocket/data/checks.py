@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from hocket.data.adapters import serves_itself
 from hocket.data.several import MODES, Several
+from hocket.errors import WrongType
 from hocket.help import names
 
 
@@ -25,10 +26,10 @@ def check_batches(data: object, argument: str) -> None:
         return
     if isinstance(data, DataLoader) or serves_itself(data):
         if isinstance(data, DataLoader) and _yields_samples(data):
-            raise TypeError(
-                f"{argument} is a DataLoader with batch_size=None over a data set (TensorDataset), whose items are single "
+            raise WrongType(
+                f"{argument} is a DataLoader with «batch_size=None» over a data set (TensorDataset), whose items are single "
                 "samples and not batches. Write "
-                f"{_given(argument, 'torch.utils.data.DataLoader(dataset, batch_size=32)')}; None is for data sets whose items "
+                f"{_loader(argument)}; None is for data sets whose items "
                 "are batches."
             )
         return
@@ -41,34 +42,35 @@ def check_batches(data: object, argument: str) -> None:
     elif "datasets" in libraries:
         what = f"a data set ({kind} of Hugging Face), which has samples and not batches"
     elif isinstance(data, torch.Tensor) or "numpy" in libraries:
-        raise TypeError(
+        raise WrongType(
             f"{argument} is one {kind}, and not batches. Give a loader: "
-            f"{_given(argument, 'torch.utils.data.DataLoader(TensorDataset(inputs, targets), batch_size=32)')}, or "
+            f"{_loader(argument, 'TensorDataset(inputs, targets)')}, or "
             "[(inputs, targets)] for one batch."
         )
     elif libraries & {"pandas", "polars", "pyarrow"}:
-        raise TypeError(
+        raise WrongType(
             f"{argument} is a table ({kind}), and not batches. Make tensors of its columns, and a loader: "
-            f"{_given(argument, 'torch.utils.data.DataLoader(TensorDataset(inputs, targets), batch_size=32)')}."
+            f"{_loader(argument, 'TensorDataset(inputs, targets)')}."
         )
     elif isinstance(data, Mapping) and any(
         isinstance(each, DataLoader) or serves_itself(each) for each in data.values()
     ):
         several = f"hocket.data.Several({{{', '.join(f'{name!r}: …' for name in data)}}}, mode)"
         modes = "; ".join(f"{mode!r}: {meaning}" for mode, meaning in MODES.items())
-        raise TypeError(
+        raise WrongType(
             f"{argument} is a {kind} of loaders. Say how to combine them into an iterable of batches: "
             f"{_given(argument, several)}, with a mode of {modes}."
         )
     elif isinstance(data, Mapping | str | bytes):
         found = f"{kind} {data!r}" if isinstance(data, str) and len(data) < 60 else kind
         if isinstance(data, str) and data[:1].isdigit():
-            raise TypeError(
-                f"{argument} is the text {data!r}, and not an iterable of batches. Write a duration by name: duration={data!r}."
+            raise WrongType(
+                f"{argument} is the text {data!r}, and not an iterable of batches. Write a duration by name: "
+                f"«duration={data!r}»."
             )
-        raise TypeError(
+        raise WrongType(
             f"{argument} is a {found}, whose items are not batches. Give an iterable of batches: "
-            f"{_given(argument, 'torch.utils.data.DataLoader(dataset, batch_size=32)')}, or a list of batches, [(inputs, "
+            f"{_loader(argument)}, or a list of batches, [(inputs, "
             "targets)]."
         )
     elif isinstance(data, list | tuple):
@@ -76,15 +78,14 @@ def check_batches(data: object, argument: str) -> None:
         return
     elif not hasattr(type(data), "__iter__"):
         if not hasattr(type(data), "__getitem__"):
-            raise TypeError(
-                f"{argument} is {kind}, which cannot be iterated. Give an iterable of batches: "
-                f"{_given(argument, 'torch.utils.data.DataLoader(dataset, batch_size=32)')}."
+            raise WrongType(
+                f"{argument} is {kind}, which cannot be iterated. Give an iterable of batches: {_loader(argument)}."
             )
         what = f"a data set ({kind}), which has samples and not batches"
     else:
         return
-    loader = _given(argument, "torch.utils.data.DataLoader(data, batch_size=32)")
-    raise TypeError(f"{argument} is {what}. {wrap} {loader}, or batch_size=None if its items are batches.")
+    loader = _loader(argument, "data")
+    raise WrongType(f"{argument} is {what}. {wrap} {loader}, or «batch_size=None» if its items are batches.")
 
 
 def _yields_samples(loader: DataLoader[Any]) -> bool:
@@ -96,9 +97,18 @@ def _yields_samples(loader: DataLoader[Any]) -> bool:
     return len(sizes) > 1 or not all(sizes)
 
 
+def _loader(argument: str, data: str = "dataset") -> str:
+    """Return how to give a DataLoader for an argument."""
+    call = f"torch.utils.data.DataLoader({data}, batch_size=32)"
+    plain = {"torch.utils.data:DataLoader": {"dataset": f"module:{data.partition('(')[0]}", "batch_size": 32}}
+    if argument.isidentifier():
+        return f"«{argument}={call}¦{argument}={plain}»"
+    return _given(argument, f"«{call}¦`{str(plain).replace(chr(39), '')}`»")
+
+
 def _given(argument: str, value: str) -> str:
-    """Return how to give a value for an argument, such as ``train_data``, ``predict(data)`` or ``train() of data=…``."""
-    if "() of data=" in argument:
+    """Return how to give a value for an argument, such as ``train_data``, ``predict(data)`` or ``train() of «data=…»``."""
+    if "() of «data=" in argument:
         return f"return {value}"
     call, _, inside = argument.partition("(")
     return f"{call}({value})" if inside else f"{argument}={value}"
@@ -109,7 +119,7 @@ def _check_not_data(data: object, argument: str) -> None:
     from hocket.data.module import is_foreign, is_module
 
     kind = type(data).__name__
-    loader = _given(argument, "torch.utils.data.DataLoader(dataset, batch_size=32)")
+    loader = _loader(argument)
     what, write = "", ""
     if isinstance(data, torch.nn.Module):
         what = f"a model ({kind})"
@@ -126,7 +136,7 @@ def _check_not_data(data: object, argument: str) -> None:
     elif isinstance(data, int | float):
         what, write = (
             f"the number {data!r}",
-            f"A duration has a unit: duration='{data}ep'. Data is an iterable of batches: write",
+            f"A duration has a unit: «duration='{data}ep'». Data is an iterable of batches: write",
         )
     elif is_module(data):
         what = f"a data module ({kind})"
@@ -143,22 +153,23 @@ def _check_not_data(data: object, argument: str) -> None:
         )
     elif hasattr(data, "train") and hasattr(data, "valid"):
         what = f"a pair of loaders ({kind})"
-        write = "Write train_data=data.train, eval_data=data.valid; or"
+        write = "Write «train_data=data.train», «eval_data=data.valid»; or"
     elif names.library(data) and hasattr(data, "to_dict") and hasattr(data, "learning_rate"):
         what, write = f"{kind} of {names.library(data)}", "Each setting is an argument of the Trainer. Write"
     elif callable(data) and not hasattr(type(data), "__iter__") and not hasattr(type(data), "__getitem__"):
-        what, write = f"{kind}, a function", "A loss is given by name: loss=. Write"
+        what, write = f"{kind}, a function", "A loss is given by name: «loss=». Write"
     if what:
-        raise TypeError(f"{argument} is {what}, and not an iterable of batches. {write} {loader}.")
+        raise WrongType(f"{argument} is {what}, and not an iterable of batches. {write} {loader}.")
 
 
 def _check_list(data: Any, argument: str) -> None:
     """Raise TypeError for a list of loaders, of tensors that belong together, or of samples, rather than of batches."""
     if any(isinstance(item, DataLoader) for item in data):
-        raise TypeError(
+        raise WrongType(
             f"{argument} is a {type(data).__name__} of {len(data)} loaders, and should be one iterable of batches. Evaluation "
-            "sets are given by name: eval_data={'first': loader, 'second': other}. Training data is combined by "
-            f"train_data=hocket.data.Several({{'first': …, 'second': …}}, {next(iter(MODES))!r}); its modes are "
+            "sets are given by name: «eval_data={'first': loader, 'second': other}¦"
+            "eval_data={'first': 'module:loader', 'second': 'module:other'}». Training data is combined by "
+            f"«train_data=hocket.data.Several({{'first': …, 'second': …}}, {next(iter(MODES))!r})»; its modes are "
             f"{', '.join(map(repr, MODES))}."
         )
     arrays = [item for item in data if isinstance(item, torch.Tensor) or type(item).__module__ == "numpy"]
@@ -167,7 +178,7 @@ def _check_list(data: Any, argument: str) -> None:
         columns = len(arrays) == 2 and arrays[0].shape[:1] == arrays[1].shape[:1] and not argument.startswith("predict")
         scalars = not all(item.shape for item in arrays)
         if isinstance(data, tuple) or len(kinds) > 1 or columns or scalars or not isinstance(arrays[0], torch.Tensor):
-            raise TypeError(
+            raise WrongType(
                 f"{argument} is a {type(data).__name__} of {len(data)} tensors or arrays, which is not a list of batches. If "
                 "they are inputs and targets, write "
                 f"{_given(argument, 'DataLoader(TensorDataset(inputs, targets), batch_size=32)')} with torch.utils.data; if "
@@ -178,9 +189,9 @@ def _check_list(data: Any, argument: str) -> None:
     if type(first) in (tuple, list) and len(first) == 2 and isinstance(first[0], torch.Tensor) and first[0].dim():
         label = first[1]
         if isinstance(label, int | float) or (isinstance(label, torch.Tensor) and not label.dim()):
-            raise TypeError(
+            raise WrongType(
                 f"{argument} is a list of samples: the target of the first is one number. Wrap it in a loader: "
-                f"{_given(argument, 'torch.utils.data.DataLoader(data, batch_size=32)')}."
+                f"{_loader(argument, 'data')}."
             )
 
 

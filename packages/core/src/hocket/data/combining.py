@@ -61,7 +61,7 @@ class Member:
         """Return the error for a loader without batches."""
         return DataError(
             f"Loader '{self.name}' ({type(self.source.data).__name__}) yielded no batch. Check that its data set is not empty, "
-            "and that drop_last=True does not drop its only batch."
+            "and that «drop_last=True» does not drop its only batch."
         )
 
     def position(self, between: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hocket.data.nesting import is_graphs
+from hocket.errors import WrongType, WrongValue
 
 Batch = TypeVar("Batch")
 
@@ -58,7 +59,7 @@ def register_batch(
         (3, [('a', 'b'), ('c',)])
     """
     if not isinstance(kind, type) or kind in (object, Tensor, list, tuple, dict):
-        raise TypeError(
+        raise WrongType(
             f"register_batch was given {kind!r}. It takes a class of batches, such as dgl.DGLGraph; lists, tuples, dicts and "
             "tensors are divided already: for another way define count and split in a hocket.Task."
         )
@@ -105,7 +106,7 @@ def _join_rows(parts: Sequence[Any]) -> Tensor:
 
 def _rows(nested: Any) -> list[Tensor]:
     if not nested.is_contiguous():
-        raise ValueError(
+        raise WrongValue(
             f"A jagged tensor of shape {tuple(nested.shape)} is not contiguous, so it cannot be divided into samples. Give "
             "nested.contiguous(), or define split and join in a hocket.Task."
         )
@@ -139,7 +140,7 @@ def _of_graphs(batch: Any, graphs: list[Any]) -> Any:
     made_by: Any = next(base for base in type(batch).__mro__ if "from_data_list" in vars(base))
     made = made_by.from_data_list(graphs, follow_batch=followed)
     if lost := set(keys) - set(made.keys()):
-        raise ValueError(
+        raise WrongValue(
             f"A {type(batch).__name__} has {', '.join(sorted(lost))}, which was added after the graphs were collated, so it "
             "is not known which graph it belongs to. Add it to each graph in the data set, or define split in a hocket.Task."
         )

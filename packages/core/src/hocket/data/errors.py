@@ -1,7 +1,9 @@
 """Errors in data."""
 
+from hocket.errors import WrongValue
 
-class DataError(ValueError):
+
+class DataError(WrongValue):
     """Training data cannot yield the batches that a run needs."""
 
 

@@ -12,6 +12,7 @@ from hocket.data.errors import DataError
 from hocket.data.loaders import batch_size, by_index, with_sampler
 from hocket.data.slices import Slices
 from hocket.data.source import Source
+from hocket.errors import WrongValue
 
 
 def sized(data: Iterable[Any], size: int, ranks: int = 1) -> Source:
@@ -38,9 +39,9 @@ def sized(data: Iterable[Any], size: int, ranks: int = 1) -> Source:
 def resized(data: object, size: int, ranks: int = 1) -> tuple[Any, Slices]:
     """Return data with the batch size set if it can be, and the slices that check it if it cannot; see `sized`."""
     if isinstance(size, bool) or not isinstance(size, int) or size < ranks:
-        raise ValueError(
-            f"global_batch={size!r} is not enough for {ranks} rank{'s' if ranks > 1 else ''}: it is the number of samples that "
-            f"all ranks together train on in one step. Give an int of {ranks} or more."
+        raise WrongValue(
+            f"«global_batch={size!r}» is not enough for {ranks} rank{'s' if ranks > 1 else ''}: it is the number of samples "
+            f"that all ranks together train on in one step. Give an int of {ranks} or more."
         )
     if not by_index(data) or data.batch_sampler is None:
         return data, Checked(size, type(data).__name__)
@@ -89,9 +90,9 @@ def checked(batches: Iterator[Any], size: int, samples: Callable[[Any], int], na
         if before < size or found > size:
             wrong = f"{found} samples" if before == size else f"{before} samples that is not the last"
             raise DataError(
-                f"global_batch={size}, but the training data has a batch of {wrong}. The batch size of a {name} cannot be set "
-                f"from outside: have it make batches of {size}, or omit global_batch; then each rank trains on batches of its "
-                "own."
+                f"«global_batch={size}», but the training data has a batch of {wrong}. The batch size of a {name} cannot be "
+                f"set from outside: have it make batches of {size}, or omit global_batch; then each rank trains on batches of "
+                "its own."
             )
         before = found
         yield batch

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hocket.data.batches import count, join, take_samples
 from hocket.data.containers import register_batch
+from hocket.errors import WrongValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def _take(mixture: Mixture, indices: list[int]) -> Mixture:
 def _join(parts: Sequence[Mixture]) -> Mixture:
     shares = {part.share for part in parts}
     if len(shares) > 1:
-        raise ValueError(
+        raise WrongValue(
             f"Cannot join mixtures of different shares, {sorted(shares)}: their losses are weighted differently."
         )
     first, second = ([getattr(part, name) for part in parts] for name in ("first", "second"))

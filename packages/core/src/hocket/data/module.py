@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from hocket.errors import Unsupported
+
 
 class DataModule:
     """All data of a run as one object. Subclass it, define :meth:`train`, and others as needed; see `hocket.Trainer`.
@@ -64,7 +66,7 @@ class DataModule:
 
     def load_extra_state(self, state: Any) -> None:
         """Restore the state that :meth:`extra_state` returned, after :meth:`setup` and before any data is made."""
-        raise NotImplementedError(f"{type(self).__name__} needs a load_extra_state(state)")
+        raise Unsupported(f"{type(self).__name__} needs a load_extra_state(state)")
 
 
 def is_module(given: object) -> bool:

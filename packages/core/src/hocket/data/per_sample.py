@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from hocket.errors import WrongType
 from hocket.training import seeding
 
 
@@ -50,7 +51,7 @@ class SeededDataset(Dataset[Any]):
 
     def __init__(self, dataset: Any, seed: int = 0) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-            raise TypeError(
+            raise WrongType(
                 f"seeded() was given {type(dataset).__name__}, which has no indices to seed samples by. Give a map-style data "
                 "set, one with __getitem__."
             )

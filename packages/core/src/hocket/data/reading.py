@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hocket.data.containers import container_of
 from hocket.data.nesting import fields_of
+from hocket.errors import WrongValue
 
 if TYPE_CHECKING:
     from hocket.types import Batch
@@ -42,7 +43,7 @@ class Reading(NamedTuple):
 def read(batch: Batch) -> Reading:
     """Return how a batch is read. Raises ValueError if that is not certain."""
     if batch is None:
-        raise ValueError(
+        raise WrongValue(
             "A batch is None. Write a return statement at the end of the loader's collate_fn, or of the data set's __getitem__."
         )
     if _is_list_of_samples(batch):
@@ -51,12 +52,12 @@ def read(batch: Batch) -> Reading:
     if not sequences:
         if len(sizes) == 1:
             return Reading(sizes.pop(), How.FIELDS)
-        raise ValueError(_problem(batch, f"found {f'sizes {sorted(sizes)}' if sizes else 'none'}"))
+        raise WrongValue(_problem(batch, f"found {f'sizes {sorted(sizes)}' if sizes else 'none'}"))
     lengths = set(_lengths(batch))
     if len(lengths) != 1:
         if len(sizes) == 1:
             return Reading(sizes.pop(), How.FIELDS)
-        raise ValueError(_problem(batch, f"found sizes {sorted(sizes | lengths)}"))
+        raise WrongValue(_problem(batch, f"found sizes {sorted(sizes | lengths)}"))
     certain = len(set(map(signature, sequences))) > 1 and not all(isinstance(each[0], Tensor) for each in sequences)
     certain |= any(isinstance(each[0], Tensor) and len({part.shape[1:] for part in each}) > 1 for each in sequences)
     if sizes == lengths:
@@ -65,7 +66,7 @@ def read(batch: Batch) -> Reading:
     if lengths == {1} and len(sizes) == 1 and not certain:  # such as {name: batch} of a data set of inputs alone
         return Reading(sizes.pop(), How.FIELDS)
     if (len(sizes) == 1 and not certain) or pairs:
-        raise ValueError(_problem(batch, f"its sequences may be lists of samples or fields: {sorted(sizes | lengths)}"))
+        raise WrongValue(_problem(batch, f"its sequences may be lists of samples or fields: {sorted(sizes | lengths)}"))
     return Reading(lengths.pop(), How.LISTS)
 
 
@@ -95,7 +96,7 @@ def samples_of_fields(batch: Batch) -> int:
     """Return the common size of dimension 0 of all tensors. Raises ValueError if sizes differ, or there is no tensor."""
     sizes = set(_sizes(batch))
     if len(sizes) != 1:
-        raise ValueError(_problem(batch, f"found sizes {sorted(sizes)}"))
+        raise WrongValue(_problem(batch, f"found sizes {sorted(sizes)}"))
     return sizes.pop()
 
 

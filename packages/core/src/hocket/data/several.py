@@ -15,6 +15,7 @@ from hocket.data.loaders import batch_size
 from hocket.data.slices import Slices
 from hocket.data.source import Position, Source, epoch_owners
 from hocket.data.stateful import has_state
+from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 
 Mode = Literal["cycle", "shortest", "in turn", "weighted"]
@@ -76,7 +77,7 @@ class Several:
         _check_loaders(loaders)
         if mode is None or mode not in MODES:
             allowed = "; ".join(f"{name!r}: {meaning}" for name, meaning in MODES.items())
-            raise ValueError(f"mode={mode!r} is not a mode of Several. Give one of {allowed}.")
+            raise WrongValue(f"«mode={mode!r}» is not a mode of Several. Give one of {allowed}.")
         _check_arguments(loaders, mode, weights, batches, named)
         if mode in ("cycle", "weighted"):
             _check_epochs(loaders)
@@ -121,8 +122,8 @@ class Several:
             return dict.fromkeys(self.loaders, size)
         first, *_ = known = [each for each in sizes.values() if each is not None]
         if len(known) < len(sizes) or any(size * each % first for each in known):
-            raise ValueError(
-                f"global_batch={size} is the number of samples of the first loader; the others keep their proportion to it. "
+            raise WrongValue(
+                f"«global_batch={size}» is the number of samples of the first loader; the others keep their proportion to it. "
                 f"That is not possible with the batch sizes {sizes}. Give a multiple of them, and DataLoaders whose "
                 "batch_size can be set; or omit global_batch: then each rank trains on batches of these sizes."
             )
@@ -148,9 +149,9 @@ def prepared(
         return prepare_data(data, train, global_batch)
     if not train and data.mode != "in turn":
         names = ", ".join(f"{name!r}: …" for name in data.loaders)
-        raise ValueError(
+        raise WrongValue(
             f"Several(…, {data.mode!r}) may repeat or omit samples, and every sample counts once here. Evaluate the loaders as "
-            f"sets, eval_data={{{names}}}, or write Several(…, 'in turn')."
+            f"sets, «eval_data={{{names}}}», or write Several(…, 'in turn')."
         )
     sizes = data.global_batches(global_batch)
     sources = {
@@ -186,7 +187,7 @@ class SeveralSource:
         self._yielded = self._turn = 0
         self._warned = False
         if data.mode == "weighted" and self.length() is None:
-            raise ValueError(
+            raise WrongValue(
                 "The length of an epoch of Several(…, 'weighted') is unknown, because that of a loader is. Give it in batches: "
                 "Several(…, 'weighted', batches=1000)."
             )
@@ -255,7 +256,7 @@ class SeveralSource:
             self._warned = True
             warn(
                 f"A batch of loader '{padding[0]}' has no slice for this rank, so this rank's slices of the other loaders do "
-                "not count in that step: they cannot be separated. Give the loader drop_last=True, or the strategy "
+                "not count in that step: they cannot be separated. Give the loader «drop_last=True», or the strategy "
                 "uneven='end'."
             )
         return Padding(batch)
@@ -280,7 +281,7 @@ class SeveralSource:
         """Return the number of batches in an epoch. Raises TypeError if it is unknown."""
         length = self.length()
         if length is None:
-            raise TypeError("The number of batches is unknown, because a loader has no length.")
+            raise WrongType("The number of batches is unknown, because a loader has no length.")
         return length
 
     # --- positions
@@ -369,41 +370,43 @@ register(SeveralSource)
 
 def _check_loaders(loaders: object) -> None:
     if not isinstance(loaders, Mapping) or not loaders or not all(isinstance(name, str) for name in loaders):
-        raise TypeError(
+        raise WrongType(
             f"Several takes a dict of loaders by name, such as Several({{'labelled': a, 'unlabelled': b}}, 'cycle'), not "
             f"{loaders!r}."
         )
     for name, loader in loaders.items():
         if isinstance(loader, Iterator) and not has_state(loader):
-            raise TypeError(
+            raise WrongType(
                 f"Loader '{name}' is an iterator ({type(loader).__name__}), which can be iterated once. Give what it iterates "
-                "over, such as the list or the DataLoader itself; mode='cycle' begins it again."
+                "over, such as the list or the DataLoader itself; «mode='cycle'» begins it again."
             )
         twin = next((other for other, each in loaders.items() if each is loader and other != name), None)
         if twin is not None:
-            raise ValueError(f"Loaders '{name}' and '{twin}' are the same object. Make a loader for each name.")
+            raise WrongValue(f"Loaders '{name}' and '{twin}' are the same object. Make a loader for each name.")
 
 
 def _check_arguments(loaders: Any, mode: str, weights: Any, batches: Any, named: bool) -> None:
     weighted = mode == "weighted"
     if not weighted and (weights is not None or batches is not None):
         given = "weights" if batches is None else "batches"
-        raise ValueError(f"{given}= is for mode='weighted', and the mode is '{mode}'. Omit it, or give that mode.")
+        raise WrongValue(f"{given}= is for «mode='weighted'», and the mode is '{mode}'. Omit it, or give that mode.")
     if weighted and not (
         isinstance(weights, Mapping)
         and weights.keys() == loaders.keys()
         and all(isinstance(weight, int | float) and 0 < weight < float("inf") for weight in weights.values())
     ):
-        raise ValueError(
-            f"mode='weighted' needs a positive weight for each loader ({', '.join(map(repr, loaders))}), not "
-            f"weights={weights!r}. Give a dict, such as weights={dict.fromkeys(loaders, 1.0)!r}."
+        raise WrongValue(
+            f"«mode='weighted'» needs a positive weight for each loader ({', '.join(map(repr, loaders))}), not "
+            f"«weights={weights!r}». Give a dict, such as «weights={dict.fromkeys(loaders, 1.0)!r}»."
         )
     if batches is not None and (isinstance(batches, bool) or not isinstance(batches, int) or batches < 1):
-        raise ValueError(
-            f"batches={batches!r} is not a number of batches. Give a positive int, or None for all loaders' sum."
+        raise WrongValue(
+            f"«batches={batches!r}» is not a number of batches. Give a positive int, or «None» for all loaders' sum."
         )
     if not named and mode in _SIDE_BY_SIDE:
-        raise ValueError(f"named=False is for batches of one loader, and mode='{mode}' yields one of each. Omit it.")
+        raise WrongValue(
+            f"«named=False» is for batches of one loader, and «mode='{mode}'» yields one of each. Omit it."
+        )
 
 
 def _check_epochs(loaders: Mapping[str, Any]) -> None:
@@ -413,7 +416,7 @@ def _check_epochs(loaders: Mapping[str, Any]) -> None:
         for owner in epoch_owners(loader):
             other = owners.setdefault(id(owner), name)
             if other != name:
-                raise ValueError(
+                raise WrongValue(
                     f"Loaders '{other}' and '{name}' share a {type(owner).__name__}, whose set_epoch is called when either "
                     "begins again. Make one for each, such as hocket.data.seeded(dataset) for each loader."
                 )

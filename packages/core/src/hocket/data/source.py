@@ -123,8 +123,8 @@ def limited(data: object, limit: float | None, argument: str) -> int | None:
     length = data.length() if isinstance(data, Source) else known_length(data)
     if length is None:
         raise DataError(
-            f"{argument}={limit} is a fraction of all batches, but the {type(underlying(data)).__name__} does not say how many "
-            f"it has. Give a number, such as {argument}=100."
+            f"«{argument}={limit}» is a fraction of all batches, but the {type(underlying(data)).__name__} does not say how "
+            f"many it has. Give a number, such as «{argument}=100»."
         )
     from fractions import Fraction
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hocket.errors import WrongValue
+
 
 class Stateful:
     """The base of plug-ins, which have no state unless they define both methods."""
@@ -15,7 +17,7 @@ class Stateful:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned. Raises ValueError for an unknown key."""
         if state_dict:
-            raise ValueError(f"{type(self).__name__} has no state, but was given {sorted(state_dict)}")
+            raise WrongValue(f"{type(self).__name__} has no state, but was given {sorted(state_dict)}")
 
 
 def has_state(owner: object) -> bool:

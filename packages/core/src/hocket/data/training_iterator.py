@@ -315,6 +315,6 @@ class TrainingIterator:
                 "exhausted. Pass an iterable that starts anew each time, such as a list or a DataLoader."
             )
         return (
-            f"The training data ({kind}) yielded no batch. Check that the data set is not empty, and that drop_last=True "
+            f"The training data ({kind}) yielded no batch. Check that the data set is not empty, and that «drop_last=True» "
             "does not drop its only batch."
         )

@@ -5,6 +5,7 @@ import os
 import torch
 
 from hocket.devices.base import Device
+from hocket.errors import WrongState, WrongValue
 from hocket.launching import environment
 
 #: Dense float16 peak of one card on tensor cores, by the name that torch gives it, from the makers' data sheets: NVIDIA's for
@@ -51,23 +52,23 @@ class CUDA(Device):
         not local ranks; the index then wraps around.
         """
         if torch.cuda._is_in_bad_fork():
-            raise RuntimeError(
+            raise WrongState(
                 "This process was forked from one that had already initialized the GPU driver (torch.cuda.is_available() is "
                 "enough), so it cannot use GPUs. In a notebook restart the kernel and call hocket before torch.cuda; elsewhere "
-                "use hocket launch, or pass device='cpu'."
+                "use hocket launch, or pass «device='cpu'»."
             )
         count = torch.cuda.device_count()
         if not count:
-            raise ValueError(
-                "torch sees no GPU on this machine. Pass device='cpu', or install a torch built for the GPU."
+            raise WrongValue(
+                "torch sees no GPU on this machine. Pass «device='cpu'», or install a torch built for the GPU."
             )
         found = environment(os.environ)
         if found is not None and found.launcher not in _SHARING:
             local_rank %= count
         if local_rank >= count:
-            raise ValueError(
+            raise WrongValue(
                 f"Local rank {local_rank} has no GPU: this machine has {count}. Start at most {count} processes per "
-                "machine, or pass device='cpu'."
+                "machine, or pass «device='cpu'»."
             )
         return torch.device("cuda", local_rank)
 

@@ -3,6 +3,7 @@
 import torch
 
 from hocket.devices.base import Device
+from hocket.errors import WrongValue
 
 
 class MPS(Device):
@@ -22,9 +23,9 @@ class MPS(Device):
     def torch_device(self, local_rank: int) -> torch.device:
         """Return the only device of the machine; raises ValueError without one, or for a second process."""
         if local_rank:
-            raise ValueError("A machine has one mps device, so it runs one process. Pass device='cpu' for several.")
+            raise WrongValue("A machine has one mps device, so it runs one process. Pass «device='cpu'» for several.")
         if not self.available():
-            raise ValueError("torch sees no Apple GPU on this machine. Pass device='cpu', or device='auto'.")
+            raise WrongValue("torch sees no Apple GPU on this machine. Pass «device='cpu'», or «device='auto'».")
         return torch.device("mps")
 
     def memory(self) -> dict[str, float]:

@@ -9,19 +9,20 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from hocket.errors import WrongType, WrongValue
 from hocket.help import objects
 
 
 def check_model(model: nn.Module, device: object, materializes: bool = False) -> None:
     """Raise TypeError or ValueError for a model that cannot be moved to its device; the message names the parameter."""
     if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"model={objects.short(model)} is {type(model).__name__}; give a torch.nn.Module or a hocket.Task. "
+        raise WrongType(
+            f"«model={objects.short(model)}» is {type(model).__name__}; give a torch.nn.Module or a hocket.Task. "
             f"{_instead(model)}"
         )
     lazy = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if is_lazy(tensor)]
     if lazy:
-        raise ValueError(
+        raise WrongValue(
             f"{type(model).__name__}.{lazy[0]} has no shape yet: it is of a lazy layer, such as torch.nn.LazyLinear, and an "
             "optimizer needs parameters. Call the model once before: model(next(iter(loader))[0])."
         )
@@ -33,26 +34,26 @@ def check_model(model: nn.Module, device: object, materializes: bool = False) ->
     if materializes:
         places.pop(meta, None)
     if meta in places:
-        raise ValueError(
+        raise WrongValue(
             f"{kind}.{places[meta]} is on the meta device and has no values. Give it values first: "
             "model.to_empty(device='cpu'), then initialize or load the weights."
         )
     if len(places) > 1:
         found = ", ".join(f"{kind}.{name} on {place}" for place, name in places.items())
-        raise ValueError(f"The model is spread over devices: {found}. Move it to one: model.to('cpu').")
+        raise WrongValue(f"The model is spread over devices: {found}. Move it to one: model.to('cpu').")
     if device not in (None, "auto") and isinstance(device, str):
         for place, name in places.items():
             if place.type not in ("cpu", device):
-                raise ValueError(
-                    f"{kind}.{name} is on {place}, but the Trainer was given device='{device}'. Pass device='{place.type}', "
-                    f"or move the model first: model.to('{device}')."
+                raise WrongValue(
+                    f"{kind}.{name} is on {place}, but the Trainer was given «device='{device}'». Pass "
+                    f"«device='{place.type}'», or move the model first: model.to('{device}')."
                 )
 
 
 def _instead(given: object) -> str:
     """Return what to write instead of something that is not a model."""
     if isinstance(given, type) and issubclass(given, nn.Module):
-        return f"Write model={given.__name__}()."
+        return f"Write «model={given.__name__}()¦model='module:{given.__name__}'»."
     if isinstance(given, Mapping):
         return "Write trainer.load_weights(state_dict) after making the Trainer with the model."
     if isinstance(given, list | tuple):
@@ -61,7 +62,7 @@ def _instead(given: object) -> str:
         return "The model comes first: hocket.Trainer(model, train_data)."
     if isinstance(given, torch.optim.Optimizer):
         return "Write the model first: setup(model, optimizer)."
-    return "Write model=Net(), for a class Net of torch.nn.Module."
+    return "Write «model=Net()¦model='module:Net'», for a class Net of torch.nn.Module."
 
 
 def move(task: nn.Module, device: torch.device) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hocket.devices.base import Device
+from hocket.errors import WrongValue
 from hocket.help import installing
 from hocket.plugins.errors import PluginError
 
@@ -33,8 +34,9 @@ class XLA(Device):
     def torch_device(self, local_rank: int) -> torch.device:
         """Return the first device. Raises PluginError if torch_xla cannot be imported, ValueError for a second process."""
         if local_rank:
-            raise ValueError(
-                "device='xla' runs one process. Remove devices= and the launcher, or pass device='cpu' or device='cuda'."
+            raise WrongValue(
+                "«device='xla'» runs one process. Remove «devices=» and the launcher, or pass «device='cpu'» or "
+                "«device='cuda'»."
             )
         device: torch.device = _torch_xla().device()
         return device
@@ -51,6 +53,6 @@ def _torch_xla() -> Any:
         there = importlib.util.find_spec("torch_xla") is not None
         problem = f"cannot be imported with torch {torch.__version__} ({error})" if there else "is not installed"
         raise PluginError(
-            f"device='xla' needs the package torch_xla, which {problem}. Install it in a separate environment, because "
-            f"it works with torch 2.9 only; type: {installing.command('xla')}. Without it, pass device='auto'."
+            f"«device='xla'» needs the package torch_xla, which {problem}. Install it in a separate environment, because "
+            f"it works with torch 2.9 only; type: {installing.command('xla')}. Without it, pass «device='auto'»."
         ) from error

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hocket.data.several import Several
+from hocket.errors import WrongValue
 from hocket.plugins.errors import PluginError
 
 if TYPE_CHECKING:
@@ -48,11 +49,11 @@ def over_ranks(bus: Bus, world_size: int, given: Given) -> None:
                 "arguments and the same installed packages."
             )
         if found:
-            raise ValueError(
+            raise WrongValue(
                 f"Rank {rank} was given different arguments from rank 0: {'; '.join(found)}. Give all ranks the same; "
                 "docs/strategies.md lists what may differ."
             )
-    raise ValueError(
+    raise WrongValue(
         "Ranks call different methods of the Trainer. Every rank has to call the same methods in the same order."
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, WrongState
 
 _T = TypeVar("_T")
 
@@ -40,7 +40,7 @@ class Ranks:
             result = function()
         except Exception as error:
             failure = error
-        kind = CheckpointError if isinstance(failure, CheckpointError) else RuntimeError
+        kind = CheckpointError if isinstance(failure, CheckpointError) else WrongState
         report = None if failure is None else (kind, str(failure) or type(failure).__name__)
         failures = {rank: each for rank, each in enumerate(self.gather(report)) if each is not None}
         if failure is not None:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from hocket.errors import rendered
 from hocket.ours import is_ours
 
 #: Libraries whose frames, like hocket's, lie between the user's line and the warning.
@@ -22,7 +23,8 @@ _LIBRARIES = re.compile(r"(torch|pluggy|contextlib|functools|threading)(\.|$)")
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the user's line: the latest one called from outside hocket, its packages and torch.
 
-    Filters know the warning by the module that calls this: ``warnings.filterwarnings("ignore", module="hocket")``.
+    Filters know the warning by the module that calls this: ``warnings.filterwarnings("ignore", module="hocket")``. Marks in
+    the message are those of `hocket.errors`.
     """
     user = own = sys._getframe(1)
     while user.f_back is not None and _is_between(user.f_globals):
@@ -31,7 +33,9 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
         user = own
     registry = user.f_globals.setdefault("__warningregistry__", {})
     module = own.f_globals["__name__"]
-    warnings.warn_explicit(message, category, user.f_code.co_filename, user.f_lineno, module, registry)
+    warning = category(rendered(message))
+    warning.marked = message  # type: ignore[attr-defined]
+    warnings.warn_explicit(warning, None, user.f_code.co_filename, user.f_lineno, module, registry)
 
 
 def _is_between(scope: Mapping[str, Any]) -> bool:

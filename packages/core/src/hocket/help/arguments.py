@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
+from hocket.errors import WrongType
 from hocket.help import names, objects
 from hocket.time import Time
 
@@ -43,7 +44,7 @@ def understood(
         try:
             bound = signature.bind(*positional, **kwargs)
         except TypeError as error:
-            raise TypeError(_explain(function, signature, positional, kwargs) or str(error)) from None
+            raise WrongType(_explain(function, signature, positional, kwargs) or str(error)) from None
         for name, value in bound.arguments.items():
             if type(value).__module__ == "numpy" and isinstance(value, Number):
                 bound.arguments[name] = value.item()  # type: ignore[attr-defined]
@@ -64,7 +65,7 @@ def explained(function: Callable[P, R]) -> Callable[P, R]:
             try:
                 signature.bind(*args, **kwargs)
             except TypeError:
-                raise TypeError(_explain(function, signature, args, kwargs) or str(error)) from None
+                raise WrongType(_explain(function, signature, args, kwargs) or str(error)) from None
             raise
 
     return call
@@ -142,7 +143,7 @@ def _unknown(what: str, known: Mapping[str, inspect.Parameter], name: str, value
         instead = next((text for each in tables if (text := names.listed(name, *each, near=True))), None)
     there = "" if what == "Trainer" else f" Its arguments are {', '.join(known)}."
     if instead is not None:
-        target = instead.partition("=")[0]
+        target = instead.removeprefix("«").partition("=")[0]
         text = names.filled(instead, name, value, _Shown(_ours(target, value)))
         of_trainer = own is None and target not in known and trainer is not None and target in trainer.parameters
         where = "in the Trainer " if of_trainer else ""

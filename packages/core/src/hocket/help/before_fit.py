@@ -33,11 +33,12 @@ def check(state: State, settings: Settings, metrics: bool) -> None:
     """
     if metrics and not state.eval_sets:
         warn(
-            "metrics= measures evaluation sets, and this fit has none. Pass eval_data=; or write train_metrics= for "
-            "metrics of the training batches, or no metrics= here and trainer.evaluate(data, metrics=…) after the fit."
+            "«metrics=» measures evaluation sets, and this fit has none. Pass «eval_data=»; or write «train_metrics=» for "
+            "metrics of the training batches, or no «metrics= here and trainer.evaluate(data, metrics=…) after the "
+            "fit¦metrics»."
         )
     if settings.sanity_eval and not state.eval_sets:
-        warn("sanity_eval= evaluates before training, and this fit has no evaluation set. Pass eval_data=.")
+        warn("«sanity_eval=» evaluates before training, and this fit has no evaluation set. Pass «eval_data=».")
     resumed = state.identity.resumed_from is not None
     begins = settings.lasting and not resumed and not state.timestamp.batch and state.strategy.rank == 0
     if settings.seed is not None and begins and torch.initial_seed() >= _CHOSEN:
@@ -45,7 +46,7 @@ def check(state: State, settings: Settings, metrics: bool) -> None:
     norm = next((each for each in state.task.modules() if isinstance(each, _BATCH_NORMS) and each.training), None)
     if norm is not None and isinstance(settings.microbatch, int):
         warn(
-            f"{type(norm).__name__} computes its statistics over microbatches, so the result depends on microbatch="
+            f"{type(norm).__name__} computes its statistics over microbatches, so the result depends on «microbatch=»"
             f"{settings.microbatch!r}. Omit it, or take another norm, such as torch.nn.GroupNorm."
         )
 
@@ -63,7 +64,7 @@ def warn_of_window(accumulate: int | None, batches: int | None) -> None:
     """Warn if ``accumulate=`` asks for more batches than an epoch has."""
     if accumulate is not None and batches and batches < accumulate:
         warn(
-            f"accumulate='{accumulate}ba' is more than the {batches} batches of an epoch, so each step has {batches}. Write "
+            f"«accumulate='{accumulate}ba'» is more than the {batches} batches of an epoch, so each step has {batches}. Write "
             f"accumulate='{batches}ba'."
         )
 
@@ -107,4 +108,4 @@ def _never(span: Span, state: State, after: bool) -> str:
             return f"none of the {state.timestamp.batch} batches is in {span}. Give a longer one, or remove it."
     if not late:
         return ""
-    return f"it begins at start='{start}', and training ends after {end}. Give an earlier start=, such as '0.2dur', or omit it."
+    return f"it begins at «start='{start}'», and training ends after {end}. Give an earlier start, such as '0.2dur', or none."

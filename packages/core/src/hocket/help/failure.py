@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.nn import functional as F
 
 from hocket.task import SupervisedTask, Task
 
+if TYPE_CHECKING:
+    from hocket.types import Batch
+
 
 class Failure:
     """An exception in the forward pass, the loss or the backward pass of a batch."""
 
-    def __init__(self, error: BaseException, where: str, task: Task, batch: Any, outputs: Any = None) -> None:
+    def __init__(self, error: BaseException, where: str, task: Task, batch: Batch, outputs: object = None) -> None:
         self.text = str(error)
         self.error, self.where, self.task, self.batch, self.outputs = error, where, task, batch, outputs
         self.network = task.model

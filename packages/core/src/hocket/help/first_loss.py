@@ -13,12 +13,14 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
+from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.losses import Loss
 from hocket.task import SupervisedTask, Task
 
 if TYPE_CHECKING:
     from hocket.state import State
+    from hocket.types import Batch
 
 #: The start of torch's warning for a loss that broadcasts.
 _BROADCASTS = "Using a target size"
@@ -26,24 +28,27 @@ _BROADCASTS = "Using a target size"
 
 @contextmanager
 def watched(state: State) -> Iterator[None]:
-    """Check the task's first loss inside. Later ones are not slowed down: the check removes itself."""
+    """Check the task's first loss inside, once the default action computes it. Later ones are not slowed down."""
+    from hocket.training.actions import DefaultActions
+
     task = state.task
-    if task.owns_steps or "loss" in vars(task):
+    actions = next((each.obj for each in state.bus.attachments if isinstance(each.obj, DefaultActions)), None)
+    if task.owns_steps or actions is None:
         yield
         return
 
-    def checked(outputs: Any, batch: Any) -> Any:
-        vars(task).pop("loss", None)
+    def checked(outputs: object, batch: Batch) -> object:
+        actions.first_loss = None
         observer, before = _Observer(outputs), numbers_of(task)
         with warnings.catch_warnings(record=True) as caught, nullcontext() if _is_compiled(task) else observer:
             warnings.simplefilter("always")
             returned = task.loss(outputs, batch)
         for each in caught:
             if str(each.message).startswith(_BROADCASTS):
-                raise ValueError(_broadcast(str(each.message), outputs)) from None
+                raise WrongValue(_broadcast(str(each.message))) from None
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
         if observer.refused:
-            raise ValueError(observer.refused)
+            raise WrongValue(observer.refused)
         if observer.found:
             warn(observer.found)
         if state.eval_label is None and not isinstance(state.train_data, DataLoader):
@@ -62,19 +67,19 @@ def watched(state: State) -> Iterator[None]:
         _check_numbers(task, before, state)
         return returned
 
-    vars(task)["loss"] = checked  # found before the method of the class
+    actions.first_loss = checked
     try:
         yield
     finally:
-        vars(task).pop("loss", None)
+        actions.first_loss = None
 
 
-def numbers_of(task: Task) -> dict[str, Any]:
+def numbers_of(task: Task) -> dict[str, int | float | str]:
     """Return the numbers and texts among the attributes of a task."""
     return {name: each for name, each in vars(task).items() if name[0] != "_" and isinstance(each, int | float | str)}
 
 
-def _check_numbers(task: Task, before: dict[str, Any], state: State) -> None:
+def _check_numbers(task: Task, before: dict[str, int | float | str], state: State) -> None:
     """Warn of a loss that counts, where it is called more often than once a batch, or what it counts is to be saved."""
     changed = [name for name, each in numbers_of(task).items() if before.get(name) != each]
     saved = any(each.name == "checkpoints" for each in state.bus.attachments)
@@ -93,7 +98,7 @@ def _is_compiled(task: Task) -> bool:
     return hasattr(function, "_torchdynamo_orig_callable") or hasattr(function, "_orig_mod")
 
 
-def _broadcast(warned: str, outputs: Any) -> str:
+def _broadcast(warned: str) -> str:
     shapes = [part.partition("])")[0].partition("([")[2] for part in warned.split("torch.Size")[1:3]]
     found = f"outputs of shape ({shapes[1]}) and targets of shape ({shapes[0]})" if len(shapes) == 2 else warned
     return (
@@ -102,7 +107,7 @@ def _broadcast(warned: str, outputs: Any) -> str:
     )
 
 
-def _may_broadcast(outputs: Any) -> bool:
+def _may_broadcast(outputs: object) -> bool:
     """Whether there is one output for each sample, which targets of shape (samples,) or (samples, 1) may not fit."""
     return isinstance(outputs, Tensor) and outputs.dim() in (1, 2) and outputs.numel() == len(outputs) > 1
 
@@ -114,7 +119,7 @@ class _Observer(TorchFunctionMode):
     device.
     """
 
-    def __init__(self, outputs: Any) -> None:
+    def __init__(self, outputs: object) -> None:
         super().__init__()
         self._pairs = _may_broadcast(outputs)
         #: A reason to refuse the loss, and one to warn of it.
@@ -161,7 +166,7 @@ def _made_by(tensor: Tensor) -> str:
     return "" if node is None else name
 
 
-def _check_connected(returned: Any, state: State) -> None:
+def _check_connected(returned: object, state: State) -> None:
     """Refuse a loss whose gradient reaches no parameter, such as one that was detached and then set to require gradients."""
     given = (
         returned.values() if isinstance(returned, Mapping) else returned if isinstance(returned, tuple) else [returned]
@@ -180,32 +185,33 @@ def _check_connected(returned: Any, state: State) -> None:
         seen |= new
         nodes += new
     if losses:
-        raise ValueError(
+        raise WrongValue(
             "The loss requires gradients, but was not computed from parameters of the model, so nothing would be trained. "
             "Return the tensor that was computed from the model's outputs, without .detach(), .item(), .data, "
             "torch.tensor(loss) or requires_grad_() on the way."
         )
 
 
-def _targets(task: Task, batch: Any) -> Any:
+def _targets(task: Task, batch: Batch) -> object:
     """Return the targets in a batch, or None if they are not known."""
     if isinstance(task, SupervisedTask):
         return None if task.loss_function is None else task.targets_of(batch)
     return batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
 
 
-def _refuse_sample(task: Task, outputs: Any, batch: Any, kind: str) -> None:
+def _refuse_sample(task: Task, outputs: object, batch: Batch, kind: str) -> None:
     """Refuse a sample in the place of a batch: one target, and outputs without a dimension for samples."""
     target = _targets(task, batch)
     single = isinstance(target, Tensor) and not target.dim() and isinstance(outputs, Tensor) and outputs.dim() < 2
     if single and type(task).count is Task.count:
-        raise TypeError(
+        raise WrongType(
             f"The training data ({kind}) yields samples and not batches: the target of the first is one number. Wrap it in a "
-            "loader: train_data=torch.utils.data.DataLoader(data, batch_size=32), or batch_size=None if its items are batches."
+            "loader: «train_data=torch.utils.data.DataLoader(data, batch_size=32)¦train_data='module:function'», or "
+            "«batch_size=None» if its items are batches."
         )
 
 
-def _check_batch(task: SupervisedTask, batch: Any) -> None:
+def _check_batch(task: SupervisedTask, batch: Batch) -> None:
     """Warn of items of a batch that neither the model nor the loss gets, unless the Trainer was told where its two are."""
     told = task.loss_function is None or task.inputs is not None or task.targets is not None
     if told or not isinstance(batch, tuple | list) or len(batch) < 3:
@@ -213,12 +219,12 @@ def _check_batch(task: SupervisedTask, batch: Any) -> None:
     unused = ", ".join(f"batch[{index}]" for index in range(2, len(batch)))
     warn(
         f"A batch is a {type(batch).__name__} of {len(batch)}, and nothing uses {unused}: the model gets batch[0], and the "
-        "loss batch[1]. To use it, pass targets=lambda batch: batch[1:] with loss=lambda outputs, rest: …, or write a hocket."
-        "Task. Otherwise write inputs=0, targets=1."
+        "loss batch[1]. To use it, pass «targets=lambda batch: batch[1:]» with «loss=lambda outputs, rest: …», or write a "
+        "hocket.Task. Otherwise write «inputs=0», «targets=1»."
     )
 
 
-def _check_sample(task: SupervisedTask, batch: Any) -> None:
+def _check_sample(task: SupervisedTask, batch: Batch) -> None:
     """Warn of a single sample in the place of a batch: its inputs have dimensions, and its target is one number."""
     try:
         inputs, target = task.inputs_of(batch), task.targets_of(batch)
@@ -229,21 +235,22 @@ def _check_sample(task: SupervisedTask, batch: Any) -> None:
     if isinstance(target, int | float) or (isinstance(target, Tensor) and not target.dim()):
         warn(
             f"A batch has inputs of shape {tuple(inputs.shape)} and one number as the target, so it looks like a single "
-            f"sample, and is counted as {len(inputs)} samples. Write DataLoader(dataset, batch_size=32), not batch_size=None; "
-            "or give the target a dimension of samples."
+            f"sample, and is counted as {len(inputs)} samples. Write DataLoader(dataset, batch_size=32), not "
+            "«batch_size=None»; or give the target a dimension of samples."
         )
 
 
-def _right(task: Task, batch: Any, outputs: Any) -> int | None:
+def _right(task: Task, batch: Batch, outputs: object) -> int | None:
     """Return how many class labels the outputs predict; None for others, or few of them, or with labels to ignore."""
     targets = _targets(task, batch)
-    both = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
-    if not both or outputs.dim() != 2 or targets.shape != outputs.shape[:1] or targets.is_floating_point():
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return None
+    if outputs.dim() != 2 or targets.shape != outputs.shape[:1] or targets.is_floating_point():
         return None
     return None if len(targets) < 8 or targets.min() < 0 else int((outputs.argmax(1) == targets).sum()) or None
 
 
-def _check_weight(weight: Any, task: Task, batch: Any, outputs: Any) -> None:
+def _check_weight(weight: Tensor | float, task: Task, batch: Batch, outputs: object) -> None:
     """Refuse or warn of an accuracy, or another value, in the place of the weight. It is read once, in the first batch.
 
     Sums of sample weights may be fractions, so only a weight below 1 for several samples is hardly meant, and one that is
@@ -259,18 +266,18 @@ def _check_weight(weight: Any, task: Task, batch: Any, outputs: Any) -> None:
     said = (
         f"The loss function returned (mean, weight) with the weight {number:.4g} for {samples} samples. The weight is the "
         "number of elements in the mean, such as samples or tokens that count. To report an accuracy, return the loss "
-        "alone and write metrics='accuracy', or return {'total': loss, 'accuracy': accuracy}."
+        "alone and write «metrics='accuracy'», or return {'total': loss, 'accuracy': accuracy}."
     )
     if not math.isfinite(number):
-        raise ValueError(said)
+        raise WrongValue(said)
     if 0 < number < 1 < samples or (number != samples and number == _right(task, batch, outputs)):
         warn(f"{said} It is used as it is, which is right for a sum of sample weights.")
 
 
-_LOG = "Write loss=torch.nn.functional.cross_entropy, which takes logits, or end the model with torch.nn.LogSoftmax(dim=1)."
+_LOG = "Write «loss=torch.nn.functional.cross_entropy», which takes logits, or end the model with torch.nn.LogSoftmax(dim=1)."
 _SCALE = "Write outputs.log_softmax(1) in the loss, or end the model with torch.nn.LogSoftmax(dim=1)."
-_LOGITS = ", or write loss=lambda outputs, targets: torch.nn.functional.nll_loss(outputs.log(), targets)"
-_BINARY = ", or write loss=torch.nn.functional.binary_cross_entropy"
+_LOGITS = ", or write «loss=lambda outputs, targets: torch.nn.functional.nll_loss(outputs.log(), targets)»"
+_BINARY = ", or write «loss=torch.nn.functional.binary_cross_entropy»"
 #: What functions of torch take; what to write instead of a layer's outputs, and instead of removing a softmax or a sigmoid.
 _TAKES = {
     "cross_entropy": ("logits", "", _LOGITS),

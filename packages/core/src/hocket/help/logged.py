@@ -6,10 +6,10 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from torch import Tensor, strided
 
+from hocket.errors import WrongType, WrongValue
 from hocket.help import names
 from hocket.help.objects import short
 from hocket.history import POSITION
@@ -22,12 +22,14 @@ def over(given: object) -> tuple[str, ...]:
     """Return what a value is reduced over, as a tuple. Raises ValueError or TypeError."""
     asked = (given,) if isinstance(given, str) else given
     if not isinstance(asked, Sequence) or not asked or not all(isinstance(each, str) for each in asked):
-        raise TypeError(f"over={short(given)} is not a text. Write over='interval', over='epoch', or both as a tuple.")
+        raise WrongType(
+            f"«over={short(given)}» is not a text. Write «over='interval'», «over='epoch'», or both as a tuple."
+        )
     for each in asked:
         if each not in _OVER:
-            raise ValueError(
-                f"over={each!r} is unknown; there are 'interval', which ends with every log_every=, and 'epoch', or both as a "
-                f"tuple. Write over={_meant(each, _OVER, 'over')!r}. In an evaluation every value is over its set."
+            raise WrongValue(
+                f"«over={each!r}» is unknown; there are 'interval', which ends with every «log_every=», and 'epoch', or both "
+                f"as a tuple. Write «over={_meant(each, _OVER, 'over')!r}». In an evaluation every value is over its set."
             )
     return tuple(dict.fromkeys(asked))
 
@@ -35,7 +37,7 @@ def over(given: object) -> tuple[str, ...]:
 def check_name(name: object) -> None:
     """Raise TypeError for a name that is no text."""
     if not isinstance(name, str) or not name:
-        raise TypeError(
+        raise WrongType(
             f"A value was logged under the name {short(name)}; names are texts. Write self.log('accuracy', value), or "
             "state.log({'accuracy': value}) in a callback."
         )
@@ -46,47 +48,47 @@ def check(name: object, reduce: object, weight: object) -> None:
     check_name(name)
     if reduce not in _REDUCTIONS:
         text = reduce if isinstance(reduce, str) else getattr(reduce, "__name__", "")
-        raise ValueError(
-            f"reduce={short(reduce)} of {name!r} is unknown; there are 'mean', 'sum', 'min', 'max', 'last', and 'metric' for "
-            f"an object with update, compute and reset. Write reduce={_meant(text, _REDUCTIONS, 'reduce')!r}."
+        raise WrongValue(
+            f"«reduce={short(reduce)}» of {name!r} is unknown; there are 'mean', 'sum', 'min', 'max', 'last', and 'metric' for "
+            f"an object with update, compute and reset. Write «reduce={_meant(text, _REDUCTIONS, 'reduce')!r}»."
         )
     if weight is not None and reduce != "mean":
-        raise ValueError(
-            f"{name!r} was logged with reduce={reduce!r} and a weight=, which only a mean has. Write reduce='mean', or omit "
-            "weight=."
+        raise WrongValue(
+            f"{name!r} was logged with «reduce={reduce!r}» and a weight=, which only a mean has. Write «reduce='mean'», or "
+            "omit weight=."
         )
     if name in POSITION:
-        raise ValueError(
+        raise WrongValue(
             f"{name!r} is a column of result.history, the position of a row. Write a name with a slash, such as "
             f"'my/{name}'."
         )
 
 
-def weight(given: Any) -> float | Tensor:
+def weight(given: float | Tensor) -> float | Tensor:
     """Return a weight as a float or a scalar tensor, whose value is not read. Raises TypeError and ValueError."""
     if isinstance(given, Tensor) and given.numel() == 1:
         return given
     if isinstance(given, str | Tensor):
         found = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
-        raise TypeError(f"weight= was given {found}; it is one number. Write weight=len(targets), for instance.")
+        raise WrongType(f"weight= was given {found}; it is one number. Write weight=len(targets), for instance.")
     try:
         number = float(given)
     except (TypeError, ValueError):
-        raise TypeError(
+        raise WrongType(
             f"weight= was given {short(given)}; it is one number. Write weight=len(targets), for instance."
         ) from None
     if not 0 <= number < math.inf:
-        raise ValueError(
+        raise WrongValue(
             f"weight= was given {number:g}; it is 0 or more, and finite. Write weight=len(targets), for instance; with 0 "
             "the value does not count."
         )
     return number
 
 
-def unnamed(given: tuple[Any, ...]) -> TypeError:
+def unnamed(given: tuple[object, ...]) -> TypeError:
     """Return the error for arguments of ``state.log`` that are no mapping."""
     name, value = repr(given[0]) if isinstance(given[0], str) else "'name'", short(given[1]) if given[1:] else "value"
-    return TypeError(
+    return WrongType(
         f"state.log was given {', '.join(map(short, given))}; it takes values by name. Write state.log({{{name}: {value}}})."
     )
 
@@ -94,7 +96,7 @@ def unnamed(given: tuple[Any, ...]) -> TypeError:
 def not_a_number(name: str, value: object) -> TypeError:
     """Return the error for a value that is not one number."""
     found, write = found_instead(value)
-    return TypeError(f"{name!r} was logged as {found}. {write}")
+    return WrongType(f"{name!r} was logged as {found}. {write}")
 
 
 def found_instead(value: object) -> tuple[str, str]:
@@ -121,7 +123,7 @@ def found_instead(value: object) -> tuple[str, str]:
             "Log its math.log(), for instance.",
         )
     elif callable(getattr(value, "compute", None)):
-        found, write = f"the metric {type(value).__name__}", "Write reduce='metric'."
+        found, write = f"the metric {type(value).__name__}", "Write «reduce='metric'»."
     else:
         found, write = f"{short(value)}", "Log numbers or tensors of one element; loggers take texts by log_text."
     return found, write
@@ -129,15 +131,15 @@ def found_instead(value: object) -> tuple[str, str]:
 
 def not_a_metric(name: str, value: object) -> TypeError:
     """Return the error for a number in place of a metric object."""
-    return TypeError(
-        f"{name!r} was logged as {short(value)} with reduce='metric', or was a metric before. Log the object itself, with "
+    return WrongType(
+        f"{name!r} was logged as {short(value)} with «reduce='metric'», or was a metric before. Log the object itself, with "
         "update, compute and reset, or a number under another name."
     )
 
 
 def not_combined(name: str, value: object, world: int) -> TypeError:
     """Return the error for a metric object that ranks cannot combine."""
-    return TypeError(
+    return WrongType(
         f"The metric {type(value).__name__} logged as {name!r} cannot be combined over {world} ranks. Log a torchmetrics "
         "metric, or give it merge_state(others), which adds what other metrics of its class have seen."
     )
@@ -145,7 +147,7 @@ def not_combined(name: str, value: object, world: int) -> TypeError:
 
 def in_buffers(name: str, value: object, buffers: Iterable[str]) -> ValueError:
     """Return the error for a metric whose sums other ranks overwrite."""
-    return ValueError(
+    return WrongValue(
         f"The metric {type(value).__name__} logged as {name!r} is a module of the Task with sums in buffers "
         f"({', '.join(buffers)}). Those of rank 0 are copied to all ranks after every batch, so what other ranks counted would "
         "be lost. Keep sums in attributes, such as self.total = torch.zeros(()) in reset(), or log a metric of torchmetrics."
@@ -154,7 +156,7 @@ def in_buffers(name: str, value: object, buffers: Iterable[str]) -> ValueError:
 
 def shared_metric(name: str, value: object) -> ValueError:
     """Return the error for a metric object that training and evaluation have in common."""
-    return ValueError(
+    return WrongValue(
         f"The metric {type(value).__name__} logged as {name!r} is logged in training and in evaluation, whose values would "
         "mix. Use an object for each, chosen by self.training, or define metrics(split), which makes one for each."
     )
@@ -162,7 +164,7 @@ def shared_metric(name: str, value: object) -> ValueError:
 
 def metric_over_both(name: str) -> ValueError:
     """Return the error for one metric object over interval and epoch."""
-    return ValueError(
+    return WrongValue(
         f"The metric logged as {name!r} is over the interval and the epoch, and is reset at the end of each. Use an object for "
         "each, logged under two names."
     )
@@ -170,12 +172,12 @@ def metric_over_both(name: str) -> ValueError:
 
 def reserved(name: str, by: str) -> ValueError:
     """Return the error for a name that something else measures."""
-    return ValueError(f"{name!r} is {by}. Log the value under another name, such as {_other(name)!r}.")
+    return WrongValue(f"{name!r} is {by}. Log the value under another name, such as {_other(name)!r}.")
 
 
 def logged_otherwise(name: str, before: str, now: str) -> ValueError:
     """Return the error for a name that was logged in two ways."""
-    return ValueError(
+    return WrongValue(
         f"{name!r} was logged with {before} before, and with {now} now. Use a name for each, such as {_other(name)!r}."
     )
 
@@ -184,12 +186,12 @@ def differs(name: str, over: str, reduce: str, by_rank: Mapping[int, str], world
     """Return the warning about a name that some ranks have not logged, or in another way."""
     have = [rank for rank, how in by_rank.items() if how == reduce]
     lacking = [rank for rank in range(world) if rank not in by_rank]
-    others = [f"with reduce={how!r} on {_ranks([rank])}" for rank, how in by_rank.items() if how != reduce]
+    others = [f"with «reduce={how!r}» on {_ranks([rank])}" for rank, how in by_rank.items() if how != reduce]
     where = [*others, *([f"not on {_ranks(lacking)}"] if lacking else [])]
     return (
-        f"{name!r} was logged with reduce={reduce!r} on {_ranks(have)}, and {' and '.join(where)}, in the same {over}. Its "
+        f"{name!r} was logged with «reduce={reduce!r}» on {_ranks(have)}, and {' and '.join(where)}, in the same {over}. Its "
         f"value is that of {_ranks(have)}. Log it in the same way on all ranks"
-        + ("; where there is nothing to count, with weight=0." if reduce == "mean" else ".")
+        + ("; where there is nothing to count, with «weight=0»." if reduce == "mean" else ".")
     )
 
 
@@ -218,11 +220,11 @@ def outside(kind: str) -> str:
     )
 
 
-def foreign(arguments: Mapping[str, Any], call: str) -> TypeError:
+def foreign(arguments: Mapping[str, object], call: str) -> TypeError:
     """Return the error for arguments of other libraries' ``log``."""
     found = [f"instead of {name}=: {text}" for name in arguments if (text := argument(name))]
     unknown = [name for name in arguments if argument(name) is None]
-    return TypeError(
+    return WrongType(
         f"{call} takes reduce=, over= and weight=, and was given {', '.join(f'{name}=' for name in arguments)}. "
         + (f"Write {'; '.join(found)}. " if found else "")
         + (f"{', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} unknown here." if unknown else "")

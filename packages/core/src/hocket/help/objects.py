@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from hocket import elsewhere
+from hocket.errors import WrongType, WrongValue
 from hocket.help import names, warn
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ def precision(given: PluginLike) -> PluginLike:
         return given
     name = _PRECISIONS.get(given)
     if name is None:
-        raise TypeError(
-            f"precision={given} is not a precision. Write one of 'fp32', 'bf16', 'fp16', 'fp64', or another of "
+        raise WrongType(
+            f"«precision={given}» is not a precision. Write one of 'fp32', 'bf16', 'fp16', 'fp64', or another of "
             "`hocket plugins list --kind precisions`."
         )
     if name in ("fp16", "bf16"):
@@ -78,9 +79,9 @@ def device(given: PluginLike) -> PluginLike:
     if one is None:
         return given
     if one.index:
-        raise ValueError(
-            f"device='{one}' chooses one of several devices. hocket takes the first that is visible, or one for each process "
-            f"with devices=. Write device='{one.type}', and choose with the environment: CUDA_VISIBLE_DEVICES={one.index}."
+        raise WrongValue(
+            f"«device='{one}'» chooses one of several devices. hocket takes the first that is visible, or one for each process "
+            f"with «devices=». Write «device='{one.type}'», and choose with the environment: CUDA_VISIBLE_DEVICES={one.index}."
         )
     return one.type
 
@@ -99,21 +100,21 @@ def loss(given: object) -> Callable[..., Any] | None:
         if name := named_loss(given):
             wanted = names.plain(given.rpartition(".")[2])
             if wanted.removesuffix("loss") != names.plain(name).removesuffix("loss"):
-                warn(f"loss={given!r} is read as loss=torch.nn.functional.{name}.")
+                warn(f"«loss={given!r}» is read as «loss=torch.nn.functional.{name}».")
             function: Callable[..., Any] = getattr(nn.functional, name)
             return function
         near = difflib.get_close_matches(given, _LOSSES, 1)
-        raise ValueError(
-            f"loss={given!r} is not the name of a loss.{f' Did you mean {near[0]!r}?' if near else ''} Give a function of "
-            "(outputs, targets), such as loss=torch.nn.functional.cross_entropy, or one of these names: "
+        raise WrongValue(
+            f"«loss={given!r}» is not the name of a loss.{f' Did you mean {near[0]!r}?' if near else ''} Give a function of "
+            "(outputs, targets), such as «loss=torch.nn.functional.cross_entropy», or one of these names: "
             f"{', '.join(map(repr, _LOSSES))}."
         )
     if isinstance(given, type) and issubclass(given, nn.Module):
         return _instance(given, "loss")
     if given is not None and not callable(given):
-        raise TypeError(
-            f"loss={short(given)} is {type(given).__name__}, which cannot be called. Give a function of (outputs, "
-            "targets), such as loss=torch.nn.functional.cross_entropy; a Task defines several losses as a dict."
+        raise WrongType(
+            f"«loss={short(given)}» is {type(given).__name__}, which cannot be called. Give a function of (outputs, "
+            "targets), such as «loss=torch.nn.functional.cross_entropy»; a Task defines several losses as a dict."
         )
     return given
 
@@ -126,7 +127,7 @@ def metrics(given: object) -> Mapping[str, Metric] | Callable[[], Any] | None:
         if isinstance(metric, str):
             name = simple_metrics.find(metric)
             if name is None:
-                raise ValueError(
+                raise WrongValue(
                     f"metrics={metric!r} is not one of hocket's own metrics: {', '.join(simple_metrics.METRICS)}. Others "
                     f"come from torchmetrics: metrics={{{metric!r}: torchmetrics.classification.MulticlassAccuracy(10)}}, "
                     "for instance; or write an object with update, compute and reset."
@@ -143,16 +144,16 @@ def metrics(given: object) -> Mapping[str, Metric] | Callable[[], Any] | None:
     is_one = isinstance(given, str | type) or (hasattr(given, "update") and hasattr(given, "compute"))
     if not is_one and not isinstance(given, Sequence | set):
         if given is not None and (not callable(given) or _required(given)):
-            raise TypeError(
-                f"metrics={short(given)} is neither metrics nor a function without arguments that makes them. A metric is an "
-                "object with update(outputs, targets), compute() and reset(). Write metrics='accuracy', or metrics={'mine': "
-                "MyMetric()}."
+            raise WrongType(
+                f"«metrics={short(given)}» is neither metrics nor a function without arguments that makes them. A metric is an "
+                "object with update(outputs, targets), compute() and reset(). Write «metrics='accuracy'», or «metrics={'mine': "
+                "MyMetric()}¦metrics={'mine': 'module:MyMetric'}»."
             )
         return given
     listed = [named(metric) for metric in (given if isinstance(given, Sequence | set) and not is_one else [given])]
     if len(dict(listed)) < len(listed):
         given_names = ", ".join(name for name, _ in listed)
-        raise ValueError(
+        raise WrongValue(
             f"metrics= lists {given_names}: some have one name. Name each: metrics={{'first': …, 'second': …}}."
         )
     return dict(listed)
@@ -176,8 +177,8 @@ def _instance(cls: type, argument: str) -> Any:
     try:
         return cls()
     except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"{argument}={cls.__name__} is a class that needs arguments: {error}. Give an instance: {argument}="
+        raise WrongType(
+            f"«{argument}={cls.__name__}» is a class that needs arguments: {error}. Give an instance: {argument}="
             f"{cls.__name__}(…), with its arguments {_signature(cls)}."
         ) from None
 
@@ -203,9 +204,10 @@ def checkpoints(given: object, runs: object = "runs") -> Checkpoints | None:
     if isinstance(given, Mapping) and "folder" in given:
         return kind(**given)
     if not isinstance(given, kind):
-        raise TypeError(
-            f"checkpoints={short(given)} is neither a folder nor hocket.Checkpoints. Write checkpoints='runs/a', or "
-            "checkpoints=hocket.Checkpoints('runs/a', every='1ep', keep=3)."
+        raise WrongType(
+            f"«checkpoints={short(given)}» is neither a folder nor hocket.Checkpoints. Write «checkpoints='runs/a'», or "
+            "«checkpoints=hocket.Checkpoints('runs/a', every='1ep', "
+            "keep=3)¦checkpoints={'folder': 'runs/a', 'every': '1ep', 'keep': 3}»."
         )
     return given
 
@@ -217,8 +219,8 @@ def resume(given: str | Path | bool | None) -> str | Path | None:
     if isinstance(given, str | os.PathLike) and given != "auto" and "://" not in str(given) and Path(given).is_file():
         if not Path(given).suffix:
             return given  # the file `latest` of a folder of checkpoints
-        raise ValueError(
-            f"resume={str(given)!r} is a file, and a run resumes from a checkpoint of hocket, which is a folder such as "
+        raise WrongValue(
+            f"«resume={str(given)!r}» is a file, and a run resumes from a checkpoint of hocket, which is a folder such as "
             f"'runs/a/ep3-ba18'. To begin with the weights of this file, call trainer.load_weights({str(given)!r})."
         )
     return given
@@ -228,20 +230,21 @@ def compiled(given: object) -> Mapping[str, Any] | None:
     """Convert True and the name of a mode to arguments of torch.compile; None to compile nothing."""
     if not isinstance(given, str):
         if not isinstance(given, bool | Mapping) and given is not None:
-            raise TypeError(
-                f"compile={short(given)} is neither True nor arguments of torch.compile. Write compile=True."
+            raise WrongType(
+                f"«compile={short(given)}» is neither «True» nor arguments of torch.compile. Write «compile=True»."
             )
         keys = list(inspect.signature(torch.compile).parameters)[1:]
         if unknown := [key for key in given or () if key not in keys] if isinstance(given, Mapping) else []:
-            raise TypeError(
-                f"compile={short(given)} has {unknown[0]!r}, which torch.compile does not take; it takes "
-                f"{', '.join(keys)}. Write compile=True, or compile={{'mode': 'reduce-overhead'}}."
+            raise WrongType(
+                f"«compile={short(given)}» has {unknown[0]!r}, which torch.compile does not take; it takes "
+                f"{', '.join(keys)}. Write «compile=True», or «compile={{'mode': 'reduce-overhead'}}»."
             )
         return given if isinstance(given, Mapping) and given else {} if given is True else None
     if given not in _COMPILE_MODES:
-        raise ValueError(
-            f"compile={given!r} is not a mode of torch.compile, which has {', '.join(map(repr, _COMPILE_MODES))}. Write "
-            "compile='reduce-overhead', compile=True, or its arguments: compile={'mode': 'max-autotune', 'dynamic': False}."
+        raise WrongValue(
+            f"«compile={given!r}» is not a mode of torch.compile, which has {', '.join(map(repr, _COMPILE_MODES))}. Write "
+            "«compile='reduce-overhead'», «compile=True», or its arguments: "
+            "«compile={'mode': 'max-autotune', 'dynamic': False}»."
         )
     return {"mode": given}
 
@@ -262,7 +265,7 @@ def plugins(argument: str) -> Callable[[object], Sequence[PluginLike]]:
             from hocket.plugins import catalog  # only needed for error messages
 
             example = next(iter(catalog.names(argument)), "name")
-            raise TypeError(
+            raise WrongType(
                 f"{argument}={given!r} should be a list of names, {{'name': {{…}}}} and instances, such as "
                 f"{argument}=[{example!r}]."
             )
@@ -278,8 +281,9 @@ def profile(given: object) -> Sequence[PluginLike]:
     if given is True:
         return ["profiler"]
     if isinstance(given, int | float):
-        raise TypeError(
-            f"profile={given!r} does not say which batches to profile. Write profile='{given}ba after 10ba', or profile=True."
+        raise WrongType(
+            f"«profile={given!r}» does not say which batches to profile. Write «profile='{given}ba after 10ba'», or "
+            "«profile=True»."
         )
     if isinstance(given, Mapping) and "profiler" not in given:
         return [{"profiler": dict(given)}]
@@ -296,7 +300,9 @@ def switch(argument: str) -> Callable[[object], bool]:
             return bool(given)
         if given is not None and not isinstance(given, bool | int):
             meant = str(given).strip().lower() in ("true", "yes", "on", "1")
-            raise TypeError(f"{argument}={given!r} is a switch, which is True or False. Write {argument}={meant}.")
+            raise WrongType(
+                f"«{argument}={given!r}» is a switch, which is «True» or «False». Write «{argument}={meant}»."
+            )
         return bool(given)
 
     return convert
@@ -305,7 +311,9 @@ def switch(argument: str) -> Callable[[object], bool]:
 def path(given: object) -> str | os.PathLike[str]:
     """Refuse a folder that is neither text nor a path."""
     if not isinstance(given, str | os.PathLike):
-        raise TypeError(f"folder={short(given)} is {type(given).__name__}; give text or a path, such as folder='runs'.")
+        raise WrongType(
+            f"«folder={short(given)}» is {type(given).__name__}; give text or a path, such as «folder='runs'»."
+        )
     return given
 
 
@@ -314,11 +322,11 @@ def folder(given: object) -> Path:
     runs = Path(path(given))
     above = next((parent for parent in (runs, *runs.parents) if os.path.lexists(parent)), None)
     if above is not None and not above.is_dir():
-        raise ValueError(
-            f"folder={str(given)!r}: {above} is a file and no folder. Give a folder to write to, such as folder='runs'."
+        raise WrongValue(
+            f"«folder={str(given)!r}»: {above} is a file and no folder. Give a folder to write to, such as «folder='runs'»."
         )
     if "://" in str(given):
-        raise ValueError(
+        raise WrongValue(
             f"folder={str(given)!r} is a URL, and the files of runs are written on this machine. Write folder='runs', and "
             f"copy them while training goes on: loggers=[{{'artifacts': {{'url': {str(given)!r}}}}}]; checkpoints= takes URLs."
         )
@@ -330,8 +338,8 @@ def weights(given: object) -> str | os.PathLike[str] | Mapping[str, Any]:
     if isinstance(given, nn.Module):
         return given.state_dict()
     if not isinstance(given, str | os.PathLike | Mapping):
-        raise TypeError(
-            f"weights={short(given)} is {type(given).__name__}; give a file or folder, tensors by name, or a module. Write "
+        raise WrongType(
+            f"«weights={short(given)}» is {type(given).__name__}; give a file or folder, tensors by name, or a module. Write "
             "trainer.load_weights('model.pt')."
         )
     return given
@@ -341,7 +349,7 @@ def tree(given: object) -> Mapping[str, Any]:
     """Refuse weights in the place of a Trainer's state."""
     if not isinstance(given, Mapping) or "version" not in given:
         keys = ", ".join(map(str, list(given)[:3])) if isinstance(given, Mapping) else type(given).__name__
-        raise ValueError(
+        raise WrongValue(
             f"load_state_dict was given {keys} …, and not what trainer.state_dict() returns: the state of a whole run. "
             "For weights write trainer.load_weights(state_dict)."
         )

@@ -1,8 +1,7 @@
-"""Exceptions of the user's code, and which exceptions need no traceback because their message says what to type."""
+"""Exceptions of the user's code, described in one line with theirs."""
 
 from __future__ import annotations
 
-import linecache
 import textwrap
 import traceback
 import types
@@ -10,24 +9,6 @@ from pathlib import Path
 
 from hocket.help import installing
 from hocket.ours import is_ours
-from hocket.plugins.errors import PluginError
-
-
-def explains(error: BaseException) -> bool:
-    """Whether a `raise` of hocket or its plug-ins raised this exception, so that its message suffices."""
-    if isinstance(error, PluginError):
-        return True
-    if not isinstance(error, ValueError | TypeError | OSError | ImportError | RuntimeError | ArithmeticError):
-        return False
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return False
-    code, scope = trace.tb_frame.f_code, trace.tb_frame.f_globals
-    package = str(scope.get("__name__")).partition(".")[0].partition("_")[0]
-    line = linecache.getline(code.co_filename, trace.tb_lineno, scope)
-    return package == "hocket" and line.strip().startswith("raise ")
 
 
 def raised(doing: str, error: BaseException, advice: str = "") -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch.optim.lr_scheduler import LRScheduler
 
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.time import Unit
 
@@ -26,14 +27,14 @@ def check_lengths(scheduler: object, state: State, by_default: bool) -> None:
         batches = int(duration.value)
     name, known = type(scheduler).__name__, vars(scheduler)
     if batches is not None and name == "OneCycleLR" and known["total_steps"] < batches:
-        raise ValueError(
-            f"{name} has total_steps={known['total_steps']}, and this run of {duration} steps it after each of its {batches} "
-            f"batches. Write total_steps={batches}; or pass schedule_every='1ep', so that it counts epochs."
+        raise WrongValue(
+            f"{name} has «total_steps={known['total_steps']}», and this run of {duration} steps it after each of its {batches} "
+            f"batches. Write «total_steps={batches}»; or pass «schedule_every='1ep'», so that it counts epochs."
         )
     if batches is not None and name == "OneCycleLR" and known["total_steps"] > batches:
         warn(
-            f"{name} has total_steps={known['total_steps']}, and this run of {duration} takes {batches} steps, so it does not "
-            f"reach its end. Write total_steps={batches}."
+            f"{name} has «total_steps={known['total_steps']}», and this run of {duration} takes {batches} steps, so it does "
+            f"not reach its end. Write «total_steps={batches}»."
         )
     if not by_default or duration is None or duration.unit is not Unit.EPOCH or (state.epoch_length or 2) < 2:
         return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from hocket.errors import WrongType
 from hocket.help import attributes, installing, names, warn
 from hocket.help.objects import short
 from hocket.hookspecs import Event
@@ -33,12 +34,12 @@ def check(task: Task, loss: object, inputs: Where, targets: Where, outputs: Wher
     if text := attributes.uncalled(kind, Task, [event.value for event in Event]):
         warn(text)
     if inputs is not None or targets is not None or outputs is not None:
-        raise TypeError(
+        raise WrongType(
             f"{kind.__name__} is a Task: its forward, loss and update_metric select their inputs from a batch and from the "
             "outputs. Omit inputs=, targets= and outputs=."
         )
     if loss is not None:
-        raise TypeError(f"{kind.__name__} is a Task, which defines its own loss. Omit loss=.")
+        raise WrongType(f"{kind.__name__} is a Task, which defines its own loss. Omit loss=.")
     _check_methods(task)
 
 
@@ -51,10 +52,10 @@ def check_module(model: nn.Module, loss: object, inputs: Where, targets: Where, 
             whole = "output" if name == "outputs" else "batch"
             parts = ", ".join(f"{whole}[{key!r}]" for key in given)
             omit = (
-                " From a dict a model gets the entries by name: omit inputs=, and write def forward(self, "
+                f" From a dict a model gets the entries by name: omit «inputs=», and write def forward(self, "
                 f"{', '.join(map(str, given))}, **others)."
             )
-            raise TypeError(
+            raise WrongType(
                 f"{name}={short(given)} is a {type(given).__name__}; it should be one name, one index or a function. Write "
                 f"{name}=lambda {whole}: ({parts}), which passes on one tuple.{omit if name == 'inputs' else ''}"
             )
@@ -74,7 +75,7 @@ def _check_foreign(model: nn.Module) -> None:
             f"{installing.command('lightning', 'hocket-migration')}. Or write"
         )
     library = names.library(model) or library
-    raise TypeError(
+    raise WrongType(
         f"{kind.__name__} has {method}(), which belongs to another library ({library}) and is not called here. {runs} a "
         "hocket.Task with forward(self, batch) and loss(self, outputs, batch) instead; a task of several steps has "
         "train_batch(self, batch, step). Or give the inner torch.nn.Module and loss=."
@@ -93,19 +94,19 @@ def _check_method(kind: str, name: str, declared: Callable[..., object], method:
     first, *arguments = inspect.signature(declared).parameters
     form = f"Define def {name}({', '.join([first, *arguments])})."
     if not callable(method):
-        raise TypeError(f"{kind}.{name} is {short(method)}, and has to be a method. {form}")
+        raise WrongType(f"{kind}.{name} is {short(method)}, and has to be a method. {form}")
     if name in _CALLED:
         try:
             inspect.signature(method).bind(*arguments)
         except TypeError as error:
-            raise TypeError(
+            raise WrongType(
                 f"{name} of {kind} takes other arguments than ({', '.join(arguments)}): {error}. {form}"
             ) from None
     if arguments[-2:] in (["outputs", "batch"], ["batch", "step"]):
         given = [parameter.lower() for parameter in inspect.signature(method).parameters]
         given = given[len(arguments) - 2 : len(arguments)]
         if len(given) == 2 and (given[0] == arguments[-1] or given[1] in _OUTPUTS):
-            raise TypeError(
+            raise WrongType(
                 f"{name} of {kind} takes ({', '.join(given)}) in another order: it is called with "
                 f"({', '.join(arguments)}). {form}"
             )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any
 
+from hocket.errors import WrongValue
 from hocket.help.attributes import Named, unknown_member
 from hocket.hookspecs.markers import hooks
 
@@ -83,7 +84,7 @@ class Event(enum.Enum, metaclass=Named):
 
     @classmethod
     def _missing_(cls, value: object) -> Any:
-        raise ValueError(unknown_member(cls, str(value)))
+        raise WrongValue(unknown_member(cls, str(value)))
 
     @property
     def closes(self) -> str | None:

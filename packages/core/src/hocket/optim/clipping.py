@@ -12,6 +12,7 @@ from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_
 
 from hocket import fast_paths
 from hocket.distributed.dtensors import by_mesh, total_norm, uniform
+from hocket.errors import WrongValue
 
 
 @torch.no_grad()
@@ -58,9 +59,9 @@ def clip_gradients(
         tensor([0.6000, 0.8000])
     """
     if isinstance(threshold, str) or not threshold > 0 or not floor > 0 or math.isinf(floor):
-        raise ValueError(
-            f"Gradients cannot be clipped with threshold={threshold!r} and floor={floor}: give positive numbers, such as "
-            "norm=1.0, or clip_gradients(parameters, 'norm', 1.0)."
+        raise WrongValue(
+            f"Gradients cannot be clipped with «threshold={threshold!r}» and «floor={floor}»: give positive numbers, such as "
+            "«norm=1.0», or clip_gradients(parameters, 'norm', 1.0)."
         )
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     if kind == "norm":
@@ -83,7 +84,7 @@ def clip_gradients(
                 scale = limit / torch.maximum(_unit_norms(parameter.grad), limit)
                 parameter.grad.mul_(scale)  # the scale of a half-precision gradient may need single precision
     else:
-        raise ValueError(f"There is no clipping by {kind!r}; the kinds are 'norm', 'value' and 'adaptive'.")
+        raise WrongValue(f"There is no clipping by {kind!r}; the kinds are 'norm', 'value' and 'adaptive'.")
     return None
 
 

@@ -158,11 +158,9 @@ def check_groups(groups: object) -> Sequence[Mapping[str, Any]]:
     """Return the ``groups`` of a configuration. Raises PluginConfigError for one without a pattern or without options."""
     if groups is None:
         return ()
-    form = (
-        "Write groups=[{'match': '*.bias', 'weight_decay': 0}], with names of the model's parameters or globs for them."
-    )
+    form = "Write «groups=[{'match': '*.bias', 'weight_decay': 0}]», with names of the model's parameters or globs for them."
     if not isinstance(groups, list | tuple):
-        raise PluginConfigError(f"groups={groups!r} is {type(groups).__name__}, not a list of groups. {form}")
+        raise PluginConfigError(f"«groups={groups!r}» is {type(groups).__name__}, not a list of groups. {form}")
     for group in groups:
         match = group.get("match") if isinstance(group, Mapping) else None
         names = [match] if isinstance(match, str) else match
@@ -182,21 +180,21 @@ def _check_pattern(pattern: str, parameters: Mapping[str, nn.Parameter]) -> None
     parts = dict.fromkeys(part for name in parameters for part in (name, *name.split(".")) if not part.isdigit())
     near = difflib.get_close_matches(word, list(parts), 3, 0.5) or list(parameters)[:3]
     names = " or ".join(repr(each if each in parameters else f"*{each}*") for each in near)
-    raise PluginConfigError(f"match={pattern!r} matches none of the {len(parameters)} parameters. Write {names}.")
+    raise PluginConfigError(f"«match={pattern!r}» matches none of the {len(parameters)} parameters. Write {names}.")
 
 
 def _factors(part: nn.Module, names: Sequence[str], decay: object) -> dict[str, float]:
     if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 < decay <= 1:
         raise PluginConfigError(
-            f"layer_decay={decay!r} is not a factor per layer: give a number in (0, 1], such as 0.75."
+            f"«layer_decay={decay!r}» is not a factor per layer: give a number in (0, 1], such as 0.75."
         )
     model = part.model if isinstance(part, Task) else part
     found = elsewhere.module("hocket_general.layers", "layer_decay=").layers(model, names)
     if not found:
         raise PluginConfigError(
-            f"layer_decay={decay} needs blocks that repeat, such as the items of a ModuleList or block_1 and block_2 of one "
+            f"«layer_decay={decay}» needs blocks that repeat, such as the items of a ModuleList or block_1 and block_2 of one "
             f"class, and {type(model).__name__} has none; its parameters are {_some(names)}. Use "
-            "groups=[{'match': …, 'lr': …}] with a learning rate for each part."
+            "«groups=[{'match': …, 'lr': …}]» with a learning rate for each part."
         )
     last = max(found.values())
     return {name: float(decay) ** (last - layer) for name, layer in found.items()}

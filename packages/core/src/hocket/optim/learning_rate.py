@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hocket.data.stateful import has_state
+from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.plugins import catalog
 from hocket.plugins.spec import build
@@ -109,13 +110,13 @@ class Stepped(TimeOnly):
 
     def __init__(self, scheduler: Any, optimizer: Optimizer, every: Time) -> None:
         if isinstance(scheduler, ReduceLROnPlateau):
-            raise TypeError(
-                "ReduceLROnPlateau needs a metric at each step. Write schedule=\"plateau(on='eval/loss')\", which takes its "
+            raise WrongType(
+                "ReduceLROnPlateau needs a metric at each step. Write «schedule=\"plateau(on='eval/loss')\"», which takes its "
                 "arguments, with the name of the metric."
             )
         if every.unit not in (Unit.BATCH, Unit.EPOCH) or not every.value:
-            raise ValueError(
-                f"schedule_every='{every}' is neither batches nor epochs; write '1ba', '1ep' or multiples."
+            raise WrongValue(
+                f"«schedule_every='{every}'» is neither batches nor epochs; write '1ba', '1ep' or multiples."
             )
         self._scheduler = scheduler
         self._optimizer = optimizer
@@ -173,7 +174,7 @@ def _notice_added_groups(scheduler: LRScheduler) -> None:
     functions: list[Any] = getattr(scheduler, "lr_lambdas", [])
     if 0 < len(functions) < len(groups):
         if any(each is not functions[0] for each in functions):
-            raise ValueError(
+            raise WrongValue(
                 f"A parameter group was added to {type(scheduler.optimizer).__name__}, but {type(scheduler).__name__} was "
                 "given a function for each of the groups before. Give it one function for all, or a schedule of hocket."
             )
@@ -230,8 +231,8 @@ class OnPlateau:
             self._seen = True
             warn_of_nothing(state, "schedule='plateau'", self._on)
         elif its is not None and any(label_of(state, name) == its for name in names):
-            raise ValueError(
-                f"schedule='plateau' monitors '{self._on}', but there is no such metric. The metrics are: "
+            raise WrongValue(
+                f"«schedule='plateau'» monitors '{self._on}', but there is no such metric. The metrics are: "
                 f"{', '.join(sorted(state.metrics)) or 'none'}."
             )
 
@@ -265,10 +266,10 @@ def make_schedules(
         if isinstance(each, Stepped):
             each.by_default = every is None
     if time != Time(1, Unit.BATCH) and not any(type(each) is Stepped for each in made):
-        raise ValueError(
-            f"schedule_every='{time}' is the interval at which a torch LRScheduler is stepped, and schedule= has none. "
-            "hocket's schedules are functions of time, updated after each batch: omit schedule_every=, and give times to the "
-            "schedule, such as schedule='step(step_size=1ep)'."
+        raise WrongValue(
+            f"«schedule_every='{time}'» is the interval at which a torch LRScheduler is stepped, and «schedule=» has none. "
+            "hocket's schedules are functions of time, updated after each batch: omit «schedule_every=», and give times to the "
+            "schedule, such as «schedule='step(step_size=1ep)'»."
         )
     return made
 
@@ -277,18 +278,20 @@ def _make_all(given: object, optimizers: Sequence[Optimizer], every: Time, names
     if given is None:
         return []
     if not optimizers:
-        raise ValueError("A schedule was given but no optimizer whose learning rate it could set. Pass optimizer= too.")
+        raise WrongValue(
+            "A schedule was given but no optimizer whose learning rate it could set. Pass «optimizer=» too."
+        )
     if isinstance(given, Mapping) and names and given.keys() <= set(names):
         chosen = [(given[name], optimizer) for name, optimizer in zip(names, optimizers, strict=True) if name in given]
         return [_make(item, optimizer, every, number) for number, (item, optimizer) in enumerate(chosen)]
     if isinstance(given, Mapping) and (wrong := _misnamed(given, names)):
-        raise ValueError(
-            f"schedule={{{wrong[0]!r}: …}} names no optimizer; there {'is' if len(names) == 1 else 'are'} "
+        raise WrongValue(
+            f"«schedule={{{wrong[0]!r}: …}}» names no optimizer; there {'is' if len(names) == 1 else 'are'} "
             f"{', '.join(map(repr, names))}. Write {wrong[1]!r}."
         )
     each = list(given) if isinstance(given, list | tuple) else [given] * len(optimizers)
     if len(each) != len(optimizers):
-        raise ValueError(
+        raise WrongValue(
             f"{len(each)} schedules were given for {len(optimizers)} optimizers; give one, or one for each."
         )
     pairs = zip(each, optimizers, strict=True)
@@ -323,9 +326,9 @@ def _make(given: Any, optimizer: Optimizer, every: Time, number: int) -> Learnin
         except (AttributeError, TypeError) as error:  # a function of a clock, called with an optimizer
             if not _takes_a_clock(given):
                 if isinstance(given, type) and issubclass(given, LRScheduler):
-                    raise TypeError(
-                        f"schedule={given.__name__} is a class that needs arguments: {error}. Give a function of the "
-                        f"optimizer: schedule=lambda optimizer: torch.optim.lr_scheduler.{given.__name__}(optimizer, …)."
+                    raise WrongType(
+                        f"«schedule={given.__name__}» is a class that needs arguments: {error}. Give a function of the "
+                        f"optimizer: «schedule=lambda optimizer: torch.optim.lr_scheduler.{given.__name__}(optimizer, …)»."
                     ) from None
                 error.add_note(
                     "schedule= was called with the optimizer, and is not a function of a clock either. Write schedule=lambda "
@@ -337,13 +340,13 @@ def _make(given: Any, optimizer: Optimizer, every: Time, number: int) -> Learnin
         if isinstance(made, int | float) and _takes_a_clock(given):
             return Scheduled(optimizer, given)
     if not _is_scheduler(made):
-        raise TypeError(
-            f"schedule={given!r} gave {type(made).__name__}. Pass a name such as 'cosine(warmup=0.05dur)', a "
+        raise WrongType(
+            f"«schedule={given!r}» gave {type(made).__name__}. Pass a name such as 'cosine(warmup=0.05dur)', a "
             "hocket.schedules.Schedule, a function of a hocket.schedules.Clock that returns a number, or a function of the "
             "optimizer that returns a torch LRScheduler or another object with step()."
         )
     if getattr(made, "optimizer", optimizer) is not optimizer:
-        raise ValueError(
+        raise WrongValue(
             f"The {type(made).__name__} belongs to another {type(made.optimizer).__name__} than the one used for training. "
             "Make it from the same optimizer, or pass a function of the optimizer: schedule=lambda optimizer: "
             f"torch.optim.lr_scheduler.{type(made).__name__}(optimizer, …)."

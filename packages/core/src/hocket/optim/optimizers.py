@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hocket import fast_paths
+from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.help.objects import short
 from hocket.optim.closures import gets_closure
@@ -43,7 +44,7 @@ def make_optimizers(given: Any, task: Task, replacements: Sequence[Replacement])
         _check_configured(given)
     elif type(task).configure_optimizers is not Task.configure_optimizers:
         warn(
-            f"optimizer= is used, and configure_optimizers() of {type(task).__name__} is not called. Omit one of them."
+            f"«optimizer=» is used, and configure_optimizers() of {type(task).__name__} is not called. Omit one of them."
         )
     if given is None:
         return {}
@@ -80,12 +81,12 @@ def _named(given: Mapping[Any, Any], task: Task) -> dict[str, nn.Module]:
     if kind is not None:
         chosen = str(given[kind]).rpartition(".")[2].lower()
         config = {key: value for key, value in given.items() if key != kind}
-        raise ValueError(
-            f"optimizer={dict(given)!r} has the key {kind!r}, and should have one key, the name of an optimizer, or those of "
-            f"submodules. Write optimizer={ {chosen: config}!r}."
+        raise WrongValue(
+            f"«optimizer={dict(given)!r}» has the key {kind!r}, and should have one key, the name of an optimizer, or those of "
+            f"submodules. Write «optimizer={ {chosen: config}!r}»."
         )
-    raise ValueError(
-        f"optimizer={{{missing!r}: …}} names no submodule of {type(task.model).__name__}, which has "
+    raise WrongValue(
+        f"«optimizer={{{missing!r}: …}}» names no submodule of {type(task.model).__name__}, which has "
         f"{', '.join(name for name, _ in task.model.named_children()) or 'none'}. An optimizer that is given by name and not "
         "as an instance gets the parameters of that submodule."
     )
@@ -114,9 +115,9 @@ def _make(given: object, part: nn.Module, replacements: Sequence[Replacement]) -
     parameters = list(part.parameters())
     if not any(parameter.requires_grad for parameter in parameters):
         model = part.model if isinstance(part, Task) else part
-        raise ValueError(
+        raise WrongValue(
             f"{type(model).__name__} has no parameter that requires a gradient, so there is nothing to optimize. "
-            "Omit optimizer= to evaluate or predict only, or set requires_grad on the parameters to train."
+            "Omit «optimizer=» to evaluate or predict only, or set requires_grad on the parameters to train."
         )
     if isinstance(given, str | Mapping):
         made = _from_name(given, part, replacements)
@@ -132,10 +133,10 @@ def _make(given: object, part: nn.Module, replacements: Sequence[Replacement]) -
     else:
         made = given
     if not isinstance(made, Optimizer):
-        raise TypeError(
-            f"optimizer={short(given)} gave {type(made).__name__}, not a torch.optim.Optimizer. Pass a function of the "
-            "parameters, such as lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), an optimizer, or a name such "
-            "as 'adamw(lr=1e-3)'."
+        raise WrongType(
+            f"«optimizer={short(given)}» gave {type(made).__name__}, not a torch.optim.Optimizer. Pass a function of the "
+            "parameters, such as «lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)¦`{torch.optim:AdamW: {lr: "
+            "0.001}}`», an optimizer, or a name such as 'adamw(lr=1e-3)'."
         )
     return made
 
@@ -151,7 +152,7 @@ def _from_name(given: str | Mapping[Any, Any], part: nn.Module, replacements: Se
     own = {key: config.pop(key) for key in OPTIONS if key in config}
     if own and (whole := next((each for each in replacements if not each.name), None)):
         warn(
-            f"optimizer={name!r}: ignored {' and '.join(own)}, which is about the parameters of "
+            f"«optimizer={name!r}»: ignored {' and '.join(own)}, which is about the parameters of "
             f"{type(whole.old).__name__}, but {type(whole.new).__name__} replaces it."
         )
         own = {}
@@ -170,7 +171,7 @@ def _check_configured(given: Any) -> None:
     """Raise TypeError for what Lightning's ``configure_optimizers`` may return."""
     nested = isinstance(given, tuple | list) and any(isinstance(item, tuple | list) for item in given)
     if nested or (isinstance(given, Mapping) and {"lr_scheduler", "optimizer"} & given.keys()):
-        raise TypeError(
+        raise WrongType(
             f"configure_optimizers() returned {'nested lists' if nested else 'a dict of ' + ', '.join(map(repr, given))}. "
             "It returns an optimizer, a sequence of optimizers or a dict of optimizers by name, without schedules. Write "
             "return optimizer, and Trainer(schedule='cosine(warmup=0.05dur)')."
@@ -182,10 +183,10 @@ def _check(optimizers: Sequence[Optimizer], task: Task) -> None:
     held: set[torch.Tensor] = set()
     for optimizer in optimizers:
         name = type(optimizer).__name__
-        give = f"give a function: optimizer=lambda parameters: torch.optim.{name}(parameters, …)"
+        give = f"give a function: «optimizer=lambda parameters: torch.optim.{name}(parameters, …)»"
         parameters = check_parameters(optimizer, known, type(task.model).__name__, give)
         if held & parameters and not task.shares_parameters:
-            raise ValueError(
+            raise WrongValue(
                 f"{name} holds parameters that another optimizer holds; each would be stepped twice a batch. Give each "
                 "parameter to one optimizer, or define train_batch in a hocket.Task, whose steps may share parameters."
             )
@@ -205,9 +206,9 @@ def check_parameters(
     name = type(optimizer).__name__
     parameters = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     if not parameters:
-        raise ValueError(f"{name} holds no parameters. Give it the model's: torch.optim.{name}(model.parameters()).")
+        raise WrongValue(f"{name} holds no parameters. Give it the model's: torch.optim.{name}(model.parameters()).")
     if foreign := parameters.difference(known):
-        raise ValueError(
+        raise WrongValue(
             f"{name} holds {len(foreign)} of {len(parameters)} parameters that are not in the model, so stepping it "
             f"would not train {model}. Make it from this model's parameters, or {write}."
         )

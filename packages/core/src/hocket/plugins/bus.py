@@ -9,7 +9,6 @@ the specification.
 from __future__ import annotations
 
 import difflib
-import dis
 import inspect
 import math
 import time
@@ -294,7 +293,7 @@ class Bus(_Hooks):
         every: int = given.get(hook, 1)
         if every != 1 and (hook not in _IN_A_BATCH or type(every) is not int or every < 0):
             raise HookError(
-                f"{origin_of(attachment, hook)} has every_batches={{{hook!r}: {every!r}}}. Give events from after_dataloader "
+                f"{origin_of(attachment, hook)} has «every_batches={{{hook!r}: {every!r}}}». Give events from after_dataloader "
                 "to batch_end the number of batches, an int of 0 (never) or more."
             )
         return every
@@ -412,30 +411,11 @@ def _implementations(attachment: Attachment) -> dict[str, Callable[..., Any]]:
             _check_misspelt(attachment, name)
         elif callable(function := getattr(obj, name)):
             found[name] = function
-            if name in _EVENTS:
-                _check_returns(attachment, name, function)
     if not found and attachment.kind in ("callbacks", "loggers"):
         _check_called(attachment)
     if (declared := getattr(type(obj), "declared_listeners", None)) is not None:
         found |= declared(obj, attachment.name, found)
     return found
-
-
-def _check_returns(attachment: Attachment, name: str, function: Callable[..., Any]) -> None:
-    """Raise HookError for a listener that returns a decision, or True or False: what events return is not used."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return
-    instructions = list(dis.get_instructions(code))
-    for before, each in zip([None, *instructions], instructions, strict=False):
-        value = each if each.opname == "RETURN_CONST" else before if each.opname == "RETURN_VALUE" else None
-        decision = value is not None and str(value.argval).isupper() and "Decision" in code.co_names
-        if value is not None and (decision or value.argval is True or value.argval is False):
-            raise HookError(
-                f"{attachment.kind} '{attachment.name}' ({type(attachment.obj).__name__}) returns {value.argval} from "
-                f"{name}(), which is not used: events return nothing. To stop, write state.request(hocket.Decision.STOP, "
-                "reason='…')."
-            )
 
 
 def _check_called(attachment: Attachment) -> None:

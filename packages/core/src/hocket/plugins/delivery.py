@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from hocket.errors import Mistake, WrongState
 from hocket.help import warn
 from hocket.hookspecs import Loggers, StrategyHooks
 from hocket.plugins.spec import Attachment
@@ -31,7 +32,7 @@ class LoggerWarning(UserWarning):
     """A logger raised or was too slow, and some of its rows or events are lost."""
 
 
-class RowsLostError(OSError):
+class RowsLostError(Mistake, OSError):
     """Rows that a logger collected could not be written.
 
     Attributes:
@@ -247,7 +248,7 @@ class _BusWithoutCollectives:
 
     def __getattr__(self, name: str) -> Any:
         if name in _COLLECTIVES:
-            raise RuntimeError(
+            raise WrongState(
                 f"{name} is a collective that all ranks have to call, but this logger runs on rank 0 only, in a thread. Set "
                 "all_ranks = True in the logger's class: it is then called synchronously on every rank."
             )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from hocket.errors import Mistake
 
-class PluginError(Exception):
+
+class PluginError(Mistake):
     """Base class of all plug-in errors."""
 
 

@@ -67,19 +67,32 @@ def all_of(listeners: Sequence[Listener], counted: bool) -> Callable[..., Any]:
     if any(listener.every > 1 for listener in listeners):
         return _gated(tuple(listeners), 0 if counted else 1)
     calls = tuple(listener[:2] for listener in listeners)
-    if len(calls) == 1:
-        return noted(*calls[0])
+    if len(calls) == 1 and not listeners[0].whose:
+        return listeners[0].function
 
     def run(*args: object) -> None:
         whose = ""
         try:
-            for call, whose in calls:  # noqa: B007  # the except clause reads `whose`
-                call(*args)
+            for call, whose in calls:
+                if (returned := call(*args)) is not None:
+                    _refuse_decision(returned, whose)
         except BaseException as error:
             note(error, whose)
             raise
 
     return run
+
+
+def _refuse_decision(returned: object, whose: str) -> None:
+    """Raise HookError for a listener that returns a decision, or True or False: what events return is not used."""
+    from hocket.training.requests import Decision
+
+    if isinstance(returned, bool | Decision):
+        who, _, hook = whose.rpartition(" in ")
+        raise HookError(
+            f"{who} returns {getattr(returned, 'name', returned)} from {hook}(), which is not used: events return nothing. To "
+            "stop, write state.request(hocket.Decision.STOP, reason='…')."
+        )
 
 
 def _gated(listeners: tuple[Listener, ...], ahead: int) -> Callable[..., Any]:
@@ -94,9 +107,9 @@ def _gated(listeners: tuple[Listener, ...], ahead: int) -> Callable[..., Any]:
             return
         whose = ""
         try:
-            for call, whose, every in constant if batch % common else listeners:  # noqa: B007  # `whose` is read below
-                if batch % every == 0:
-                    call(state, *args)
+            for call, whose, every in constant if batch % common else listeners:
+                if batch % every == 0 and (returned := call(state, *args)) is not None:
+                    _refuse_decision(returned, whose)
         except BaseException as error:
             note(error, whose)
             raise

@@ -19,7 +19,7 @@ def check_combination(algorithms: Sequence[Attachment]) -> None:
         for other in sorted(names & set(attachment.obj.conflicts)):
             raise ConflictError(
                 f"Algorithms '{attachment.name}' and '{other}' cannot be combined: '{attachment.name}' declares that it "
-                f"conflicts with '{other}'. Remove one of them from algorithms=[…]."
+                f"conflicts with '{other}'. Remove one of them from «algorithms=[…]»."
             )
     _sort(algorithms, _constraints(algorithms), key=lambda attachment: 0)
 
@@ -103,7 +103,7 @@ def _sort(
         if free is None:
             raise OrderError(
                 f"Algorithms {_cycle(left, edges)} each have to act before the next, which is a cycle. Remove one of them "
-                "from algorithms=[…], or change the `before` / `after` of an algorithm of yours."
+                "from «algorithms=[…]», or change the `before` / `after` of an algorithm of yours."
             )
         left.remove(free)
         result.append(free)

@@ -86,14 +86,14 @@ def make_plan(bus: Bus, task: Task, strategy: StrategyLike, run: Mapping[str, st
     if task.owns_steps and Need.SEVERAL_STEPS not in strategy.offers:
         raise PlanError(
             f"{type(task).__name__} takes its own optimizer steps in train_batch, but strategy '{_name_of(strategy, bus)}' "
-            "steps all optimizers at once. Choose another strategy=, such as 'ddp'."
+            "steps all optimizers at once. Choose another «strategy=», such as 'ddp'."
         )
     for attachment in bus.attachments:
         needs = getattr(attachment.obj, "needs", None)
         if attachment.kind == "algorithms" and needs is not None and (missing := needs & ~strategy.offers):
             raise PlanError(
                 f"Algorithm '{attachment.name}' needs {_words(missing)}, which strategy "
-                f"'{_name_of(strategy, bus)}' does not offer. Remove '{attachment.name}', or choose another strategy=."
+                f"'{_name_of(strategy, bus)}' does not offer. Remove '{attachment.name}', or choose another «strategy=»."
             )
         if strategy.microbatch_events or attachment.kind not in ("algorithms", "task"):
             continue
@@ -102,7 +102,7 @@ def make_plan(bus: Bus, task: Task, strategy: StrategyLike, run: Mapping[str, st
             raise PlanError(
                 f"{what.capitalize()} '{attachment.name}' acts on {', '.join(acts)}, but strategy "
                 f"'{_name_of(strategy, bus)}' computes the gradients of a batch itself, without these events. Remove "
-                f"{'these methods' if what == 'task' else 'the algorithm'}, or choose another strategy=."
+                f"{'these methods' if what == 'task' else 'the algorithm'}, or choose another «strategy=»."
             )
     events, actions = calls(bus)
     return Plan(

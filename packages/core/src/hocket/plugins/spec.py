@@ -204,7 +204,7 @@ def _check_instance(kind: str, obj: object) -> None:
     if kind == "algorithms" and not (hasattr(obj, "apply") and hasattr(obj, "events")):
         raise PluginConfigError(
             f"{type(obj).__name__} is not an algorithm: it has no `events` and apply(event, state). Subclass hocket.Algorithm, "
-            "or pass it in callbacks=[…]."
+            "or pass it in «callbacks=[…]»."
         )
     if kind in _CONTRACTS and (missing := [name for name in _members(_CONTRACTS[kind]) if not hasattr(obj, name)]):
         raise PluginConfigError(
@@ -214,10 +214,10 @@ def _check_instance(kind: str, obj: object) -> None:
         )
     if kind == "callbacks" and hasattr(obj, "all_ranks"):
         raise PluginConfigError(
-            f"{type(obj).__name__} is a logger; pass it in loggers=[…], so that only one rank writes."
+            f"{type(obj).__name__} is a logger; pass it in «loggers=[…]», so that only one rank writes."
         )
     if kind in ("callbacks", "loggers") and hasattr(obj, "apply") and hasattr(obj, "events") and hasattr(obj, "phase"):
-        raise PluginConfigError(f"{type(obj).__name__} is an algorithm; pass it in algorithms=[…].")
+        raise PluginConfigError(f"{type(obj).__name__} is an algorithm; pass it in «algorithms=[…]».")
 
 
 def _base(kind: str) -> str:

@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hocket.errors import WrongType
 from hocket.help import warn
 from hocket.ours import PARTS
 from hocket.plugins.distributions import normal
@@ -93,8 +94,8 @@ def current() -> Switches:
 def use(plugins: bool | Sequence[str] | None) -> Iterator[None]:
     """Apply a ``plugins=`` argument to all lookups inside the context."""
     if isinstance(plugins, str):
-        raise TypeError(
-            f"plugins={plugins!r} should be a list of names, such as plugins=['{plugins}'], or True or False."
+        raise WrongType(
+            f"«plugins={plugins!r}» should be a list of names, such as «plugins=['{plugins}']», or «True» or «False»."
         )
     token = _argument.set(plugins if plugins is None or isinstance(plugins, bool) else tuple(plugins))
     try:

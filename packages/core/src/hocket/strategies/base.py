@@ -13,6 +13,7 @@ from torch import nn
 
 from hocket.data.global_batches import sized
 from hocket.devices import Device
+from hocket.errors import Unsupported
 from hocket.hookspecs.needs import Need
 from hocket.unusual import sized_like
 
@@ -90,9 +91,9 @@ class Strategy:
     ) -> Any:
         """See :meth:`hocket.hookspecs.StrategyHooks.call_prepared`. Strategies for several ranks have to override it."""
         if self.world_size > 1:
-            raise NotImplementedError(
+            raise Unsupported(
                 f"Strategy {type(self).__name__} does not define how ranks reduce the gradients of a part of the model, so it "
-                "cannot train a Task with train_batch. Use strategy='ddp', or define call_prepared."
+                "cannot train a Task with train_batch. Use «strategy='ddp'», or define call_prepared."
             )
         return function(*arguments)
 

@@ -13,6 +13,7 @@ from hocket.data import nesting
 from hocket.data.batches import unpadded
 from hocket.data.reading import how_divided
 from hocket.data.windows import Window
+from hocket.errors import WrongType, WrongValue
 from hocket.losses import Loss, as_loss
 from hocket.optim.clipping import clip_gradients
 from hocket.optim.closures import closure_for
@@ -37,6 +38,9 @@ class OutputObserver(Protocol):
 class DefaultActions:
     """Each action in plain PyTorch. See the hooks in :mod:`hocket.hookspecs.actions`."""
 
+    #: Computes the first loss of a fit, with checks, in place of the task; None otherwise. See `hocket.help.first_loss`.
+    first_loss: Callable[[object, Batch], Any] | None = None
+
     def gradients(self, state: State) -> bool:
         """Compute the gradients, in microbatches if the Trainer was given a size."""
         compute_gradients(state)
@@ -50,7 +54,7 @@ class DefaultActions:
         if type(microbatches) is list:
             return microbatches
         if isinstance(microbatches, torch.Tensor | Mapping | str) or not isinstance(microbatches, Iterable):
-            raise TypeError(
+            raise WrongType(
                 f"split(batch, size) of {type(state.task).__name__} returned {type(microbatches).__name__}. It returns a list "
                 "of batches of at most size samples each."
             )
@@ -78,9 +82,10 @@ class DefaultActions:
         """Compute the task's loss in the precision's context."""
         with state.bus.forward_context():
             try:
+                loss_of = state.task.loss if self.first_loss is None else self.first_loss
                 if (watch := state.step.watch) is not None:
-                    return watch.weighed(state, state.task.loss, outputs, batch)
-                returned = state.task.loss(outputs, batch)
+                    return watch.weighed(state, loss_of, outputs, batch)
+                returned = loss_of(outputs, batch)
             except Exception as error:
                 _explain(error, "loss", state.task, batch, outputs)
                 raise
@@ -98,7 +103,7 @@ class DefaultActions:
             if loss.requires_grad:
                 _explain(error, "backward", state.task, step.batch)
                 raise
-            raise ValueError(
+            raise WrongValue(
                 "The loss has no gradient. Return the tensor that was computed from the model's outputs, without .detach(), "
                 ".item(), torch.no_grad() or argmax on the way, and check that the model has parameters to train "
                 "(requires_grad)."
@@ -266,7 +271,7 @@ def _compute_parts(
     if isinstance(step, UserStep):
         step.carry = carry
     if remaining:
-        raise ValueError(miscounted(state, mine, remaining))
+        raise WrongValue(miscounted(state, mine, remaining))
     return parts
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hocket.data.nesting import map_tensors, move
+from hocket.errors import WrongType, WrongValue
 from hocket.help.objects import short
 from hocket.plugins.spec import Attachment
 
@@ -35,7 +36,7 @@ class BatchTransform:
     def __init__(self, given: Any) -> None:
         split = isinstance(given, Mapping)
         if split and (wrong := [key for key in given if key not in ("train", "eval")] or ["nothing"] * (not given)):
-            raise TypeError(f"batch_transform has {short(wrong[0])}. {_FORMS}")
+            raise WrongType(f"batch_transform has {short(wrong[0])}. {_FORMS}")
         self._train = _functions(given.get("train", ()) if split else given)
         self._eval = _functions(given.get("eval", ()) if split else given)
 
@@ -79,13 +80,13 @@ class BatchTransform:
                     )
                     raise
                 if batch is None:
-                    raise TypeError(
-                        f"batch_transform={short(function)} returned None for a batch. It returns the batch to train on: the "
+                    raise WrongType(
+                        f"«batch_transform={short(function)}» returned None for a batch. It returns the batch to train on: the "
                         "one it was given, or another, with `return batch`."
                     )
         if next(_lengths(batch), 1) == 0:
-            raise ValueError(
-                f"batch_transform={short(functions[-1])} returned a batch without samples. Return at least one; to leave a "
+            raise WrongValue(
+                f"«batch_transform={short(functions[-1])}» returned a batch without samples. Return at least one; to leave a "
                 "batch out, leave it out of the data."
             )
         state.batch = batch
@@ -101,7 +102,7 @@ def _lengths(batch: Batch) -> Iterator[int]:
 def _functions(given: Any) -> Sequence[Transform]:
     functions = given if isinstance(given, list | tuple) else [given]
     if wrong := [each for each in functions if not callable(each) or isinstance(each, type)]:
-        raise TypeError(f"batch_transform={short(wrong[0])} is not a function of a batch. {_FORMS}")
+        raise WrongType(f"«batch_transform={short(wrong[0])}» is not a function of a batch. {_FORMS}")
     return functions
 
 

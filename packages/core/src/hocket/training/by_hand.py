@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hocket.errors import WrongState, WrongType, WrongValue
 from hocket.help import warn
 from hocket.hookspecs.needs import Need
 from hocket.hookspecs.strategies import replicas
@@ -73,12 +74,12 @@ class ByHand:
         """
         self._check("backward(loss)")
         if self._complete:
-            raise RuntimeError(
+            raise WrongState(
                 "by_hand.backward(loss) is called after by_hand.clip(…), when the gradients are unscaled and averaged over "
                 "ranks. Clip after the last backward, right before by_hand.step()."
             )
         if isinstance(loss, Apart):
-            raise TypeError(
+            raise WrongType(
                 "by_hand.backward takes one loss, not hocket.Apart. Open a block for each of its optimizers."
             )
         state, step, hooks = self._state, self.current, self._steps._hooks
@@ -127,11 +128,11 @@ class ByHand:
         """
         self._check("clip(…)")
         if norm is not None and value is not None:
-            raise ValueError(
-                f"by_hand.clip was given norm={norm} and value={value}; give one of them, such as norm=1.0."
+            raise WrongValue(
+                f"by_hand.clip was given «norm={norm}» and «value={value}»; give one of them, such as «norm=1.0»."
             )
         if not self._waiting:
-            raise RuntimeError("by_hand.clip(…) has no gradients to clip. Call by_hand.backward(loss) first.")
+            raise WrongState("by_hand.clip(…) has no gradients to clip. Call by_hand.backward(loss) first.")
         state, configured = self._state, self._state.clipping
         if norm is not None:
             state.optimization.clipping = "norm", norm
@@ -155,7 +156,7 @@ class ByHand:
         """
         self._check("step()")
         if not self._waiting:
-            raise RuntimeError("by_hand.step() has no gradients to step with. Call by_hand.backward(loss) first.")
+            raise WrongState("by_hand.step() has no gradients to step with. Call by_hand.backward(loss) first.")
         if not self._clipped:
             self.clip()
         state = self._state
@@ -198,7 +199,7 @@ class ByHand:
         try:
             yield self
             if self._complete:
-                raise RuntimeError(
+                raise WrongState(
                     "The block of step.manual ends after by_hand.clip(…) and before by_hand.step(). Call step() there, or clip "
                     "in the block that steps."
                 )
@@ -229,7 +230,7 @@ class ByHand:
 
     def _check(self, call: str) -> None:
         if not self._open:
-            raise RuntimeError(
+            raise WrongState(
                 f"by_hand.{call} is called outside of its block. Write it in the block: with step.manual(…) as by_hand: …"
             )
 
@@ -267,7 +268,7 @@ class ByHand:
         """Keep the gradients for a later block."""
         state = self._state
         if not state.strategy.averages_gradients:
-            raise ValueError(
+            raise WrongValue(
                 f"The block of step.manual ends without by_hand.step(), and strategy {type(state.strategy).__name__} steps "
                 "each rank on its own, where gradients cannot wait for a later batch. Step in each block, or use "
                 "strategy='ddp'."
@@ -301,7 +302,7 @@ class ByHand:
 
 
 def _no_closure() -> Tensor:
-    raise RuntimeError(
+    raise WrongState(
         "A plug-in or optimizer computes gradients again, which a step by hand cannot. Take the step with "
         "step(loss_function, batch, …)."
     )
@@ -313,24 +314,24 @@ def check(state: State, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     instead = "Take the step with step(loss_function, batch, …)"
     for optimizer in optimizers:
         if needs_closure(optimizer):
-            raise ValueError(
+            raise WrongValue(
                 f"{type(optimizer).__name__} computes gradients itself, which step.manual cannot do again. {instead}, or use "
                 "another optimizer."
             )
     if state.microbatch is not None or any(attached.name == "auto-microbatch" for attached in state.bus.attachments):
-        raise ValueError(
-            "step.manual computes on the batch as a whole, so microbatch= and accumulate= cannot divide it. Omit them, and "
+        raise WrongValue(
+            "step.manual computes on the batch as a whole, so «microbatch=» and «accumulate=» cannot divide it. Omit them, and "
             f"call by_hand.backward once for each part of the batch; or {instead[0].lower()}{instead[1:]}, which divides it."
         )
     if Need.FULL_PARAMETERS not in strategy.offers or replicas(strategy) > 1:
         raise PlanError(
             f"step.manual needs full parameters on every rank, and strategy {type(strategy).__name__} shards them. {instead}, "
-            "or use strategy='ddp'."
+            "or use «strategy='ddp'»."
         )
     if strategy.world_size > 1 and getattr(type(strategy), "reduce_gradients", None) is Strategy.reduce_gradients:
         raise PlanError(
             f"Strategy {type(strategy).__name__} does not define reduce_gradients, by which step.manual averages gradients "
-            "over ranks. Define it there, or use strategy='ddp'."
+            "over ranks. Define it there, or use «strategy='ddp'»."
         )
 
 
@@ -348,7 +349,7 @@ def hooks_without_idle(state: State, complete: Callable[[State], bool], compiled
     if state.step.metrics is not None:
         _warn("train_metrics do not see the outputs of steps by hand (step.manual)")
     if compiled:
-        _warn("compile= compiles loss functions, and not the code of steps by hand (step.manual)")
+        _warn("«compile=» compiles loss functions, and not the code of steps by hand (step.manual)")
     hooks = {hook: bus.compiled(hook, idle) for hook in _HOOKS}
     return SimpleNamespace(gradients=bus.compiled("gradients", idle, complete), **hooks)
 

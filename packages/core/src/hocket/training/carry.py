@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.data import batches
 from hocket.data.batches import unpadded
 from hocket.data.reading import holds_scalars, samples_of_fields
+from hocket.errors import WrongValue
 from hocket.task import Task
 
 if TYPE_CHECKING:
@@ -25,10 +26,10 @@ def check_carry(state: State, batch: Batch, carry: Batch) -> None:
     except ValueError:  # splitting it, if that is needed, says why
         return
     if carried != samples:
-        raise ValueError(
+        raise WrongValue(
             f"step(…, carry=…) was given a carry of {carried} samples with a batch of {samples}, and needs one entry for each "
             "sample along dimension 0. If the last batch of an epoch is smaller, drop it with DataLoader(…, drop_last=True), "
-            "or start anew with carry=None where the sizes differ. A hidden state of shape (layers, samples, features) is "
+            "or start anew with «carry=None» where the sizes differ. A hidden state of shape (layers, samples, features) is "
             f"carried as hidden.transpose(0, 1); or define split and join in {kind.__name__}. Values that do not belong to "
             "samples are not carried: keep them in attributes of the model."
         )
@@ -47,7 +48,7 @@ def split_carry(
         assert state.microbatch is not None
         parts = state.bus.split_batch(state, carry[0], state.microbatch)
     if len(parts) != len(microbatches):
-        raise ValueError(
+        raise WrongValue(
             f"A batch was split into {len(microbatches)} microbatches, and its carry into {len(parts)}. Both need one "
             "entry for each sample along dimension 0 (a hidden state of shape (layers, samples, features) is carried as "
             f"hidden.transpose(0, 1)); or define split(batch, size) in {type(state.task).__name__} for both."
@@ -66,7 +67,7 @@ def check_kept(state: State, kept: Batch, samples: int) -> None:
     except ValueError:
         per_sample = False
     if not per_sample or holds_scalars(kept):
-        raise ValueError(
+        raise WrongValue(
             f"A loss function kept {type(kept).__name__} that does not have one entry for each of the {samples} samples along "
             "dimension 0, so it cannot be joined over microbatches. Keep a hidden state of shape (layers, samples, features) "
             f"transposed, return numbers as named losses, or define split and join in {type(task).__name__}."

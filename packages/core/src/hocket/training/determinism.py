@@ -11,6 +11,7 @@ from torch.torch_version import TorchVersion
 
 from hocket.devices import Device
 from hocket.devices.cuda import CUDA
+from hocket.errors import WrongState
 
 
 def prepare(device: Device) -> None:
@@ -27,8 +28,8 @@ def prepare(device: Device) -> None:
     ):
         return
     if name in os.environ or torch.cuda.is_initialized():
-        raise RuntimeError(
-            f"deterministic=True on a GPU needs {name}={known[0]} with torch {torch.__version__} when the process starts, "
+        raise WrongState(
+            f"«deterministic=True» on a GPU needs {name}={known[0]} with torch {torch.__version__} when the process starts, "
             f"and it is {os.environ.get(name, 'not set')}. Type: {name}={known[0]} python …, or upgrade torch to 2.10."
         )
     os.environ[name] = known[0]

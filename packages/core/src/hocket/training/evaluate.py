@@ -15,6 +15,7 @@ from hocket.data.checks import check_sets
 from hocket.data.several import prepared
 from hocket.data.source import Source, limited, one_epoch
 from hocket.data.training_iterator import ENDLESS, iterates_once
+from hocket.errors import WrongType, WrongValue
 from hocket.help import objects, warn
 from hocket.help.arguments import understood
 from hocket.losses import Loss
@@ -82,7 +83,7 @@ class PreparedSet:
         self.every = every if given.every is None else given.every
         self.limit = limited(self.source, limit, "limit_eval")
         if isinstance(given.data, ENDLESS) and self.limit is None:
-            raise ValueError(
+            raise WrongValue(
                 f"The evaluation set '{label}' ({type(given.data).__name__}) never ends. Pass data that does, or limit it: "
                 "limit_eval=100."
             )
@@ -124,7 +125,7 @@ class PreparedSet:
         if loss_weights.tried(state, samples) == "sum":
             warn(
                 f"The loss of a sample given twice is twice its loss, so this is a sum over samples, and {label}/loss is "
-                "neither their sum nor their mean. Pass loss_reduction='sum' to the Trainer, or take the mean."
+                "neither their sum nor their mean. Pass «loss_reduction='sum'» to the Trainer, or take the mean."
             )
 
 
@@ -137,7 +138,7 @@ def prepare_sets(
         and data
         and all(isinstance(label, str) and label in state.eval_sets for label in data)
     ):
-        raise TypeError(
+        raise WrongType(
             f"{data!r} names evaluation sets and has no batches. Write evaluate() to evaluate all sets, or "
             f"evaluate({{'{data[0]}': loader}}) for one."
         )
@@ -145,13 +146,13 @@ def prepare_sets(
     state.task.check_evaluation()
     named: Mapping[str, Any] = data if isinstance(data, Mapping) else {"eval": data}
     if "train" in named:
-        raise ValueError(
+        raise WrongValue(
             "An evaluation set is labelled 'train', which is the label of the values of training, such as train/loss. Choose "
             "another label; write {'train-set': …}."
         )
     if "" in named:
-        raise ValueError(
-            f"{argument} has a set without a label. Name it, as in {argument}={{'test': …}}, for test/loss."
+        raise WrongValue(
+            f"{argument} has a set without a label. Name it, as in «{argument}={{'test': …}}», for test/loss."
         )
     sets = {label: given if isinstance(given, EvalSet) else EvalSet(given) for label, given in named.items()}
     every, limit = settings.eval_every, settings.limit_eval
@@ -274,14 +275,14 @@ def _evaluate_set(
     logged.samples = None
     ranks = bus.all_gather_object((seen, logged.mine()))
     if not any(number for number, _ in ranks):
-        raise ValueError(
+        raise WrongValue(
             f"The evaluation set '{label}' yielded no batch. If it is an iterator, pass an iterable that starts anew, such "
             "as a list or a DataLoader."
         )
     total, over = bus.all_reduce(sums, "sum").tolist()
     values = metrics.compute()
     if over and f"{label}/loss" in values:
-        raise ValueError(named_loss(label))
+        raise WrongValue(named_loss(label))
     values = {**({f"{label}/loss": total / over} if over else {}), **values}
     values.update(logged.together([logged_there for _, logged_there in ranks]))
     decides = type(state.task).has_eval_loss is not Task.has_eval_loss  # and may measure in events
@@ -290,7 +291,7 @@ def _evaluate_set(
         warn(
             f"The evaluation of '{label}' measures nothing: there are no metrics, and {kind}.has_eval_loss(outputs) is False, "
             "as it is by default for a task with eval_forward. Define has_eval_loss(self, outputs), which returns True if the "
-            "loss takes the outputs of eval_forward; or pass metrics=."
+            "loss takes the outputs of eval_forward; or pass «metrics=»."
         )
     return values
 
@@ -309,8 +310,8 @@ def sanity_check(
         return
     for label, evaluated in sets.items():
         if iterates_once(data := evaluated.source.data):
-            raise ValueError(
-                f"sanity_eval={batches} would use up the first batches of the evaluation set '{label}', an iterator "
+            raise WrongValue(
+                f"«sanity_eval={batches}» would use up the first batches of the evaluation set '{label}', an iterator "
                 f"({type(data).__name__}) that can be iterated once. Pass what it iterates over, such as the list or the "
                 "DataLoader itself, or omit sanity_eval."
             )

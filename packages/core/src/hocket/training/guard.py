@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from hocket.distributed.dtensors import local, non_finite, total_norm
+from hocket.errors import NotFinite
 from hocket.help import warn
 from hocket.state import State
 from hocket.unusual import dense_values
@@ -39,8 +40,8 @@ class NonFiniteGuard:
     #: For messages: what is skipped, how often recorded checks are reported, and what else to try.
     unit, interval = "batch", "logging interval"
     hints = (
-        "clip gradients (clip_gradients=1.0), look for the layer with callbacks=[{'nan-monitor': {'every': 1}}] or "
-        "detect_anomaly=True"
+        "clip gradients («clip_gradients=1.0»), look for the layer with «callbacks=[{'nan-monitor': {'every': 1}}]» or "
+        "«detect_anomaly=True»"
     )
 
     def __init__(self, policy: Policy, asynchronous: bool) -> None:
@@ -113,10 +114,10 @@ class NonFiniteGuard:
             return True
         message = (
             f"The weights are not finite after batch {state.timestamp.batch}, so no checkpoint is written; the earlier ones "
-            "stay. Resume from the latest of them with a lower learning rate or clip_gradients=1.0."
+            "stay. Resume from the latest of them with a lower learning rate or «clip_gradients=1.0»."
         )
         if self._policy == "raise":
-            raise FloatingPointError(message)
+            raise NotFinite(message)
         warn(message, RuntimeWarning)
         return False
 
@@ -137,9 +138,9 @@ class NonFiniteGuard:
         norm = "" if state.gradient_norm is None else f", its gradient norm {state.gradient_norm.item():g}"
         where = f"{where}{self._place(state)}"
         if self._policy == "raise":
-            raise FloatingPointError(
+            raise NotFinite(
                 f"The loss or a gradient is not finite in {where}: the latest loss is {loss}{norm}. Lower the learning "
-                f"rate, {self.hints}, or continue with nonfinite='skip' or nonfinite='warn'."
+                f"rate, {self.hints}, or continue with «nonfinite='skip'» or «nonfinite='warn'»."
             )
         skipped = self._policy == "skip" or self._overflowed
         done = f"the {self.unit} is skipped" if skipped else "training continues with it"

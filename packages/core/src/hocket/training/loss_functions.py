@@ -11,6 +11,7 @@ from torch import nn
 
 from hocket.data.nesting import map_tensors
 from hocket.distributed.dtensors import mesh_of
+from hocket.errors import WrongState, WrongValue
 from hocket.losses import Apart, Loss, as_loss
 from hocket.training.step import CHANGED_IN_PLACE, UserStep
 
@@ -54,7 +55,7 @@ def call_loss_function(state: State) -> Loss:
                 error.add_note(CHANGED_IN_PLACE)
             raise
     if [parameter for parameter in without if parameter.grad is not None]:  # twice as fast as a generator in any()
-        raise RuntimeError(
+        raise WrongState(
             "The loss function of step(…) computed gradients by backward(), which would be added to those of the loss that it "
             "returned. Return the sum of the losses. For a gradient within the loss, such as a penalty, use "
             "torch.autograd.grad(…, create_graph=True)."
@@ -68,21 +69,21 @@ def backward_apart(state: State, losses: Mapping[str, torch.Tensor], factor: flo
     assert isinstance(step, UserStep)
     optimizers = dict(zip(state.optimizer_names, state.optimizers, strict=True))
     if {id(optimizers.get(name)) for name in losses} != set(map(id, state.step_optimizers)):
-        raise ValueError(
+        raise WrongValue(
             f"The loss function returned hocket.Apart of {', '.join(map(repr, losses))} in a step of the optimizers "
             f"{step.name.replace('+', ', ') or 'named ' + ', '.join(state.optimizer_names)}. Give each of them one loss."
         )
     if step.boundary is not None:
-        raise ValueError(
+        raise WrongValue(
             "hocket.Apart keeps the losses of one forward pass apart, but the batch has a tensor that was computed "
             "before the step with gradients, where they would meet. Compute that tensor in the loss function, or detach it."
         )
     for number, (name, loss) in enumerate(losses.items(), 1):
         held = [p for group in optimizers[name].param_groups for p in group["params"] if p.requires_grad]
         if any(mesh_of(parameter) is not None for parameter in held):
-            raise ValueError(
+            raise WrongValue(
                 "hocket.Apart needs full parameters on every rank, and this strategy shards them. Use "
-                "strategy='ddp', or take a step for each loss."
+                "«strategy='ddp'», or take a step for each loss."
             )
         step.inputs = held
         step.retain_graph = number < len(losses)

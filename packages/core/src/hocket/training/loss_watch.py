@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from hocket.distributed.dtensors import mesh_of
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.losses import WHOLE, Loss, as_loss
 
@@ -65,8 +66,8 @@ class _Mean(NamedTuple):
 _DIFFERS = (
     "The loss adds up means over different numbers: cross-entropy over labels of which some are ignored or weighted by class, "
     "and {other}. So no weight of a microbatch, or of a rank's or evaluation's batch, gives the loss of the full batch. "
-    "{change}; or pass loss_reduction='mean', which weights the parts by samples; or train on one rank without microbatch= and "
-    "accumulate=."
+    "{change}; or pass «loss_reduction='mean'», which weights the parts by samples; or train on one rank without «microbatch=» "
+    "and accumulate=."
 )
 
 
@@ -131,7 +132,7 @@ class LossWatch(TorchFunctionMode):
             )
             message = _DIFFERS.format(other=differs, change=change)
             if self.training:
-                raise ValueError(message)
+                raise WrongValue(message)
             warn(message)
         elif differs:
             return loss
@@ -168,7 +169,7 @@ class LossWatch(TorchFunctionMode):
             "A plug-in added the other mean. Omit the class weights, or what ignores labels; or train without the plug-in, or "
             "with that mean in the task's loss, over the same labels"
         )
-        raise ValueError(_DIFFERS.format(other=differs, change=change))
+        raise WrongValue(_DIFFERS.format(other=differs, change=change))
 
     @property
     def certain(self) -> bool:

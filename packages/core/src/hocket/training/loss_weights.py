@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hocket import elsewhere
 from hocket.data import batches, nesting
+from hocket.errors import WrongValue
 from hocket.help import names, warn
 from hocket.losses import WHOLE, Loss, as_loss, own_loss
 from hocket.task import SupervisedTask
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from hocket.types import Batch
 
 _WITH_WEIGHT = (
-    "or return it with its weight: loss=lambda outputs, batch: (outputs.loss, (batch['labels'] != -100).sum()); "
+    "or return it with its weight: «loss=lambda outputs, batch: (outputs.loss, (batch['labels'] != -100).sum())»; "
 )
 _IN_TASK = "or return (outputs.loss, weight) in the task's loss(outputs, batch), where weight is the number of elements in it; "
 _TASK = " For models of transformers there is hocket_nlp.HuggingFaceTask(model)."
@@ -84,7 +85,7 @@ def weight(
     if over is MeanOver.SAMPLES:
         return None
     if over is MeanOver.DIVISOR and divisor is None:
-        raise ValueError(
+        raise WrongValue(
             "The loss was a mean over selected elements, such as (loss * mask).sum() / mask.sum(), in an earlier batch, and is "
             "not in this one. Compute it in the same way in every batch, or return (mean, weight), where weight is the number "
             "of its elements."
@@ -128,11 +129,11 @@ def in_training(state: State, loss: Loss, samples: int) -> MeanOver | CountedLab
             return MeanOver.SAMPLES
         if over is None:
             supervised = type(state.task) is SupervisedTask
-            raise ValueError(
+            raise WrongValue(
                 f"{type(state.model).__name__} computes its loss itself, and it is not certain what that is a mean over, so "
-                "microbatches and ranks cannot be given weights. Pass loss_reduction='mean' to weight it by samples; "
+                "microbatches and ranks cannot be given weights. Pass «loss_reduction='mean'» to weight it by samples; "
                 + (_WITH_WEIGHT if supervised else _IN_TASK)
-                + "or train on one rank without microbatch= and accumulate=."
+                + "or train on one rank without «microbatch=» and «accumulate=»."
                 + (_TASK if supervised and names.library(state.model) == "transformers" else "")
                 + hint
             )
@@ -180,19 +181,19 @@ def check_composed(state: State, samples: int) -> bool:
     # A batch without padding does not show that a mean written by hand is over selected elements.
     known.batches = max(known.batches, 1) if kind == "mean" and not (watch and watch.certain) else 0
     if kind == "sum":
-        raise ValueError(
+        raise WrongValue(
             "The loss of a sample given twice is twice its loss, so this is a sum over samples and not a mean: if a batch "
             "is split into microbatches or divided over ranks, the two differ. If you mean the sum, pass "
-            "loss_reduction='sum' to the Trainer, or return hocket.Loss(value, reduction='sum'). Else take the mean, "
-            "for instance with reduction='mean'; loss_reduction='mean' uses the loss as it is."
+            "«loss_reduction='sum'» to the Trainer, or return hocket.Loss(value, reduction='sum'). Else take the mean, "
+            "for instance with «reduction='mean'»; «loss_reduction='mean'» uses the loss as it is."
         )
     if kind == "neither":
         warn(
             "The loss of several samples is not the mean of their losses, so a batch that is split into microbatches or "
             "divided over ranks has another loss than the full batch: the mean of the parts, weighted by samples. If the "
             "loss is a mean over something else, such as labels that count, return (mean, weight); if it is over pairs of "
-            "the batch, as a contrastive loss, say loss_reduction='batch', which refuses to divide batches; if this is "
-            "intended, pass loss_reduction='mean' to the Trainer."
+            "the batch, as a contrastive loss, say «loss_reduction='batch'», which refuses to divide batches; if this is "
+            "intended, pass «loss_reduction='mean'» to the Trainer."
         )
     return kind != "nothing"
 

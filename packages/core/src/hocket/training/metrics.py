@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.data.nesting import move
+from hocket.errors import WrongType, WrongValue
 from hocket.help import objects
 from hocket.hookspecs.strategies import replicas
 from hocket.plain_data import decode, encode
@@ -49,17 +50,17 @@ class MetricSet:
         given = {**own, **given}
         # A task with its own eval_forward may have no loss in evaluations.
         if "loss" in given and (label == "train" or type(state.task).eval_forward is Task.eval_forward):
-            raise ValueError(named_loss(label))
+            raise WrongValue(named_loss(label))
         for name, metric in given.items():
             for method in ("update", "compute", "reset"):
                 if not callable(getattr(metric, method, None)):
                     if inspect.isroutine(metric):
-                        raise TypeError(
+                        raise WrongType(
                             f"Metric '{name}' is a function, and values of batches do not add up to one of the set in general. "
-                            "Write metrics='accuracy', a metric of torchmetrics, or a class with update(outputs, targets), "
+                            "Write «metrics='accuracy'», a metric of torchmetrics, or a class with update(outputs, targets), "
                             "compute() and reset()."
                         )
-                    raise TypeError(
+                    raise WrongType(
                         f"Metric '{name}' ({type(metric).__name__}) has no {method}(). Metrics have update, compute and "
                         "reset, such as torchmetrics.classification.MulticlassAccuracy(10)."
                     )
@@ -69,7 +70,7 @@ class MetricSet:
         strategy = state.strategy
         for name, each in self._metrics.items():
             if strategy.world_size > 1 and not each.combines:
-                raise TypeError(
+                raise WrongType(
                     f"Metric '{name}' ({type(each.metric).__name__}) cannot be combined over {strategy.world_size} "
                     "ranks. Use a torchmetrics metric, or give it merge_state(others)."
                 )
@@ -174,7 +175,7 @@ class MetricSet:
         self.reset()
         for tree in trees:
             if misfit := self.misfit(tree):
-                raise ValueError(misfit)
+                raise WrongValue(misfit)
             if not tree["seen"]:
                 continue
             for name, each in self._metrics.items():
@@ -191,7 +192,7 @@ def _made(returned: object, function: str) -> Mapping[str, Any]:
         made = objects.metrics(returned)
         if isinstance(made, Mapping):
             return made
-        raise TypeError(f"{function} returned {objects.short(returned)}. Return metrics by name, {{}} for none.")
+        raise WrongType(f"{function} returned {objects.short(returned)}. Return metrics by name, {{}} for none.")
     except (TypeError, ValueError) as error:
         error.add_note(f"Returned by {function}, which may return {{'accuracy': MyMetric()}}, names, or {{}} for none.")
         raise

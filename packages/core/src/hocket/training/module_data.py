@@ -11,6 +11,7 @@ import torch
 
 from hocket.data.module import DataModule, is_foreign
 from hocket.distributed.agreement import ranks_of
+from hocket.errors import WrongType
 from hocket.help import attributes, names, warn
 from hocket.help.objects import short
 from hocket.plain_data import encode
@@ -38,7 +39,7 @@ class ModuleData:
 
     def described(self, name: str) -> str:
         """Return the name of the data that a method returns, for messages."""
-        return f"{name}() of data={type(self.module).__name__}(…)"
+        return f"{name}() of «data={type(self.module).__name__}(…)»"
 
     def make(self, name: str) -> Any:
         """Return what ``train``, ``eval`` or ``predict`` returns. All ranks call it together, and all raise if one fails."""
@@ -100,33 +101,33 @@ def check(data: object, train_data: object, eval_data: object) -> None:
     """Raise TypeError unless ``data=`` is a data module, with what to write, or if the other data is given too."""
     for other, given in (("train_data", train_data), ("eval_data", eval_data)):
         if given is not None:
-            raise TypeError(f"{other}= and data={short(data)} are both given. data stands for both: omit {other}=.")
+            raise WrongType(f"{other}= and «data={short(data)}» are both given. data stands for both: omit {other}=.")
     kind = type(data).__name__
     if isinstance(data, type) and issubclass(data, DataModule):
-        raise TypeError(f"data={data.__name__} is a class. Give an instance: data={data.__name__}(…).")
+        raise WrongType(f"«data={data.__name__}» is a class. Give an instance: «data={data.__name__}(…)».")
     if is_foreign(data):
         theirs = {name: write for name in dir(data) if (write := names.listed(name, "methods", "DataModule"))}
-        raise TypeError(
-            f"data={kind}(…) has the methods of a LightningDataModule. Inherit from hocket.data.DataModule, write setup(self) "
-            f"without a stage, and {'; '.join(f'instead of {name}: {write}' for name, write in theirs.items())}. Or give its "
-            "loaders: train_data=module.train_dataloader(), eval_data={'val': module.val_dataloader()}."
+        raise WrongType(
+            f"«data={kind}(…)» has the methods of a LightningDataModule. Inherit from hocket.data.DataModule, write "
+            f"setup(self) without a stage, and {'; '.join(f'instead of {name}: {write}' for name, write in theirs.items())}. "
+            "Or give its loaders: train_data=module.train_dataloader(), eval_data={'val': module.val_dataloader()}."
         )
     if not isinstance(data, DataModule):
-        what = f"data={short(data)} is not a hocket.data.DataModule, an object with the method train() and others. "
+        what = f"«data={short(data)}» is not a hocket.data.DataModule, an object with the method train() and others. "
         if isinstance(data, str | Mapping):
-            raise TypeError(
+            raise WrongType(
                 f"{what}A plug-in of kind datasets is a function of the split: write train_data="
-                "hocket.plugins.get('datasets', 'digits')('train'), eval_data={'test': …}."
+                "hocket.plugins.get('datasets', 'digits')('train'), «eval_data={'test': …}»."
             )
-        raise TypeError(f"{what}Batches, such as a DataLoader, are given as train_data=…, eval_data={{'test': …}}.")
+        raise WrongType(f"{what}Batches, such as a DataLoader, are given as «train_data=…», «eval_data={{'test': …}}».")
     for name in _METHODS:
         method, arguments = getattr(data, name), list(inspect.signature(getattr(DataModule, name)).parameters)
         write = f"Define def {name}({', '.join(arguments)})."
         if not callable(method):
-            raise TypeError(f"{name} of data={kind}(…) is {short(method)}, and has to be a method. {write}")
+            raise WrongType(f"{name} of «data={kind}(…)» is {short(method)}, and has to be a method. {write}")
         try:
             inspect.signature(method).bind(*arguments[1:])
         except TypeError as error:
-            raise TypeError(f"{name} of data={kind}(…) takes other arguments: {error}. {write}") from None
+            raise WrongType(f"{name} of «data={kind}(…)» takes other arguments: {error}. {write}") from None
     if message := attributes.uncalled(type(data), DataModule):
         warn(message)

@@ -12,6 +12,7 @@ import torch
 
 from hocket.data.batches import unpadded
 from hocket.data.windows import Window
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs.strategies import replicas
 from hocket.state import State
@@ -107,6 +108,6 @@ def _divided(state: State, sizes: Sequence[int]) -> tuple[list[Any], list[int]]:
             counted[part] += samples
             seen += samples
     if seen != mine:
-        raise ValueError(miscounted(state, mine, mine - seen))
+        raise WrongValue(miscounted(state, mine, mine - seen))
     parts = [[state.task.join(pieces) if len(pieces) > 1 else pieces[0] for pieces in part.values()] for part in held]
     return [Window(joined) if window else joined[0] if joined else None for joined in parts], counted

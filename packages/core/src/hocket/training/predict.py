@@ -15,6 +15,7 @@ from hocket.data.samplers import DRAWN
 from hocket.data.several import prepared
 from hocket.data.source import limited, one_epoch
 from hocket.data.training_iterator import ENDLESS
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.state import State
 from hocket.training import seeding
@@ -33,14 +34,14 @@ def predict(state: State, data: Iterable[Any], limit: float | None = None, keep:
         keep_gradients(state.parameters, {})
     source = adapt(prepared(data, bus.prepare_data, False), given=data)
     if isinstance(data, ENDLESS) and limit is None:
-        raise ValueError(
+        raise WrongValue(
             f"predict(data) was given data that never ends ({type(data).__name__}). Pass data that does, or limit it: "
             "limit_predict=100."
         )
     if isinstance(getattr(data, "sampler", None), DRAWN):
         warn(
             f"predict(data) was given a {type(data).__name__} that draws samples in random order, and outputs are in that "
-            "order. For the order of the data set, give it shuffle=False."
+            "order. For the order of the data set, give it «shuffle=False»."
         )
     with (
         state.another_step() as step,

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.time import Time, Unit
 from hocket.timestamp import Timestamp
@@ -46,9 +47,9 @@ class Progress:
         if end is not None and end.unit is Unit.EPOCH and not self.epoch_length and not self._warned:
             self._warned = True
             warn(
-                f"The training data has no length, so the completed fraction of duration='{end}' stays at 0 until the first "
+                f"The training data has no length, so the completed fraction of «duration='{end}'» stays at 0 until the first "
                 "epoch ends, and with it whatever is given in 'dur'. Give the duration in batches, such as "
-                "duration='1000ba', or define __len__ of the data set."
+                "«duration='1000ba'», or define __len__ of the data set."
             )
         return self.displayed()
 
@@ -56,7 +57,7 @@ class Progress:
         """Return :meth:`elapsed` without a warning, for those who only show it."""
         end = self.max_duration
         if end is None:
-            raise ValueError("There is no duration outside a fit. Pass duration= to the Trainer or to fit.")
+            raise WrongValue("There is no duration outside a fit. Pass «duration=» to the Trainer or to fit.")
         if not end.value:
             return 1.0
         now = self.timestamp

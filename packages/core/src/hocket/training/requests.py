@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
+from hocket.errors import WrongType
 from hocket.help.attributes import unknown_member
 
 
@@ -39,7 +40,7 @@ class Requests:
     def add(self, decision: Decision, reason: str = "") -> None:
         """Add a request. Raises TypeError for what is not a Decision."""
         if not isinstance(decision, Decision):
-            raise TypeError(f"state.request was given {decision!r}. {unknown_member(Decision, str(decision))}")
+            raise WrongType(f"state.request was given {decision!r}. {unknown_member(Decision, str(decision))}")
         self.pending |= decision
         if reason:
             self._reasons.append(reason)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hocket.errors import WrongType
 from hocket.help import logged as help_logged, warn
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def named(name: str, value: object) -> dict[str, Any]:
     try:
         return {name: checked(name, value)}
     except (TypeError, RuntimeError):
-        raise TypeError(
+        raise WrongType(
             f"compute() of the metric of {name!r} returned {help_logged.found_instead(value)[0]}. It returns a number, a "
             "vector, or numbers by name. Write return {'first': …, 'second': …} for several."
         ) from None

@@ -15,22 +15,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket.errors import WrongState, WrongType, WrongValue
+
 
 def check_seed(given: Any) -> int | None:
     """Return a seed as an int, or None. Raises TypeError for text, ValueError for other numbers than 0 to 2**32 - 1."""
     if given is None:
         return None
     if isinstance(given, str):
-        write = f"seed={int(given)}" if given.strip().isdecimal() else "seed=17, or None for the global random numbers"
-        raise TypeError(f"seed={given!r} is text; a seed is an int. Write {write}.")
+        write = (
+            f"seed={int(given)}" if given.strip().isdecimal() else "«seed=17», or «None» for the global random numbers"
+        )
+        raise WrongType(f"«seed={given!r}» is text; a seed is an int. Write {write}.")
     try:
         seed = -1 if isinstance(given, bool) else operator.index(given)
     except TypeError:
         seed = -1
     if not 0 <= seed < 2**32:
-        raise ValueError(
-            f"seed={given!r} is not a seed, which is an int from 0 to {2**32 - 1}, the largest that NumPy takes. Write "
-            "seed=17, or None for the global random numbers."
+        raise WrongValue(
+            f"«seed={given!r}» is not a seed, which is an int from 0 to {2**32 - 1}, the largest that NumPy takes. Write "
+            "«seed=17», or «None» for the global random numbers."
         )
     return seed
 
@@ -159,7 +163,7 @@ def only_thread(name: str) -> Iterator[None]:
             _computing = os.getpid(), here, []
         if _computing[1] is not here:
             other = _computing[2][-1].replace("The", "the", 1)
-            raise RuntimeError(
+            raise WrongState(
                 f"{name} cannot be made, fitted, evaluated or asked for predictions in thread '{here.name}' while {other} "
                 f"computes in thread '{_computing[1].name}': the random numbers of Python, NumPy and torch belong to the "
                 "process, so neither run would be reproducible. Wait for that thread, or give each Trainer a process: "

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hocket.errors import WrongValue
 from hocket.help import names, warn
 from hocket.losses import classes
 
@@ -73,8 +74,8 @@ class Accuracy(Mean):
         function = loss.func if isinstance(loss, functools.partial) else loss
         if function in _OF_NUMBERS or isinstance(function, nn.MSELoss | nn.L1Loss | nn.SmoothL1Loss | nn.HuberLoss):
             name = getattr(function, "__name__", type(function).__name__)
-            raise ValueError(
-                f"The metric 'accuracy' counts right labels, and the loss {name} is of numbers. Write metrics='mae' or 'mse'."
+            raise WrongValue(
+                f"The metric 'accuracy' counts right labels, and the loss {name} is of numbers. Write «metrics='mae'» or 'mse'."
             )
         if function is F.binary_cross_entropy or isinstance(function, nn.BCELoss):
             self.cut = 0.5
@@ -119,7 +120,7 @@ class Accuracy(Mean):
             targets, counts = targets.float().argmax(1), counts.any(1)
         predicted = outputs.argmax(1) if outputs.dim() > 1 else outputs
         if outputs.dim() < 2 or predicted.shape != targets.shape:
-            raise ValueError(
+            raise WrongValue(
                 f"The metric 'accuracy' was given outputs of shape {tuple(outputs.shape)} and targets of shape "
                 f"{tuple(targets.shape)}. It takes outputs (samples, classes, …) with labels (samples, …), or logits and "
                 "labels of one shape. Write another metric, such as metrics={'accuracy': "
@@ -138,17 +139,17 @@ class Accuracy(Mean):
 
     def _refuse_numbers(self) -> None:
         if self.numbers:
-            raise ValueError(
+            raise WrongValue(
                 "The metric 'accuracy' was given targets of a floating-point dtype, some of them outside of 0 to 1, which are "
-                "not labels. Write metrics='mae' or 'mse' for numbers."
+                "not labels. Write «metrics='mae'» or 'mse' for numbers."
             )
 
     def _refuse_several(self) -> None:
         if self.cut is None and self.several:
-            raise ValueError(
+            raise WrongValue(
                 f"The metric 'accuracy' was given outputs and targets of shape {self.shape}, and the labels of a sample do "
                 "not add up to 1: a sample has several labels or none, and the loss does not say whether outputs are logits or "
-                "probabilities. Pass loss='binary_cross_entropy_with_logits' to the Trainer, or write metrics={'accuracy': "
+                "probabilities. Pass «loss='binary_cross_entropy_with_logits'» to the Trainer, or write metrics={'accuracy': "
                 f"torchmetrics.classification.MultilabelAccuracy({self.shape[1]}, average='micro')}}."
             )
 
@@ -157,7 +158,7 @@ class Accuracy(Mean):
         self._refuse_numbers()
         self._refuse_several()
         if self.unknown:
-            raise ValueError(
+            raise WrongValue(
                 f"The metric 'accuracy' was given labels that are neither a class of the outputs nor {self.ignored}, which is "
                 "ignored. Pass loss=torch.nn.CrossEntropyLoss(ignore_index=…) to the Trainer, or write metrics={'accuracy': "
                 "torchmetrics.classification.MulticlassAccuracy(10, average='micro', ignore_index=…)}."
@@ -165,8 +166,8 @@ class Accuracy(Mean):
         if self.binary and self.cut is None and not self.logits:
             warn(
                 "The metric 'accuracy' reads binary outputs as logits, which are positive above 0, but these are all from 0 to "
-                "1, as probabilities are. For those pass loss='binary_cross_entropy' to the Trainer, or write "
-                "metrics={'accuracy': torchmetrics.classification.BinaryAccuracy(threshold=0.5)}."
+                "1, as probabilities are. For those pass «loss='binary_cross_entropy'» to the Trainer, or write "
+                "«metrics={'accuracy': torchmetrics.classification.BinaryAccuracy(threshold=0.5)}»."
             )
         if self.several:
             return float(self.elements) / float(self.element_number)
@@ -200,7 +201,7 @@ class MeanSquaredError(Mean):
 
 def _difference(outputs: Tensor, targets: Tensor, name: str) -> Tensor:
     if outputs.shape != targets.shape:
-        raise ValueError(
+        raise WrongValue(
             f"The metric '{name}' was given outputs of shape {tuple(outputs.shape)} and targets of shape "
             f"{tuple(targets.shape)}. They should have one shape; write outputs.squeeze(1) in the model, or "
             "targets.unsqueeze(1) in the data."

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hocket.errors import WrongState
 from hocket.help import warn
 
 if TYPE_CHECKING:
@@ -86,16 +87,16 @@ def check(state: State, left: str, raised: str) -> None:
     if state.strategy.world_size > 1:
         places = state.bus.all_gather_object((left, batch))
         if len(set(places)) > 1:
-            raise RuntimeError(
+            raise WrongState(
                 "An exception left the ranks at different places: "
                 + ", ".join(f"rank {rank} after batch {batch}" for rank, (_, batch) in enumerate(places))
-                + ". Start the run again, with resume='auto' to continue from its latest checkpoint."
+                + ". Start the run again, with «resume='auto'» to continue from its latest checkpoint."
             )
     if left == STEP.name:
-        raise RuntimeError(
+        raise WrongState(
             f"The last fit raised {raised} while weights or learning rates were updated, in batch {batch}, so that "
             "some may be new and others not, and training cannot be continued from there. Make a new Trainer: with "
-            "resume='auto' it continues from the latest checkpoint, with model=trainer.state.model it begins a run from "
+            "«resume='auto'» it continues from the latest checkpoint, with model=trainer.state.model it begins a run from "
             "these weights."
         )
     if raised and left and (inexact := STAGES[left].inexact):
@@ -111,7 +112,7 @@ def check_complete(stage: Stage | None, left: str | None, evaluating: bool) -> N
     """
     complete = (stage is None or stage.checkpoint) if left is None else STAGES[left].complete
     if not complete or evaluating:
-        raise RuntimeError(
+        raise WrongState(
             "The state is not complete in the middle of a batch or an evaluation. Take it in a callback's "
             "batch_checkpoint(state), epoch_checkpoint(state) or fit_end(state), or between fits."
         )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hocket.data.batches import Counts
 from hocket.data.nesting import map_tensors
 from hocket.data.reading import How, samples_of_part
+from hocket.errors import WrongState, WrongValue
 from hocket.task import Task
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class Boundary:
     def begin(self) -> None:
         """Prepare for computing the gradients of the batch. Raises RuntimeError if they were computed before."""
         if self._traversed:
-            raise RuntimeError(
+            raise WrongState(
                 "The batch of this step has a tensor that was computed before with gradients, and its graph can be used only "
                 "once. SAM, LBFGS and a smaller microbatch after a memory error compute gradients again. Compute that tensor "
                 "in the loss function instead, or detach it."
@@ -226,7 +227,7 @@ def count(state: State, batch: Batch) -> Counts:
     except TypeError:
         counts = Counts(-1)
     if min(counts) < 0:
-        raise ValueError(
+        raise WrongValue(
             f"count(batch) of {type(state.task).__name__} returned {counted!r}. It returns the number of samples, or (samples, "
             "tokens): integers, 0 or more, such as len(batch[0])."
         )

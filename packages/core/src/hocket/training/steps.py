@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
+from hocket.errors import WrongState, WrongType, WrongValue
 from hocket.help import attributes, warn
 from hocket.hookspecs.strategies import replicas
 from hocket.plugins.errors import PlanError
@@ -72,7 +73,7 @@ class Steps:
     #: The user's code that calls the steps, for messages.
     caller = ""
     #: Where optimizers get their names, by a name that does not exist.
-    _naming = "Name them in configure_optimizers, which may return a dict, or in the Trainer's optimizer={{{!r}: …}}."
+    _naming = "Name them in configure_optimizers, which may return a dict, or in the Trainer's «optimizer={{{!r}: …}}»."
     #: The first argument of a loss function, if it is a method.
     _bound = "self, "
 
@@ -142,7 +143,7 @@ class Steps:
         if first:
             self._check_attributes(described(loss_function), attributes_before)
         if first and versions != versions_of(batch):
-            raise RuntimeError(
+            raise WrongState(
                 f"{described(loss_function)} changed a tensor of its batch in place, so that microbatches and the next step "
                 "would see other values. Write x = x * 10 instead of x *= 10 or x.mul_(10)."
             )
@@ -175,22 +176,22 @@ class Steps:
     def _check_call(self, loss_function: object, batch: Batch, optimizers: Sequence[object]) -> None:
         """Raise TypeError for arguments that are something else; RuntimeError if a step cannot be taken now."""
         if self._busy:
-            raise RuntimeError(f"step(…) is called in {self.caller}, not in a loss function: return the loss there.")
+            raise WrongState(f"step(…) is called in {self.caller}, not in a loss function: return the loss there.")
         form = "Write step(loss_function, batch, 'optimizer', …), with optimizers by name."
         if not callable(loss_function):
-            raise TypeError(
+            raise WrongType(
                 f"step(…) was given {type(loss_function).__name__} as its loss function. {form} The loss function is called "
                 "with the batch, perhaps several times, so it cannot be a loss that was computed already."
             )
         if isinstance(batch, str):
-            raise TypeError(f"step(…) was given {batch!r} as its batch. {form}")
+            raise WrongType(f"step(…) was given {batch!r} as its batch. {form}")
         if wrong := [name for name in optimizers if not isinstance(name, str)]:
             known = ", ".join(map(repr, self._state.optimizer_names))
-            raise TypeError(
+            raise WrongType(
                 f"step(…) was given {type(wrong[0]).__name__} as the name of an optimizer; the names are {known}. {form}"
             )
         if not torch.is_grad_enabled():
-            raise RuntimeError(
+            raise WrongState(
                 f"step(…) is called under torch.no_grad() or torch.inference_mode() in {self.caller}, where no loss has a "
                 "gradient. Call it outside of that block."
             )
@@ -207,7 +208,7 @@ class Steps:
             form = f"lambda {named}: …" if name == "<lambda>" else f"def {name}({self._bound}{named})"
             if getattr(function, "__func__", None) is type(self._state.task).loss:
                 form = "step(self.loss_of, batch), which calls forward(batch) and loss(outputs, batch)"
-            raise TypeError(
+            raise WrongType(
                 f"step(…) calls its loss function with ({', '.join(arguments)}), and {described(function)} takes other "
                 f"arguments: {error}. Write {form}."
             ) from None
@@ -250,7 +251,7 @@ class Steps:
         known = self._state.optimizer_names
         for name in names:
             if name not in known:
-                raise ValueError(
+                raise WrongValue(
                     f"step(…, {name!r}) does not name an optimizer; there {'is' if len(known) == 1 else 'are'} "
                     f"{', '.join(map(repr, known))}. {self._naming.format(name)}"
                 )
@@ -286,7 +287,7 @@ class Steps:
             calls = {"return": "returned from train_batch", "any": "called step.any", "mean": "called step.mean"}
             called = f"called step(…) with {name}" if what == "step" else f"is at {name}"
             doing = state.bus.all_gather_object(calls.get(what, called))
-            raise RuntimeError(
+            raise WrongState(
                 f"Ranks make different calls in {self.caller}: "
                 + "; ".join(f"rank {rank} {call}" for rank, call in enumerate(doing))
                 + ". All take the same steps; decide with step.any(flag) or step.mean(number), which are the same on all ranks."
@@ -350,7 +351,7 @@ class Steps:
             name = state.optimizer_names[index]
             for parameter in parameters_of([state.optimizers[index]]):
                 if (other := holders.setdefault(id(parameter), name)) != name:
-                    raise ValueError(
+                    raise WrongValue(
                         f"The optimizers {other!r} and {name!r} share parameters, which one step of both would change twice. "
                         f"Take a step for each: step(…, {other!r}), then step(…, {name!r})."
                     )
@@ -360,7 +361,7 @@ class Steps:
         if any(parameter.grad_fn is not None for parameter in self._state.parameters):
             named = self._state.task.named_parameters()
             name = next(name for name, parameter in named if parameter.grad_fn is not None)
-            raise RuntimeError(
+            raise WrongState(
                 f"{self.caller} changed {name} under autograd, so that it is not a leaf any more and gets no gradient. Change "
                 "weights under torch.no_grad()."
             )

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from hocket.errors import WrongState, WrongType
 from hocket.help import warn
 from hocket.training import by_hand, scalars
 from hocket.training.by_hand import ByHand
@@ -104,9 +105,7 @@ class TaskSteps(Steps):
         """
         self._check_open()
         if self._busy:
-            raise RuntimeError(
-                "step.manual(…) is called in train_batch, not in a loss function: return the loss there."
-            )
+            raise WrongState("step.manual(…) is called in train_batch, not in a loss function: return the loss there.")
         self._note_call()
         self._agree("manual", f"step.manual({', '.join(map(repr, optimizers))})", 0.0)
         block, state, outer = self._gradients_by_hand(optimizers), self._state, self._state.step
@@ -150,12 +149,12 @@ class TaskSteps(Steps):
         finally:
             self._open, self._whole = False, None
         if returned is not None and not isinstance(returned, StepResult):
-            raise TypeError(
+            raise WrongType(
                 f"train_batch of {type(state.task).__name__} returned {type(returned).__name__}, which is not used for "
                 "training. Call step(loss_function, batch) instead of returning a loss."
             )
         if not self._called and any(parameter.grad is not None for parameter in state.parameters):
-            raise RuntimeError(
+            raise WrongState(
                 f"train_batch of {type(state.task).__name__} computed gradients and called no step(…). Compute the loss in a "
                 "loss function, step(self.loss_function, batch); or by hand in a block: with step.manual() as by_hand: "
                 "by_hand.backward(loss); by_hand.step()."
@@ -245,9 +244,9 @@ class TaskSteps(Steps):
 
     def _check_open(self) -> None:
         if not self._open:
-            raise RuntimeError("step(…) is called in train_batch, while that runs.")
+            raise WrongState("step(…) is called in train_batch, while that runs.")
         if self._open_by_hand is not None:
-            raise RuntimeError(
+            raise WrongState(
                 "step(…) or step.manual(…) is called in the block of another step.manual(…). End that block first: what "
                 "follows it is not indented."
             )
@@ -256,7 +255,7 @@ class TaskSteps(Steps):
         self._check_open()
         super()._check_call(loss_function, batch, optimizers)
         if self._by_hand and tuple(optimizers) in self.waiting:
-            raise RuntimeError(
+            raise WrongState(
                 f"step(…, {', '.join(map(repr, optimizers))}) is called while gradients by hand of the same optimizers wait "
                 "for by_hand.step(). Step by hand first."
             )
@@ -264,7 +263,7 @@ class TaskSteps(Steps):
 
     def _note_call(self) -> None:
         if not self._called and any(parameter.grad is not None for parameter in self._state.parameters):
-            raise RuntimeError(
+            raise WrongState(
                 "train_batch computed gradients before its first step(…), which sets gradients to zero, so they would be lost. "
                 "Compute that loss in a loss function instead of calling backward(), or: with step.manual(…) as by_hand: "
                 "by_hand.backward(loss)."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hocket.data.errors import DataError
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.state import State
 from hocket.time import Time, TimeError, Unit, time_of
@@ -24,14 +25,14 @@ def plan_fit(
         ValueError: there is no data, optimizer or duration, or the duration cannot be reached.
     """
     if not loop.has_data:
-        raise ValueError(
-            "There is nothing to train on. Pass train_data= to the Trainer or to fit, or return it from train() of the data "
+        raise WrongValue(
+            "There is nothing to train on. Pass «train_data=» to the Trainer or to fit, or return it from train() of the data "
             "module."
         )
     if not state.optimizers:
-        raise ValueError(
-            "There is no optimizer. Pass optimizer=, such as lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), or "
-            "define configure_optimizers() in the Task."
+        raise WrongValue(
+            "There is no optimizer. Pass «optimizer=», such as «lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)¦"
+            "`{torch.optim:AdamW: {lr: 0.001}}`», or define configure_optimizers() in the Task."
         )
     before, state.progress.fit_asked = state.progress.fit_asked, None if asked is None else str(asked)
     end = fit_until(state, loop, planned, asked, before)
@@ -39,7 +40,7 @@ def plan_fit(
         return False
     fresh = asked is None and loop.left is None
     if fresh and (reached := first_reached(limits, state)) is not None:
-        warn(f"Training is over: {reached} are done. Pass fit(duration=…) for more.")
+        warn(f"Training is over: {reached} are done. Pass «fit(duration=…)¦`duration: …`» for more.")
         return False
     longer = planned is None or (planned.unit is end.unit and end > planned)
     state.progress.fit_until, state.progress.max_duration = end, end if longer else planned
@@ -68,16 +69,16 @@ def fit_until(
     elif planned is not None:
         until = planned
         if state.timestamp.count(until.unit) >= until.value and loop.left is None:
-            warn(f"Training is over: {until} are done. Pass fit(duration=…) for more.")
+            warn(f"Training is over: {until} are done. Pass «fit(duration=…)¦`duration: …`» for more.")
             return None
     else:
-        raise ValueError(
-            "There is no duration to train for. Pass duration='10ep' or the like to the Trainer or to fit."
+        raise WrongValue(
+            "There is no duration to train for. Pass «duration='10ep'» or the like to the Trainer or to fit."
         )
     if until.unit is Unit.EPOCH and loop.data.endless:
         raise DataError(
             f"The training data never ends, and neither does a duration of {until.value} epochs. Give the duration in "
-            "batches ('1000ba') or limit an epoch with limit_train=1000."
+            "batches ('1000ba') or limit an epoch with «limit_train=1000»."
         )
     left = until.value - state.timestamp.count(until.unit)
     resumed_from = state.identity.resumed_from
@@ -99,7 +100,7 @@ def durations(given: str | Time | Sequence[str | Time]) -> list[Time]:
     """Parse one duration, or a list of which the first to be over ends training."""
     each = list(given) if isinstance(given, list | tuple) else [given]
     if not each:
-        raise TimeError("duration=[] has no duration. Give one such as '10ep', or a list such as ['10ep', '2h'].")
+        raise TimeError("«duration=[]» has no duration. Give one such as '10ep', or a list such as ['10ep', '2h'].")
     return [duration(one) for one in each]  # type: ignore[arg-type]
 
 
@@ -117,8 +118,8 @@ def duration(given: str | Time) -> Time:
     time = time_of(given, "duration")
     if not time.value:
         raise TimeError(
-            f"duration={str(time)!r} trains nothing. Give a length such as '10ep', '1000ba' or '90min'; to evaluate only, call "
-            "trainer.evaluate()."
+            f"«duration={str(time)!r}» trains nothing. Give a length such as '10ep', '1000ba' or '90min'; to evaluate only, "
+            "call trainer.evaluate()."
         )
     if time.unit is Unit.DURATION:
         raise TimeError(

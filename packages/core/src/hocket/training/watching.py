@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.ours import is_ours
 from hocket.training import simple_metrics
@@ -72,10 +73,10 @@ def check_name(state: State, who: str, name: str) -> None:
     of_a_set = "/" in name and (prefix in _LABELS or difflib.get_close_matches(prefix, state.eval_sets))
     if of_a_set and prefix != "train" and label_of(state, name) is None:
         sets = ", ".join(map(repr, state.eval_sets)) or "none"
-        raise ValueError(
+        raise WrongValue(
             f"{who} monitors '{name}', but there is no evaluation set of that name. The sets are: {sets}. Give 'label/name' "
             "with one of these labels, 'train/name' for a train metric, or the name of a value that a plug-in logs with "
-            "state.log; sets are named by eval_data={'label': …}."
+            "state.log; sets are named by «eval_data={'label': …}»."
         )
     label = label_of(state, name)
     unmeasured = label is not None and name != f"{label}/loss" and not state.eval_sets[label].metrics.names
@@ -84,26 +85,26 @@ def check_name(state: State, who: str, name: str) -> None:
         known = simple_metrics.find(metric) or next(
             iter(difflib.get_close_matches(metric, simple_metrics.METRICS, 1)), None
         )
-        write = f"metrics={{{metric!r}: …}} in the Trainer, with a metric of torchmetrics, for example"
+        write = f"«metrics={{{metric!r}: …}}» in the Trainer, with a metric of torchmetrics, for example"
         if known is not None:
-            write = f"metrics={known!r} in the Trainer" + (
+            write = f"«metrics={known!r}» in the Trainer" + (
                 "" if known == metric else f", and monitor '{label}/{known}'"
             )
-        raise ValueError(
-            f"{who} monitors '{name}', and evaluation measures only '{label}/loss', because metrics= is empty. Write {write}; "
-            f"or monitor '{label}/loss'."
+        raise WrongValue(
+            f"{who} monitors '{name}', and evaluation measures only '{label}/loss', because «metrics=» is empty. Write "
+            f"{write}; or monitor '{label}/loss'."
         )
     if label is not None and not may_log(state):
         measured = {"loss", *state.eval_sets[label].metrics.names}
         own = name.removeprefix(f"{label}/")
         near = [] if own in measured else difflib.get_close_matches(own, measured, 1, 0.85)
         if near:
-            raise ValueError(
+            raise WrongValue(
                 f"{who} monitors '{name}', which evaluation does not measure. Write '{label}/{near[0]}'; it measures "
                 f"{', '.join(f'{label}/{each}' for each in sorted(measured))}."
             )
     if "/" not in name and not state.task.logs_for_others and (meant := _metrics_like(state, name)):
-        raise ValueError(
+        raise WrongValue(
             f"{who} monitors '{name}', but metrics of evaluation sets are named 'label/name'. Write "
             f"{' or '.join(map(repr, meant))}; or log a value under another name with state.log."
         )
@@ -130,7 +131,7 @@ def warn_of_nothing(state: State, who: str, name: str) -> None:
     logged = [*state.metrics, *state.history.names(), "train/loss"]
     near = difflib.get_close_matches(name, logged, 1, 0.5)
     if name in logged:  # with a longer interval than the epoch
-        write = "Write log_every='1ep' in the Trainer"
+        write = "Write «log_every='1ep'» in the Trainer"
     else:
         write = f"Write {near[0]!r}" if near else "Log it with state.log, or monitor another value"
     warn(

@@ -37,6 +37,7 @@ import torch
 
 from hocket.data.nesting import map_tensors
 from hocket.distributed.dtensors import mesh_of
+from hocket.errors import WrongValue
 from hocket.hookspecs.strategies import replicas
 from hocket.losses import WHOLE, Loss
 from hocket.training import loss_weights
@@ -192,7 +193,7 @@ def mean(state: State, parts: Sequence[Part], weighting: Weighting) -> torch.Ten
     kinds = _kinds(parts, here, sums) if compared else None
     if summed:
         if not all(part.weight.kind is Kind.SUM for part in parts):
-            raise ValueError(
+            raise WrongValue(
                 "The loss is a sum for some microbatches of a batch and a mean for others. Return one of them."
             )
         here = 1  # the sum is not divided
@@ -265,7 +266,7 @@ def _unless_different(kinds: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
     if different.is_cuda:  # The host does not wait. The loss is NaN, which the guard of non-finite losses finds.
         return torch.where(different, torch.nan, sums)
     if different:
-        raise ValueError(
+        raise WrongValue(
             "The loss is a mean over samples for some microbatches or ranks, and for others a sum, or a mean with its own "
             "weight, such as cross-entropy over labels of which some are ignored. So it has no mean. Return the same kind "
             "in every microbatch: where a term does not apply, multiply it by 0; or return (mean, weight) in each."
@@ -287,14 +288,14 @@ def _names(state: State, parts: Sequence[Part]) -> Sequence[str]:
         gathered = state.bus.all_gather_object((here, labels))
         known.names = sorted({name for names, _ in gathered for name in names})
         if len(different := {labels for _, labels in gathered} - {None}) > 1:
-            raise ValueError(
+            raise WrongValue(
                 "The model computes its loss itself. From its values in the first batch, ranks found that it is a mean over "
                 f"different labels: {', '.join(sorted(map(str, different)))}. Return it with its weight, (outputs.loss, "
                 "weight), where weight is the number of labels that count; or pass loss_reduction='mean' to weight it by "
                 "samples."
             )
     if new := [name for name in here if name not in known.names]:
-        raise ValueError(
+        raise WrongValue(
             f"The loss named {', '.join(map(repr, new))} in batch {state.timestamp.batch} was not there in the first batch, "
             f"with {', '.join(map(repr, known.names)) or 'none'}, and ranks reduce the losses that they agreed on then. Return "
             "it in every batch, as loss * 0 where it does not apply."

@@ -38,7 +38,7 @@ def check_part(state: State, reduction: str, samples: int) -> None:
         raise PlanError(
             _refusal(
                 reduction,
-                f"this is a microbatch of {samples} of {state.step.samples} samples. Omit microbatch= and accumulate=",
+                f"this is a microbatch of {samples} of {state.step.samples} samples. Omit «microbatch=» and «accumulate=»",
             )
         )
     if state.strategy.data_ranks > 1:
@@ -59,7 +59,7 @@ def _check_ranks(reduction: str, ranks: int, averages: bool) -> None:
         raise PlanError(
             _refusal(
                 reduction,
-                "it gathers the outputs of all ranks, whose gradients this strategy does not average. Write strategy='ddp'",
+                "it gathers the outputs of all ranks, whose gradients this strategy does not average. Write «strategy='ddp'»",
             )
         )
 

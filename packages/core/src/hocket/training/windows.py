@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.data.batches import Counts
 from hocket.data.reading import holds_scalars
 from hocket.data.windows import Window
+from hocket.errors import WrongValue
 from hocket.task import Task
 from hocket.training.step import count
 
@@ -96,7 +97,7 @@ class Windows:
                 problem = f"Joined, {len(batches)} batches of {samples} samples count {counted}."
             except Exception as error:
                 problem = f"{type(error).__name__}: {error}"
-        raise ValueError(
-            f"accumulate= gives train_batch of {type(task).__name__} the batches of a window as one batch, and they cannot be "
-            f"joined. {problem} Define join(parts) in {type(task).__name__}, which returns one batch, or omit accumulate=."
+        raise WrongValue(
+            f"«accumulate=» gives train_batch of {type(task).__name__} the batches of a window as one batch, and they cannot "
+            f"be joined. {problem} Define join(parts) in {type(task).__name__}, which returns one batch, or omit «accumulate=»."
         )

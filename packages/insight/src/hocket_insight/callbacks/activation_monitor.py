@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from hocket.distributed.dtensors import local
+from hocket.errors import WrongValue
 from hocket.plugins.errors import PlanError
 from hocket.state import State
 from hocket.training.metric_adapters import is_metric
@@ -85,8 +86,8 @@ class ActivationMonitor(Measuring):
         candidates = {name or "model": module for name, module in state.model.named_modules() if self._fits(module)}
         if not candidates:
             kinds = sorted({type(module).__name__ for module in state.model.modules()})
-            raise ValueError(
-                f"activation-monitor was given types={sorted(self._types or ())}, and the model has no such module. It has: "
+            raise WrongValue(
+                f"activation-monitor was given «types={sorted(self._types or ())}», and the model has no such module. It has: "
                 f"{', '.join(kinds)}."
             )
         self._layers = {name: candidates[name] for name in chosen(candidates, self._patterns, "activation-monitor")}
@@ -94,8 +95,8 @@ class ActivationMonitor(Measuring):
         if compiled := next((name for name, module in self._layers.items() if id(module) in inside), None):
             raise PlanError(
                 f"activation-monitor cannot read the output of '{compiled}', because it is inside a compiled module, where "
-                "hooks do not run. Train without compile=, compile only modules whose layers are not monitored, or remove the "
-                "monitor; gradient-monitor works with compiled models."
+                "hooks do not run. Train without «compile=», compile only modules whose layers are not monitored, or remove "
+                "the monitor; gradient-monitor works with compiled models."
             )
 
     def _fits(self, module: nn.Module) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hocket.callback import Callback
 from hocket.data.nesting import map_tensors
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.state import State
 from hocket.time import Time, Unit, time_of
@@ -65,15 +66,15 @@ class EarlyStopping(Callback):
         check_mode(monitor, mode, lambda mode: f"EarlyStopping({monitor!r}, mode={mode!r})")
         mode = mode_of(monitor) if mode is None else mode
         if mode not in ("max", "min"):
-            raise ValueError(
-                f"EarlyStopping cannot infer whether a higher '{monitor}' is better; pass mode='max' or mode='min'. The "
+            raise WrongValue(
+                f"EarlyStopping cannot infer whether a higher '{monitor}' is better; pass «mode='max'» or «mode='min'». The "
                 "name is that of a metric as evaluate() returns it, such as 'eval/loss', or 'eval/accuracy' for "
                 "metrics='accuracy'."
             )
         self._patience = patience if isinstance(patience, int) else time_of(patience, "patience")
         if not 0 <= min_delta < math.inf or not (patience if isinstance(patience, int) else self._patience.value) > 0:  # type: ignore[union-attr]
-            raise ValueError(
-                f"EarlyStopping was given patience={patience!r} and min_delta={min_delta}. Give a patience of at least one "
+            raise WrongValue(
+                f"EarlyStopping was given «patience={patience!r}» and «min_delta={min_delta}». Give a patience of at least one "
                 "evaluation, or a length such as '5ep', and a min_delta that is finite and not negative."
             )
         self.monitor = monitor
@@ -99,7 +100,7 @@ class EarlyStopping(Callback):
         if label is not None and not state.eval_sets[label].every:
             warn(
                 f"EarlyStopping monitors '{self.monitor}', but '{label}' is evaluated on request only. Pass an interval, such "
-                "as eval_every='1ep'."
+                "as «eval_every='1ep'»."
             )
 
     def _key(self, state: State) -> str:
@@ -124,7 +125,7 @@ class EarlyStopping(Callback):
                 self._check_logged(state)
             if due and not self._seen:
                 there = ", ".join(sorted(state.metrics)) or "none"
-                raise ValueError(
+                raise WrongValue(
                     f"EarlyStopping monitors '{self.monitor}', but there is no such metric. The metrics are: {there}."
                 )
 
@@ -212,7 +213,7 @@ class EarlyStopping(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned. Raises ValueError if the keys differ."""
         if state_dict.keys() != {"best", "waited", "improved_at", "kept"}:
-            raise ValueError(
+            raise WrongValue(
                 f"This is not the state of an EarlyStopping: it has {sorted(state_dict)}, and should have best, waited, "
                 "improved_at and kept."
             )

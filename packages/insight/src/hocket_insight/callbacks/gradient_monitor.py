@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from hocket.errors import WrongValue
 from hocket.state import State
 from hocket_insight.callbacks.choosing import chosen, patterns_of
 from hocket_insight.callbacks.histograms import Histograms, histogram
@@ -56,7 +57,7 @@ class GradientMonitor(MeasuredStep):
     ) -> None:
         super().__init__(every)
         if by not in ("module", "parameter"):
-            raise ValueError(f"by={by!r} is neither 'module' nor 'parameter'.")
+            raise WrongValue(f"«by={by!r}» is neither 'module' nor 'parameter'.")
         self._patterns, self._by = patterns_of(layers), by
         self._histograms = Histograms() if histograms else None
         if self._histograms is not None:  # otherwise no row calls it

@@ -35,5 +35,5 @@ class Measuring(Callback):
             self._warned = True
             warn(
                 f"{type(self).__name__} has measured nothing: it measures batches whose number is a multiple of "
-                f"every={every}, and the run has had {had}. Give it every={10 if had >= 10 else 1}."
+                f"«every={every}», and the run has had {had}. Give it «every={10 if had >= 10 else 1}»."
             )

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from hocket.callback import Callback
 from hocket.distributed.dtensors import non_finite
+from hocket.errors import NotFinite
 from hocket.state import State
 from hocket.time import batches
 
@@ -57,7 +58,7 @@ class NaNMonitor(Callback):
             return
         checked = self._tensors(state, self._parameters).values()
         if non_finite([tensor for tensors in checked for _, tensor in tensors]).item():
-            self._found = FloatingPointError(_message(state, self._tensors(state, True)))
+            self._found = NotFinite(_message(state, self._tensors(state, True)))
             raise self._found
 
     def exception(self, state: State) -> None:

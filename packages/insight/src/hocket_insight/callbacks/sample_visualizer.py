@@ -11,6 +11,7 @@ from torch import Tensor
 from hocket.data import items
 from hocket.data.batch_part import BatchPart
 from hocket.data.nesting import map_tensors
+from hocket.errors import WrongType, WrongValue
 from hocket.state import State
 from hocket.task import SupervisedTask
 from hocket.training.step import count
@@ -68,7 +69,7 @@ class SampleVisualizer(Measuring):
         decode: Callable[[Any], str] | None = None,
     ) -> None:
         if type(samples) is not int or samples < 1:
-            raise ValueError(f"samples={samples!r} is not a number of samples; give an int of 1 or more, such as 8.")
+            raise WrongValue(f"«samples={samples!r}» is not a number of samples; give an int of 1 or more, such as 8.")
         self._on, self._samples = on, samples
         self._inputs = BatchPart("sample-visualizer", "input", input_key)
         self._targets = BatchPart("sample-visualizer", "target", target_key)
@@ -84,9 +85,9 @@ class SampleVisualizer(Measuring):
         """Check that the evaluation set exists."""
         if self._on != "train" and self._on not in state.eval_sets:
             sets = ", ".join(map(repr, (*state.eval_sets, "train")))
-            raise ValueError(
-                f"sample-visualizer was given on={self._on!r}, and there is no such set. There are: {sets}. "
-                f"Write on={next(iter(state.eval_sets), 'train')!r}."
+            raise WrongValue(
+                f"sample-visualizer was given «on={self._on!r}», and there is no such set. There are: {sets}. "
+                f"Write «on={next(iter(state.eval_sets), 'train')!r}»."
             )
 
     # --- taking samples
@@ -147,7 +148,7 @@ class SampleVisualizer(Measuring):
         if self._predict is not None:
             predictions = self._predict(outputs, state.batch)
             if len(predictions) < (samples := count(state, state.batch).samples):
-                raise ValueError(
+                raise WrongValue(
                     f"predict of sample-visualizer returned {len(predictions)} predictions for {samples} samples. Return one "
                     "for each sample of the batch."
                 )
@@ -157,7 +158,7 @@ class SampleVisualizer(Measuring):
         elif isinstance(outputs, tuple | list):
             outputs = outputs[0]
         if not isinstance(outputs, Tensor):
-            raise TypeError(
+            raise WrongType(
                 f"sample-visualizer cannot read predictions from outputs that are {type(outputs).__name__}. Pass predict=, a "
                 "function of outputs and batch that returns one prediction for each sample."
             )

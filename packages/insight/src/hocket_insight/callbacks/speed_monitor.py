@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hocket import hookimpl
+from hocket.errors import WrongType
 from hocket.help import warn
 from hocket.periodic import Periodic
 from hocket.state import State
@@ -52,8 +53,8 @@ class SpeedMonitor(Periodic):
         if flops_per_sample is None and type(self).after_dataloader is SpeedMonitor.after_dataloader:
             self.every_batches = {**self.every_batches, "after_dataloader": 0}
         if not (flops_per_sample is None or isinstance(flops_per_sample, int | float) or callable(flops_per_sample)):
-            raise TypeError(
-                f"flops_per_sample={flops_per_sample!r} is {type(flops_per_sample).__name__}; give a number such as 6e9, or "
+            raise WrongType(
+                f"«flops_per_sample={flops_per_sample!r}» is {type(flops_per_sample).__name__}; give a number such as 6e9, or "
                 "a function of a batch that returns one."
             )
         self._peak_flops = peak_flops

@@ -9,6 +9,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from hocket.errors import MissingPackage
 from hocket.help import installing
 from hocket.periodic import Periodic
 from hocket.state import State
@@ -59,7 +60,7 @@ class SystemMonitor(Periodic):
     def __init__(self, every: str = "50ba", seconds: float = 5.0) -> None:
         super().__init__(every)
         if importlib.util.find_spec("psutil") is None:
-            raise ModuleNotFoundError(
+            raise MissingPackage(
                 "The callback 'system-monitor' needs the package psutil, which is not installed. Type: "
                 f"{installing.command('monitors')}.",
                 name="psutil",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hocket.callback import Callback
+from hocket.errors import WrongValue
 from hocket.state import State
 from hocket.training.requests import Decision
 from hocket.training.watching import check_name, label_of, warn_of_nothing
@@ -52,14 +53,14 @@ class ThresholdStopper(Callback):
         numbers = [each for each in (above, below) if each is not None]
         numeric = all(isinstance(each, int | float) and type(each) is not bool and each == each for each in numbers)
         if not numbers or not numeric or type(times) is not int or times < 1:
-            raise ValueError(
-                f"threshold-stopper was given above={above!r}, below={below!r} and times={times!r}. Give above= or below= a "
-                f"number, such as ThresholdStopper({monitor!r}, above=10.0), and times an int of 1 or more."
+            raise WrongValue(
+                f"threshold-stopper was given «above={above!r}», «below={below!r}» and «times={times!r}». Give above= or "
+                f"below= a number, such as ThresholdStopper({monitor!r}, above=10.0), and times an int of 1 or more."
             )
         if above is not None and below is not None and below > above:
-            raise ValueError(
-                f"threshold-stopper was given above={above!r} and below={below!r}, between which every value stops the fit. "
-                "Give above= the larger number, or one of them."
+            raise WrongValue(
+                f"threshold-stopper was given «above={above!r}» and «below={below!r}», between which every value stops the "
+                "fit. Give above= the larger number, or one of them."
             )
         self.monitor = monitor
         self._above, self._below, self._times, self._checkpoint = above, below, times, checkpoint
@@ -131,7 +132,7 @@ class ThresholdStopper(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned. Raises ValueError if the keys differ."""
         if state_dict.keys() != {"crossed"}:
-            raise ValueError(
+            raise WrongValue(
                 f"This is not the state of a ThresholdStopper: it has {sorted(state_dict)}, and should have crossed."
             )
         self._crossed = state_dict["crossed"]

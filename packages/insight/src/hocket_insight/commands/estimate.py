@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from hocket.command import Command
+from hocket.errors import WrongValue
 from hocket_cli.arguments import add_arguments as add_configuration
 from hocket_cli.template import print_config
 
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     devices = given["devices"].value if "devices" in given else None
     ranks = args.ranks if args.ranks is not None else devices if isinstance(devices, int) else 1
     if ranks < 1:
-        raise ValueError(f"--ranks {ranks} is not a number of ranks. Write --ranks 2.")
+        raise WrongValue(f"--ranks {ranks} is not a number of ranks. Write --ranks 2.")
     available = None if args.memory is None else size_of(args.memory)
     rehearsals: dict[str, Rehearsal] = {}
     microbatches: dict[str, int] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from hocket.command import Command
+from hocket.errors import WrongValue
 from hocket_cli.arguments import add_arguments as add_configuration
 from hocket_cli.template import print_config
 
@@ -20,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     if args.print_config:
         return print_config(args)
     if args.depth < 0:
-        raise ValueError(
+        raise WrongValue(
             f"--depth {args.depth} is not a number of levels. Write --depth 1, or --depth 0 for the total only."
         )
     from hocket_insight.commands.rehearsing import trainer_of

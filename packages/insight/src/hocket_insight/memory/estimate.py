@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hocket.errors import WrongValue
 from hocket_insight.memory.rehearsal import Rehearsal
 
 _UNITS = {"b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -31,7 +32,7 @@ def size_of(text: str) -> int:
         size = int(float(found[1]) * _UNITS[found[2]])
         assert size > 0
     except (AssertionError, KeyError, ValueError):
-        raise ValueError(
+        raise WrongValue(
             f"--memory {text} is not a size with its unit. Write --memory 24GiB, 80GB or 500MiB."
         ) from None
     return size

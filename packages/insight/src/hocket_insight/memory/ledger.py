@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from hocket.errors import WrongState
+
 _TORCH = str(Path(torch.__file__).parent)
 
 
@@ -55,7 +57,7 @@ _SCRATCH: dict[str, Callable[..., int]] = {
 }
 
 
-class DataDependentError(RuntimeError):
+class DataDependentError(WrongState):
     """The code of a model or a loss reads the value of a tensor, and there are no values."""
 
 

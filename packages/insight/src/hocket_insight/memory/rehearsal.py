@@ -25,7 +25,7 @@ from torch.optim.optimizer import _foreach_supported_types
 from hocket import elsewhere
 from hocket.data.nesting import map_tensors
 from hocket.distributed import objects
-from hocket.help.raised import explains
+from hocket.errors import Mistake, WrongValue
 from hocket.launching import WorkerError
 from hocket.state import State
 from hocket.trainer import Trainer
@@ -70,7 +70,7 @@ class Rehearsal:
     notes: tuple[str, ...] = ()
 
 
-class EstimateError(ValueError):
+class EstimateError(WrongValue):
     """A run cannot be rehearsed, or its configuration is wrong."""
 
 
@@ -186,7 +186,7 @@ def rehearse(make: Make, ranks: int = 1, microbatch: int | None = None) -> Rehea
                     "precision=fp32: weights, gradients and optimizer states take twice as much in fp64, half as much "
                     "in bf16-true and fp16-true."
                 )
-            if explains(error):
+            if isinstance(error, Mistake):
                 return str(error)
             raise
 

@@ -9,6 +9,7 @@ from typing import Any
 from hocket import hookimpl, summary
 from hocket.callback import Callback
 from hocket.distributed.agreement import ranks_of
+from hocket.errors import WrongValue
 from hocket.plugins.spec import Attachment
 from hocket.state import State
 from hocket.time import Time, TimeError, Unit
@@ -62,8 +63,8 @@ class Profiler(Callback):
     ) -> None:
         batches, self._after = parse(window)
         if not megabytes > 0:
-            raise ValueError(
-                f"megabytes={megabytes!r} is not a size; give a positive number, such as 50, or trace=False."
+            raise WrongValue(
+                f"«megabytes={megabytes!r}» is not a size; give a positive number, such as 50, or «trace=False»."
             )
         self._settings = Settings(window, batches, trace, shapes, stack, int(megabytes * 1e6))
         #: The window, once training has come to it.
@@ -130,11 +131,11 @@ def parse(window: str) -> tuple[int, Time]:
     """
     match = re.fullmatch(r"\s*(.+?)(?:\s+after\s+(.+?))?\s*", window) if isinstance(window, str) else None
     if match is None:
-        raise TimeError(f"profile={window!r} is not a window. {_FORM}")
+        raise TimeError(f"«profile={window!r}» is not a window. {_FORM}")
     try:
         length, after = Time.parse(match[1]), Time.parse(match[2] or "10ba")
     except TimeError as error:
-        raise TimeError(f"profile={window!r}: {error} {_FORM}") from None
+        raise TimeError(f"«profile={window!r}»: {error} {_FORM}") from None
     if length.unit is not Unit.BATCH or not length.value:
-        raise TimeError(f"profile={window!r} is not a number of batches, but {length}. {_FORM}")
+        raise TimeError(f"«profile={window!r}» is not a number of batches, but {length}. {_FORM}")
     return int(length.value), after

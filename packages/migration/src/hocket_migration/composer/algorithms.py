@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import hocket.plugins
+from hocket.errors import WrongValue
 from hocket_migration.composer.core.event import Event
 from hocket_migration.composer.core.time import Time
 from hocket_migration.composer.plugins import make, no_counterpart, refuse
@@ -278,7 +279,7 @@ def SWA(
     """
     refuse("SWA", "The average is used from its start, and there is no end.", swa_end=(swa_end, "0.97dur"))
     if schedule_swa_lr and swa_lr is None:
-        raise ValueError("SWA(schedule_swa_lr=True) needs the learning rate. Write swa_lr=0.05 or the like.")
+        raise WrongValue("SWA(schedule_swa_lr=True) needs the learning rate. Write swa_lr=0.05 or the like.")
     every = Time.from_timestring(update_interval)
     return make(
         "algorithms", "swa",

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 import hocket
 import hocket.plugins
+from hocket.errors import WrongType, WrongValue
 from hocket_migration.composer.core import algorithm as algorithms, callback as callbacks
 from hocket_migration.composer.core.data_spec import DataSpec
 from hocket_migration.composer.core.evaluator import Evaluator, ensure_evaluator
@@ -46,7 +47,7 @@ def refuse_unknown(unknown: Mapping[str, Any]) -> None:
     near = difflib.get_close_matches(name, known, 1)
     write = _FORMER.get(name) or (f"{near[0]}=" if near else None)
     own = f"hocket={{{name!r}: …}}" if name in inspect.signature(hocket.Trainer).parameters else None
-    raise TypeError(
+    raise WrongType(
         f"Trainer has no argument {name}=. "
         + (f"Write {own or write}." if own or write else f"It has {', '.join(known)}.")
     )
@@ -61,7 +62,7 @@ def make_trainer(task: Any, translated: dict[str, Any], own: Mapping[str, Any]) 
     """Return hocket's Trainer. Its own arguments replace translated ones; lists of plug-ins are added to them."""
     unknown = [name for name in own if name not in inspect.signature(hocket.Trainer).parameters or name == "model"]
     if unknown:
-        raise TypeError(f"hocket={{{unknown[0]!r}: …}}: hocket.Trainer has no such argument, or it is given already.")
+        raise WrongType(f"hocket={{{unknown[0]!r}: …}}: hocket.Trainer has no such argument, or it is given already.")
     merged = {**translated, **own}
     for kind in ("algorithms", "callbacks", "loggers"):
         if kind in own:
@@ -75,14 +76,14 @@ def duration_of(given: int | str | Time | None, ssr: float) -> Time | None:
         return None
     time = Time.from_input(given, "ep")
     if time.unit in (TimeUnit.ITERATION, TimeUnit.DURATION):
-        raise ValueError(f"max_duration='{time}' is not a duration. Write '10ep', '1000ba', '1e6sp' or '1e9tok'.")
+        raise WrongValue(f"max_duration='{time}' is not a duration. Write '10ep', '1000ba', '1e6sp' or '1e9tok'.")
     if time.value <= 0:
-        raise ValueError(f"max_duration='{time}' has to be more than 0. Write '10ep', '1000ba', '1e6sp' or '1e9tok'.")
+        raise WrongValue(f"max_duration='{time}' has to be more than 0. Write '10ep', '1000ba', '1e6sp' or '1e9tok'.")
     if ssr <= 0:
-        raise ValueError(f"scale_schedule_ratio={ssr} has to be greater than 0, such as 0.5 for half of the run.")
+        raise WrongValue(f"scale_schedule_ratio={ssr} has to be greater than 0, such as 0.5 for half of the run.")
     scaled = Time(int(time.value * ssr), time.unit)
     if not scaled.value:
-        raise ValueError(
+        raise WrongValue(
             f"max_duration='{time}' times scale_schedule_ratio={ssr} is not a time. Give the duration in 'ba'."
         )
     return scaled
@@ -92,12 +93,12 @@ def optimizer_of(given: Any, model: Any) -> Optimizer | None:
     """Return the optimizer; without one, Composer's default. Raises ValueError for several."""
     optimizers = as_list(given)
     if len(optimizers) > 1:
-        raise ValueError(
+        raise WrongValue(
             f"optimizers= takes one optimizer, and was given {len(optimizers)}. Use a hocket.Task for several."
         )
     if optimizers:
         if not isinstance(optimizers[0], Optimizer):
-            raise TypeError(
+            raise WrongType(
                 f"optimizers={optimizers[0]!r} is not an optimizer. Write DecoupledAdamW(model.parameters(), lr=1e-3)."
             )
         return optimizers[0]
@@ -116,7 +117,7 @@ def precision_of(given: Any, device: Any) -> Precision:
     try:
         return Precision(given)
     except ValueError:
-        raise ValueError(
+        raise WrongValue(
             f"precision={given!r} is not one of Composer's: {', '.join(Precision)}. Others: hocket={{'precision': …}}."
         ) from None
 
@@ -130,7 +131,7 @@ def device_of(given: Any) -> str:
         return "auto"
     name = given if isinstance(given, str) else getattr(given, "name", given)
     if name not in _DEVICES:
-        raise ValueError(
+        raise WrongValue(
             f"device={given!r} is not one of {', '.join(map(repr, _DEVICES))}. Others: hocket={{'device': …}}."
         )
     return _DEVICES[name]
@@ -139,11 +140,11 @@ def device_of(given: Any) -> str:
 def microbatch_of(given: Any) -> Any:
     """Return samples per forward pass. Raises ValueError for a fraction of a sample and for other types."""
     if isinstance(given, float):
-        raise ValueError(
+        raise WrongValue(
             f"device_train_microbatch_size={given}: hocket has no fractions of a sample. Give a whole number."
         )
     if given not in (None, "auto") and not (isinstance(given, int) and given >= 1):
-        raise ValueError(
+        raise WrongValue(
             f"device_train_microbatch_size={given!r} is not a number of samples. Give a whole number of 1 or more, or 'auto'."
         )
     return given
@@ -181,7 +182,7 @@ def _strategy(parallelism: Any, fsdp: Any) -> str:
     if "fsdp2" in given:
         given["fsdp"] = given.pop("fsdp2")
     if "tp" in given:
-        raise ValueError(
+        raise WrongValue(
             "parallelism_config={'tp': …}: write hocket={'strategy': {'tensor-parallel': {…}}}, with a plan of layers."
         )
     if "fsdp" not in given:
@@ -191,7 +192,7 @@ def _strategy(parallelism: Any, fsdp: Any) -> str:
     others = {name: value for name, value in options.items() if name not in {*_ANY, "sharding_strategy"}}
     for name, value in others.items():
         if name not in _FIXED or value != _FIXED[name]:
-            raise ValueError(
+            raise WrongValue(
                 f"parallelism_config={{'fsdp': {{{name!r}: {value!r}}}}} has no counterpart. Write hocket's own: "
                 "hocket={'strategy': {'fsdp': {…}}}; see docs/strategies.md."
             )
@@ -201,7 +202,7 @@ def _strategy(parallelism: Any, fsdp: Any) -> str:
     if sharding == "NO_SHARD":
         return "ddp"
     if sharding not in ("FULL_SHARD", "SHARD_GRAD_OP"):
-        raise ValueError(
+        raise WrongValue(
             f"sharding_strategy={sharding!r}: write hocket={{'strategy': {{'fsdp': {{…}}}}}} for other meshes."
         )
     return "fsdp"
@@ -215,24 +216,24 @@ def evaluators_of(given: Any) -> list[Evaluator]:
         list(given) if isinstance(given, list | tuple) and any(isinstance(e, Evaluator) for e in given) else [given]
     )
     if isinstance(given, list | tuple) and all(isinstance(each, DataLoader | DataSpec) for each in given):
-        raise ValueError(
+        raise WrongValue(
             f"eval_dataloader= was given {len(given)} loaders. Write [Evaluator(label='first', dataloader=loader), …]."
         )
     if any(isinstance(each, Evaluator) for each in listed) and not all(isinstance(each, Evaluator) for each in listed):
-        raise ValueError(
+        raise WrongValue(
             "eval_dataloader= mixes Evaluators and other data. Write Evaluator(label=…, dataloader=…) for all."
         )
     evaluators = [ensure_evaluator(each) for each in listed]
     labels = [each.label for each in evaluators]
     if twice := [label for label in labels if labels.count(label) > 1]:
-        raise ValueError(f"Two evaluators are labelled {twice[0]!r}. Give each its own label.")
+        raise WrongValue(f"Two evaluators are labelled {twice[0]!r}. Give each its own label.")
     return evaluators
 
 
 def _check_made(given: Any, argument: str) -> None:
     """Raise TypeError for a class or function that was not called."""
     if isinstance(given, type) or inspect.isfunction(given):
-        raise TypeError(f"{argument}= was given {given.__name__} itself. Write {given.__name__}(…).")
+        raise WrongType(f"{argument}= was given {given.__name__} itself. Write {given.__name__}(…).")
 
 
 def algorithm(given: Any, view: State) -> Any:

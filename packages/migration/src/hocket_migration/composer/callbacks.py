@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hocket.errors import WrongValue
 from hocket_migration.composer.core.callback import Callback
 from hocket_migration.composer.core.time import Time
 from hocket_migration.composer.plugins import make, no_counterpart, refuse
@@ -21,7 +22,7 @@ __all__ = [
 def _batches(interval: int | str | Time, owner: str) -> int:
     time = Time.from_input(interval, "ep")
     if time.unit != "ba":
-        raise ValueError(f"{owner} was given interval='{time}'. Write a number of batches, such as '100ba'.")
+        raise WrongValue(f"{owner} was given interval='{time}'. Write a number of batches, such as '100ba'.")
     return int(time)
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hocket.errors import WrongValue
+
 
 class Device:
     """A kind of device, and what moves tensors to it.
@@ -84,7 +86,7 @@ def device_named(name: str) -> Device:
     """Return a device by Composer's name, or by torch's. Raises ValueError for others."""
     kinds = {**_KINDS, **{each._type: each for each in _KINDS.values()}}
     if name not in kinds:
-        raise ValueError(f"device={name!r} is not one of {', '.join(map(repr, _KINDS))}.")
+        raise WrongValue(f"device={name!r} is not one of {', '.join(map(repr, _KINDS))}.")
     return kinds[name]()
 
 

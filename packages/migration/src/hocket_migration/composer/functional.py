@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import hocket.plugins
-from hocket.lazy import missing
+from hocket.errors import WrongValue
+from hocket.lazy import Absent
 from hocket.surgery import update_optimizer
 from hocket_migration.composer.plugins import no_counterpart
 
@@ -31,7 +32,7 @@ def _operate(algorithm: str, name: str, model: nn.Module, optimizers: Any, *args
     """Change a model in place, and the optimizers with it. Return how many modules were replaced."""
     changed, replacements = _function(algorithm, name)(model, *args, **arguments)
     if changed is not model:
-        raise ValueError(
+        raise WrongValue(
             f"{name} would replace {type(model).__name__} itself. Put it into a module, such as a ComposerModel."
         )
     for optimizer in _several(optimizers):
@@ -239,7 +240,7 @@ def set_batch_sequence_length(
 ) -> Any:
     """Return a batch of shorter sequences. Raises ValueError for ``truncate=False``."""
     if not truncate:
-        raise ValueError(
+        raise WrongValue(
             "set_batch_sequence_length(truncate=False) makes several sequences of one, which hocket has no function of. "
             "Use the algorithm: SeqLengthWarmup(truncate=False)."
         )
@@ -257,13 +258,13 @@ def resize_batch(
     """
     for each, what in ((input, "input"), *([(target, "target")] if resize_targets else [])):
         if each.dim() <= 2:
-            raise ValueError(
+            raise WrongValue(
                 f"resize_batch: {what} has shape {tuple(each.shape)}. Give one that ends in height and width."
             )
     if scale_factor >= 1:
         return input, target
     if mode.lower() not in ("resize", "crop"):
-        raise ValueError(f"resize_batch(mode={mode!r}): write 'resize' or 'crop'.")
+        raise WrongValue(f"resize_batch(mode={mode!r}): write 'resize' or 'crop'.")
     if mode.lower() == "resize":
         return _nearest(input, scale_factor), _nearest(target, scale_factor) if resize_targets else target
     places = [int(torch.randint(old - int(scale_factor * old), (1,))) for old in input.shape[-2:]]
@@ -307,7 +308,7 @@ _INSTEAD = {
 def __getattr__(name: str) -> Any:
     if name in _INSTEAD:
         return no_counterpart(name, f"Write {_INSTEAD[name]}.")
-    raise missing(__name__, name, __dir__())
+    raise Absent(__name__, name, __dir__())
 
 
 def __dir__() -> list[str]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 import hocket
+from hocket.errors import MissingFile, WrongValue
 from hocket.help import warn
 from hocket_checkpoints import CheckpointError, pickles
 from hocket_migration import files
@@ -61,7 +62,7 @@ def find(path: str | Path | None) -> Loaded | None:
         return _remote(str(path).replace("{rank}", "0"))
     found = Path(os.path.expandvars(str(path).replace("{rank}", "0"))).expanduser()
     if not found.exists():
-        raise FileNotFoundError(f"load_path={str(path)!r} does not exist.")
+        raise MissingFile(f"load_path={str(path)!r} does not exist.")
     if found.is_dir():
         return Loaded(found, folder=found.resolve())
     return _loaded(found, found)
@@ -76,7 +77,7 @@ def _remote(url: str) -> Loaded:
     except FileNotFoundError:
         file = None
     if file is None:
-        raise FileNotFoundError(
+        raise MissingFile(
             f"load_path={url!r} is not a file. A checkpoint of hocket's is a folder: write hocket={{'resume': {url!r}}}."
         )
     return _loaded(Path(url), file)
@@ -85,7 +86,7 @@ def _remote(url: str) -> Loaded:
 def _loaded(path: Path, file: Any) -> Loaded:
     tree = _read(file, path)
     if not isinstance(tree, dict) or "state" not in tree:
-        raise ValueError(f"load_path={str(path)!r} is not a checkpoint of Composer's: it has no 'state'.")
+        raise WrongValue(f"load_path={str(path)!r} is not a checkpoint of Composer's: it has no 'state'.")
     return Loaded(path, tree=tree)
 
 
@@ -95,9 +96,9 @@ def _read(file: Any, path: Path) -> Any:
         return pickles.load(file, allowed)
     except (OSError, CheckpointError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ValueError(f"load_path={str(path)!r} is not read: {reason.rstrip('. ')}.") from None
+        raise WrongValue(f"load_path={str(path)!r} is not read: {reason.rstrip('. ')}.") from None
     except Exception as error:
-        raise ValueError(
+        raise WrongValue(
             f"load_path={str(path)!r} has objects of a class that is not loaded for safety, or is damaged: "
             f"{pickles.reason(error)}. If you trust the file, name the class with torch.serialization.add_safe_globals([…]) "
             "first."
@@ -143,7 +144,7 @@ def required_algorithms(loaded: Loaded | None, given: Sequence[Any], exclude: Se
             arguments = {each.arg: _literal(each.value) for each in call.keywords}
             missing.append(getattr(algorithms, name)(**arguments))
         except (SyntaxError, ValueError, AttributeError, KeyError):
-            raise ValueError(
+            raise WrongValue(
                 f"The checkpoint {loaded.path} is of a model that {name} has changed, with arguments that are not known: "
                 f"{text!r}. Pass algorithms=[{name}(…)], or load_exclude_algorithms=['{name}']."
             ) from None
@@ -169,7 +170,7 @@ def resume_of(loaded: Loaded | None, weights_only: bool, ignore: Any, autoresume
     if loaded is None or loaded.folder is None or weights_only:
         return None
     if ignore:
-        raise ValueError(
+        raise WrongValue(
             "load_ignore_keys= works with files of mosaicml. Call trainer.hocket.load_state_dict(tree, ignore=[…])."
         )
     return str(loaded.folder)
@@ -262,22 +263,22 @@ def _load_optimizer(
         warn(f"mosaicml's checkpoints of runs with SAM do not have the state of {kind}, so it begins anew.")
         return
     if kind not in saved:
-        raise ValueError(
+        raise WrongValue(
             f"The checkpoint has the state of {', '.join(saved)}, and the optimizer is {kind}. Give the same optimizer, or "
             "load_ignore_keys=['state/optimizers'] to begin with a new one."
         )
     if hocket.Need.FULL_PARAMETERS not in trainer.state.strategy.offers:
-        raise ValueError(
+        raise WrongValue(
             "The optimizer's state of mosaicml cannot be loaded into shards. Continue in one process or with ddp."
         )
     own = {id(parameter): name for name, parameter in task.model.named_parameters()}
     order = [own[id(p)] for group in optimizer.param_groups for p in group["params"]]
     states = {names.here(name, here): state for name, state in saved[kind]["state"].items()}
     if unknown := [name for name in states if name not in order]:
-        raise ValueError(f"The checkpoint has the optimizer's state of {unknown[0]}, which is not in the optimizer.")
+        raise WrongValue(f"The checkpoint has the optimizer's state of {unknown[0]}, which is not in the optimizer.")
     groups, tree = [], optimizer.state_dict()
     if len(saved[kind]["param_groups"]) != len(tree["param_groups"]):
-        raise ValueError(
+        raise WrongValue(
             f"The checkpoint's optimizer has {len(saved[kind]['param_groups'])} parameter groups, and this one "
             f"{len(tree['param_groups'])}. Make it with the same groups."
         )

@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
+from hocket.errors import WrongValue
+
 
 def soft_cross_entropy(
     input: Tensor,
@@ -37,7 +39,7 @@ def soft_cross_entropy(
         0.63954
     """
     if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction={reduction!r} is neither 'mean', 'sum' nor 'none'.")
+        raise WrongValue(f"reduction={reduction!r} is neither 'mean', 'sum' nor 'none'.")
     if target.shape != input.shape:
         return F.cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=reduction)
     each = -target * F.log_softmax(input, dim=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import hocket.plugins
+from hocket.errors import Unsupported, WrongValue
 
 
 def make(kind: str, name: str, /, **arguments: Any) -> Any:
@@ -22,7 +23,7 @@ def refuse(owner: str, instead: str, /, **given: tuple[Any, Any]) -> None:
     """
     for name, (value, default) in given.items():
         if value is not default and value != default:
-            raise ValueError(f"{owner} was given {name}={value!r}, which hocket has no counterpart of. {instead}")
+            raise WrongValue(f"{owner} was given {name}={value!r}, which hocket has no counterpart of. {instead}")
 
 
 class NoCounterpart(type):
@@ -33,6 +34,6 @@ def no_counterpart(name: str, instead: str) -> NoCounterpart:
     """Return a class of this name that refuses to be made."""
 
     def refused(self: Any, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError(f"hocket has no counterpart of Composer's {name}. {instead}")
+        raise Unsupported(f"hocket has no counterpart of Composer's {name}. {instead}")
 
     return NoCounterpart(name, (), {"__init__": refused, "__doc__": f"Not available: {instead}"})

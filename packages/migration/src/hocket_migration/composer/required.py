@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from hocket.errors import MissingPackage
+
 
 def require(module: str, needs: str) -> Any:
     """Import a library. Raises ModuleNotFoundError that names what needs it, and what to install."""
@@ -14,6 +16,6 @@ def require(module: str, needs: str) -> Any:
         package = module.partition(".")[0]
         if (error.name or "").partition(".")[0] != package:
             raise
-        raise ModuleNotFoundError(
+        raise MissingPackage(
             f"{needs} needs the package {package}. Type: pip install {package}.", name=package
         ) from None

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket.errors import WrongValue
 from hocket_migration.composer.core.callback import Callback
 from hocket_migration.composer.core.state import State
 from hocket_migration.composer.core.time import Time, Timestamp, TimeUnit
@@ -24,7 +25,7 @@ class _Stopper(Callback):
             comp = "less" if any(each in monitor.lower() for each in ("loss", "error", "perplexity")) else "greater"
         names = {"less": torch.less, "lt": torch.less, "greater": torch.greater, "gt": torch.greater}
         if isinstance(comp, str) and comp.lower() not in names:
-            raise ValueError(f"{type(self).__name__} was given comp={comp!r}. Write comp='greater' or comp='less'.")
+            raise WrongValue(f"{type(self).__name__} was given comp={comp!r}. Write comp='greater' or comp='less'.")
         self.comp_func = names[comp.lower()] if isinstance(comp, str) else comp
 
     def look(self, value: Tensor, state: State) -> None:
@@ -37,7 +38,7 @@ class _Stopper(Callback):
         label, name = self.dataloader_label, self.monitor
         metrics = state.train_metrics if label == "train" else state.eval_metrics[label]
         if name not in metrics:
-            raise ValueError(
+            raise WrongValue(
                 f"{type(self).__name__} monitors {name!r}, which {label!r} does not have. Its metrics are: "
                 f"{', '.join(metrics) or 'none'}."
             )
@@ -48,7 +49,7 @@ class _Stopper(Callback):
         """Check the label. Raises ValueError if there is no such set."""
         labels = ["train", *(each.label for each in state.evaluators)]
         if self.dataloader_label not in labels:
-            raise ValueError(
+            raise WrongValue(
                 f"{type(self).__name__} was given dataloader_label={self.dataloader_label!r}, and there are "
                 f"{', '.join(map(repr, labels))}."
             )
@@ -128,7 +129,7 @@ class EarlyStopper(_Stopper):
         super().__init__(monitor, dataloader_label, comp)
         self.min_delta, self.patience = abs(min_delta), Time.from_input(patience, "ep")
         if self.patience.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH):
-            raise ValueError(f"EarlyStopper was given patience='{self.patience}'. Write '3ep' or '100ba'.")
+            raise WrongValue(f"EarlyStopper was given patience='{self.patience}'. Write '3ep' or '100ba'.")
         self.best: Tensor | None = None
         self.best_occurred: Any = None
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import hocket
 from hocket.data.batches import Counts
+from hocket.errors import WrongType
 from hocket_migration.composer.models.base import ComposerModel
 from hocket_migration.composer.utils.helpers import model_eval_mode
 
@@ -50,7 +51,7 @@ class ComposerTask(hocket.Task):
         super().__init__()
         for method in ("loss", "forward"):
             if not callable(getattr(model, method, None)):
-                raise TypeError(
+                raise WrongType(
                     f"{type(model).__name__} has no {method}(…), which a ComposerModel has. Wrap a module: "
                     "ComposerClassifier(module, num_classes=10); or give it to hocket.Trainer(model, loss=…)."
                 )

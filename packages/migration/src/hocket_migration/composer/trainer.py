@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from hocket import Decision, EvalSet
+from hocket.errors import WrongValue
 from hocket.optim.learning_rate import make_schedules
 from hocket.plugins.spec import Attachment
 from hocket_migration.composer import arguments, loading
@@ -188,18 +189,18 @@ class Trainer:
         }  # fmt: skip
         savers = [each for each in view.callbacks if isinstance(each, CheckpointSaver)]
         if len(savers) + (save_folder is not None) > 1:
-            raise ValueError(
+            raise WrongValue(
                 "hocket writes the checkpoints of a run into one folder. Pass save_folder=, or one CheckpointSaver."
             )
         saving |= savers[0].arguments if savers else {}
         folder = saving["save_folder"]
         if folder is not None and "{run_name}" in str(folder) and run_name is None:
             if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-                raise ValueError(f"save_folder={str(folder)!r} needs run_name=, which all ranks have to be given.")
+                raise WrongValue(f"save_folder={str(folder)!r} needs run_name=, which all ranks have to be given.")
             run_name = time.strftime("%Y%m%d-%H%M%S")
         self._checkpoints = None if folder is None else _checkpoints(run_name, **saving)
         if autoresume and (self._checkpoints is None or run_name is None):
-            raise ValueError(
+            raise WrongValue(
                 "autoresume=True needs save_folder= and run_name=, so that the next process finds the checkpoints."
             )
 
@@ -261,12 +262,12 @@ class Trainer:
         schedulers = arguments.as_list(given)
         if not schedulers:
             if ssr != 1.0:
-                raise ValueError(
+                raise WrongValue(
                     f"scale_schedule_ratio={ssr} scales schedulers, and there are none. Pass schedulers=, or omit it."
                 )
             return None
         if optimizer is None:
-            raise ValueError("schedulers= needs optimizers=, the optimizer whose learning rates they set.")
+            raise WrongValue("schedulers= needs optimizers=, the optimizer whose learning rates they set.")
         made = Schedulers(schedulers, self.state, optimizer, ssr, every_batch(schedulers, every))
         self.state.schedulers = made.in_use
         return made
@@ -324,7 +325,7 @@ class Trainer:
         if train_dataloader is not None:
             spec = self.task.train_spec = ensure_data_spec(train_dataloader)
             if spec.batch_transforms or spec.microbatch_transforms:
-                raise ValueError("fit(train_dataloader=DataSpec(…)) cannot have transforms. Give it to the Trainer.")
+                raise WrongValue("fit(train_dataloader=DataSpec(…)) cannot have transforms. Give it to the Trainer.")
             self.state.train_dataloader = more["train_data"] = spec.dataloader
         if eval_dataloader is not None:
             self._eval_subset = _limit(eval_subset_num_batches)
@@ -334,7 +335,7 @@ class Trainer:
         if duration is not None:
             more["duration"] = str(arguments.duration_of(duration, 1.0))
         elif self._given_duration is not None and self.state.timestamp >= self._given_duration:
-            raise ValueError(
+            raise WrongValue(
                 f"Training is over: {self._given_duration} are done. Write fit(duration='1ep') or the like to train longer."
             )
         self.hocket.fit(**more)
@@ -345,7 +346,7 @@ class Trainer:
             return
         schedulers = arguments.as_list(given)
         if every_batch(schedulers, every) != self._schedulers.every_batch:
-            raise ValueError(
+            raise WrongValue(
                 "fit(schedulers=…) are stepped as those of the Trainer. Give step_schedulers_every_batch= to both."
             )
         self._schedulers.replace(schedulers, ssr)
@@ -408,7 +409,7 @@ class Trainer:
     def save_checkpoint_to_save_folder(self) -> None:
         """Request a checkpoint in ``save_folder`` after the current batch. Raises ValueError without a folder."""
         if self._checkpoints is None:
-            raise ValueError("save_checkpoint_to_save_folder() needs the Trainer's save_folder=.")
+            raise WrongValue("save_checkpoint_to_save_folder() needs the Trainer's save_folder=.")
         self.hocket.state.request(Decision.CHECKPOINT)
 
     @property
@@ -425,7 +426,7 @@ def _checkpoints(run_name: str | None, **saving: Any) -> NamedCheckpoints:
     """Return hocket's checkpoints of the Trainer's arguments. Raises ValueError if none would be kept."""
     keep = saving["save_num_checkpoints_to_keep"]
     if keep == 0:
-        raise ValueError("save_num_checkpoints_to_keep=0 keeps none. Give 1 or more, -1 for all, or omit save_folder=.")
+        raise WrongValue("save_num_checkpoints_to_keep=0 keeps none. Give 1 or more, -1 for all, or omit save_folder=.")
     period = interval(saving["save_interval"], "save_interval")
     return NamedCheckpoints(
         str(saving["save_folder"]).replace("{run_name}", run_name or ""),

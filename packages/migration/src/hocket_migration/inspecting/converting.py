@@ -11,6 +11,7 @@ import shutil
 import stat
 from pathlib import Path
 
+from hocket.errors import ExistingFile
 from hocket.safe_files import replacing
 from hocket_migration.inspecting import project
 from hocket_migration.inspecting.moving import Mover, apply
@@ -57,11 +58,11 @@ class Conversion:
                 if parent.exists():
                     break
             if target.exists() and (not target.is_dir() or any(target.iterdir())):
-                raise FileExistsError(f"--out {folder} is not an empty folder. Choose another, or remove it.")
+                raise ExistingFile(f"--out {folder} is not an empty folder. Choose another, or remove it.")
             if self.root.is_dir():
                 inside = target.resolve().is_relative_to(self.root.resolve())
                 if inside:
-                    raise FileExistsError(f"--out {folder} is inside {self.root}. Choose a folder beside it.")
+                    raise ExistingFile(f"--out {folder} is inside {self.root}. Choose a folder beside it.")
                 shutil.copytree(self.root, target, symlinks=True, ignore=_omitted, dirs_exist_ok=True)
             else:
                 target.mkdir(parents=True, exist_ok=True)

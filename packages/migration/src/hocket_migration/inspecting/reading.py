@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket import safe_files
+from hocket.errors import WrongType
 
 #: Folders that are not part of a project.
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
@@ -150,14 +151,14 @@ def _code_of(notebook: Any) -> tuple[str, dict[int, int]]:
     if not isinstance(notebook, dict) or not isinstance(notebook.get("cells"), list):
         version = notebook.get("nbformat", 4) if isinstance(notebook, dict) else 4
         if isinstance(version, int) and version < 4:
-            raise TypeError(f"it has format {version}. Write it anew with `jupyter nbconvert --to notebook`")
-        raise TypeError("it has no list of cells")
+            raise WrongType(f"it has format {version}. Write it anew with `jupyter nbconvert --to notebook`")
+        raise WrongType("it has no list of cells")
     lines: list[str] = []
     cells: dict[int, int] = {}
     for number, cell in enumerate(notebook["cells"], 1):
         source = cell.get("source") if isinstance(cell, dict) else None
         if not isinstance(source, str | list):
-            raise TypeError(f"cell {number} has no source")
+            raise WrongType(f"cell {number} has no source")
         if cell.get("cell_type") != "code":
             continue
         cells[number] = len(lines) + 1

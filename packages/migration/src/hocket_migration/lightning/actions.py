@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hocket import hookimpl
 from hocket.data.windows import Window
+from hocket.errors import WrongState, WrongType
 from hocket.hookspecs.needs import Need
 from hocket.hookspecs.strategies import replicas
 from hocket.plugins.errors import PlanError
@@ -140,7 +141,7 @@ class Actions:
 
     def _empty(self, state: State) -> None:
         if state.strategy.world_size > 1:
-            raise RuntimeError(
+            raise WrongState(
                 f"training_step of {type(self._module).__name__} returned None, with several ranks. All of them have to "
                 "compute gradients in every batch: return a loss, such as one multiplied by 0."
             )
@@ -357,7 +358,7 @@ class Actions:
 
 def _check_keywords(keywords: dict[str, Any]) -> None:
     if keywords:
-        raise TypeError(
+        raise WrongType(
             f"optimizer.step(…) was given {', '.join(keywords)}=, which hocket's steps do not pass on. Omit them."
         )
 

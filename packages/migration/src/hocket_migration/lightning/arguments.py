@@ -12,6 +12,7 @@ from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any
 
+from hocket.errors import WrongType, WrongValue
 from hocket_migration.lightning.framework import package_of
 
 DEVICES = {"auto": "auto", "cpu": "cpu", "gpu": "auto", "cuda": "cuda", "mps": "mps", "tpu": "xla"}
@@ -108,13 +109,13 @@ def of_environment(framework: Any, known: Mapping[str, Any]) -> dict[str, Any]:
 def checked_hocket(given: Any) -> dict[str, Any]:
     """Return the arguments in ``Trainer(hocket={…})``. Raises TypeError if `hocket.Trainer` does not take one, or not here."""
     if not isinstance(given, Mapping | None):
-        raise TypeError(
+        raise WrongType(
             f"Trainer(hocket={given!r}) is not a mapping. Give arguments of hocket.Trainer by name, such as "
             "hocket={'algorithms': ['ema']}."
         )
     for name in given or ():
         if name in _DATA or name not in _hockets():
-            raise TypeError(
+            raise WrongType(
                 f"Trainer(hocket={{{name!r}: …}}) is not an argument of hocket.Trainer that can be given here. Model and "
                 f"data are given to fit; the others are {', '.join(sorted(_hockets() - _DATA))}."
             )
@@ -143,7 +144,7 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     for name, (defaults, write) in _REFUSED.items():
         if given[name] not in defaults:
-            raise TypeError(f"Trainer({name}={given[name]!r}) has no counterpart in hocket. {write}.")
+            raise WrongType(f"Trainer({name}={given[name]!r}) has no counterpart in hocket. {write}.")
     _check_numbers(given)
     found: dict[str, Any] = {
         "device": _device(given["accelerator"]),
@@ -161,7 +162,7 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
         found["accumulate"] = f"{given['accumulate_grad_batches']}ba"
     kind = getattr(given["gradient_clip_algorithm"], "value", given["gradient_clip_algorithm"]) or "norm"
     if kind not in ("norm", "value"):
-        raise ValueError(f"Trainer(gradient_clip_algorithm={kind!r}) is neither 'norm' nor 'value'.")
+        raise WrongValue(f"Trainer(gradient_clip_algorithm={kind!r}) is neither 'norm' nor 'value'.")
     if given["gradient_clip_val"]:
         found["clip_gradients"] = (kind, float(given["gradient_clip_val"]))
     if given["fast_dev_run"]:
@@ -181,31 +182,31 @@ def _check_numbers(given: Mapping[str, Any]) -> None:
         limit = given[name]
         share = isinstance(limit, float) and 0 <= limit <= 1
         if limit is not None and not share and not (isinstance(limit, int) and limit >= 0):
-            raise ValueError(
+            raise WrongValue(
                 f"Trainer({name}={limit!r}) is neither a number of batches nor a share from 0.0 to 1.0. Write {name}=10, or "
                 f"{name}=0.5."
             )
     for name, least in (("accumulate_grad_batches", 1), ("max_epochs", -1), ("max_steps", -1)):
         if (number := given[name]) is not None and not (isinstance(number, int) and number >= least):
-            raise ValueError(f"Trainer({name}={number!r}) has to be an int of {least} or more. Write {name}=1, say.")
+            raise WrongValue(f"Trainer({name}={number!r}) has to be an int of {least} or more. Write {name}=1, say.")
     if not isinstance(reload := given["reload_dataloaders_every_n_epochs"] or 0, int) or reload < 0:
-        raise ValueError(
+        raise WrongValue(
             f"Trainer(reload_dataloaders_every_n_epochs={reload!r}) is not a number of epochs. Write an int of 0 or more."
         )
     interval, epochs = given["val_check_interval"], given["check_val_every_n_epoch"]
     share = isinstance(interval, float) and 0 <= interval <= 1
     if isinstance(interval, int | float) and not share and not (isinstance(interval, int) and interval >= 1):
-        raise ValueError(
+        raise WrongValue(
             f"Trainer(val_check_interval={interval!r}) is neither a number of batches nor a share of an epoch. Write "
             "val_check_interval=100, or val_check_interval=0.5; for no validation, limit_val_batches=0."
         )
     if epochs is None and isinstance(interval, float):
-        raise ValueError(
+        raise WrongValue(
             f"Trainer(val_check_interval={interval!r}, check_val_every_n_epoch=None): a share of an epoch counts within one. "
             "Write a number of batches, such as val_check_interval=100, or omit check_val_every_n_epoch."
         )
     if epochs is not None and not (isinstance(epochs, int) and epochs >= 1):
-        raise ValueError(
+        raise WrongValue(
             f"Trainer(check_val_every_n_epoch={epochs!r}) is not a number of epochs. Write an int of 1 or more; for no "
             "validation, limit_val_batches=0."
         )
@@ -213,9 +214,9 @@ def _check_numbers(given: Mapping[str, Any]) -> None:
 
 def _device(given: Any) -> str:
     if not isinstance(given, str) or given not in DEVICES:
-        raise ValueError(f"Trainer(accelerator={given!r}) is not known. Write one of {', '.join(map(repr, DEVICES))}.")
+        raise WrongValue(f"Trainer(accelerator={given!r}) is not known. Write one of {', '.join(map(repr, DEVICES))}.")
     if not _has(given):
-        raise ValueError(f"Trainer(accelerator={given!r}): there is no such device here. Write 'auto', or 'cpu'.")
+        raise WrongValue(f"Trainer(accelerator={given!r}): there is no such device here. Write 'auto', or 'cpu'.")
     return DEVICES[given]
 
 
@@ -236,12 +237,12 @@ def _devices(given: Any, accelerator: str) -> int | None:
     if isinstance(given, list | tuple) and list(given) == list(range(len(given))):
         given = len(given)
     if not isinstance(given, int) or isinstance(given, bool):
-        raise ValueError(
+        raise WrongValue(
             f"Trainer(devices={given!r}) chooses among devices. Give their number, and choose by the environment: "
             "CUDA_VISIBLE_DEVICES=1,3 python train.py."
         )
     if given < -1 or not given:
-        raise ValueError(f"Trainer(devices={given!r}) is not a device. Write devices=1 or more, -1 for all, or 'auto'.")
+        raise WrongValue(f"Trainer(devices={given!r}) is not a device. Write devices=1 or more, -1 for all, or 'auto'.")
     if given == -1:
         import torch
 
@@ -254,11 +255,11 @@ def _strategy(given: Any) -> Any:
         return STRATEGIES[given]
     name = given if isinstance(given, str) else type(given).__name__
     if name == "DDPStrategy":
-        raise ValueError(
+        raise WrongValue(
             "Trainer(strategy=DDPStrategy(…)) is an object of Lightning's. Write strategy='ddp', or "
             "'ddp_find_unused_parameters_true'; other options are hocket's: hocket={'strategy': {'ddp': {…}}}."
         )
-    raise ValueError(
+    raise WrongValue(
         f"Trainer(strategy={name!r}) is not translated. Translated are {', '.join(map(repr, STRATEGIES))}. Give another one "
         "and its options by hocket: hocket={'strategy': {'fsdp': {…}}}."
     )
@@ -267,7 +268,7 @@ def _strategy(given: Any) -> Any:
 def _precision(given: Any) -> str:
     name = "32" if given is None else str(given)
     if name not in PRECISIONS:
-        raise ValueError(
+        raise WrongValue(
             f"Trainer(precision={given!r}) is not translated. Translated are {', '.join(map(repr, PRECISIONS))}; hocket has "
             "more: hocket={'precision': 'fp8'}."
         )
@@ -276,7 +277,7 @@ def _precision(given: Any) -> str:
 
 def _deterministic(given: Any) -> bool:
     if given == "warn":
-        raise ValueError("Trainer(deterministic='warn') has no counterpart. Write True, or omit it.")
+        raise WrongValue("Trainer(deterministic='warn') has no counterpart. Write True, or omit it.")
     return bool(given)
 
 
@@ -293,7 +294,7 @@ def _profile(given: Any) -> Any:
     if given in ("simple", "advanced", "pytorch"):
         return True
     what = repr(given) if isinstance(given, str) else f"{type(given).__name__}(…)"
-    raise TypeError(
+    raise WrongType(
         f"Trainer(profiler={what}) is not used by hocket. Write profiler='simple', or hocket={{'profile': '5ba after 10ba'}}."
     )
 
@@ -324,7 +325,7 @@ def seconds_of(given: Any) -> float:
     if isinstance(given, str):
         parts = given.split(":")
         if len(parts) != 4:
-            raise ValueError(f"Trainer(max_time={given!r}) is not in the form 'DD:HH:MM:SS'.")
+            raise WrongValue(f"Trainer(max_time={given!r}) is not in the form 'DD:HH:MM:SS'.")
         days, hours, minutes, seconds = map(int, parts)
         given = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
     return given.total_seconds()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
+from hocket.errors import WrongType, WrongValue
 from hocket_migration.lightning.framework import overrides, package_of
 
 #: Callbacks that reach into Lightning's loops, and hocket's counterpart.
@@ -43,7 +44,7 @@ def made(given: Mapping[str, Any], framework: ModuleType, *, others_write: bool)
     writers = [each for each in listed if isinstance(each, framework.callbacks.Checkpoint)]
     wanted = given["enable_checkpointing"]
     if wanted is False and writers:
-        raise ValueError(
+        raise WrongValue(
             f"Trainer(enable_checkpointing=False) was given the callback {type(writers[0]).__name__}. Omit one of them."
         )
     if given["fast_dev_run"]:
@@ -62,8 +63,8 @@ def checked(given: Any, framework: ModuleType) -> list[Any]:
         if not isinstance(callback, framework.Callback):
             what = callback.__name__ if isinstance(callback, type) else type(callback).__name__
             if isinstance(callback, type):
-                raise TypeError(f"callbacks=[{what}] is a class. Give an instance: {what}(…).")
-            raise TypeError(
+                raise WrongType(f"callbacks=[{what}] is a class. Give an instance: {what}(…).")
+            raise WrongType(
                 f"callbacks=[{what}(…)] is not a Callback of {framework.__name__}. Callbacks of hocket are given as "
                 "hocket={'callbacks': […]}."
             )
@@ -76,7 +77,7 @@ def refuse(callbacks: Iterable[Any]) -> None:
     for callback in callbacks:
         for base in type(callback).__mro__:
             if base.__name__ in REFUSED and package_of(base) is not None:
-                raise TypeError(
+                raise WrongType(
                     f"{type(callback).__name__} reaches into Lightning's own loop and does not run under hocket. Write "
                     f"{REFUSED[base.__name__]}."
                 )
@@ -93,12 +94,12 @@ def check_averaging(callbacks: Iterable[Any], *, shards: bool, resumes: bool) ->
         for base in type(callback).__mro__:
             write = AVERAGING.get(base.__name__) if package_of(base) is not None else None
             if write is not None and shards:
-                raise TypeError(
+                raise WrongType(
                     f"{type(callback).__name__} averages full weights, and the strategy shards them. Write {write}, which "
                     "averages shards."
                 )
             if write is not None and resumes and base.__name__ == "StochasticWeightAveraging":
-                raise TypeError(
+                raise WrongType(
                     f"{type(callback).__name__} makes its schedule at the beginning of an epoch, so a run does not resume from "
                     f"hocket's checkpoints with it. Write {write} for it, or continue from .ckpt files by ckpt_path=."
                 )
@@ -120,7 +121,7 @@ def merged(callbacks: list[Any], of_module: Any, framework: ModuleType) -> list[
     keys = Counter(each.state_key for each in every if overrides(each, "state_dict", framework.Callback))
     for key, number in keys.items():
         if number > 1:
-            raise ValueError(
+            raise WrongValue(
                 f"{number} callbacks have the state_key {key!r}, under which checkpoints hold their state. Omit one, or "
                 "define the property state_key."
             )

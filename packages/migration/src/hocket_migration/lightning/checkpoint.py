@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket import safe_files
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket_checkpoints import CheckpointError, pickles
 from hocket_migration import files
@@ -151,7 +152,7 @@ def named(trainer: TrainerView, path: Any, weights_only: bool | None) -> dict[st
     if path is None:
         return None
     if path in REFUSED_PATHS:
-        raise ValueError(f"ckpt_path={path!r} has no counterpart in hocket. Give the path of a .ckpt file.")
+        raise WrongValue(f"ckpt_path={path!r} has no counterpart in hocket. Give the path of a .ckpt file.")
     if path in ("best", "last"):
         writer = trainer.checkpoint_callback
         found = getattr(writer, f"{path}_model_path", "")
@@ -162,7 +163,7 @@ def named(trainer: TrainerView, path: Any, weights_only: bool | None) -> dict[st
             warn("ckpt_path='last': there is no checkpoint yet, so none is loaded.")
             return None
         if not found:
-            raise ValueError(
+            raise WrongValue(
                 f"ckpt_path={path!r}: no ModelCheckpoint of this Trainer has written one. Give the path of a .ckpt file."
             )
         path = found

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hocket.data import Several
 from hocket.data.source import known_length, set_epoch
+from hocket.errors import WrongType, WrongValue
 from hocket_migration.lightning.framework import package_of
 
 #: Modes of Lightning's CombinedLoader that `Several` has, which resumes within an epoch and slices each loader by ranks.
@@ -33,7 +34,7 @@ def training(given: Any, framework: ModuleType, ordered: bool = False) -> tuple[
     combined = _combined(given, "max_size_cycle", framework, ordered)
     loaders, mode, spec = combined.flattened, combined._mode, combined._spec
     if mode == "sequential":
-        raise TypeError(
+        raise WrongType(
             "CombinedLoader(mode='sequential') is not combined for training. Write mode='max_size_cycle', 'max_size' or "
             "'min_size'; for one loader after the other, hocket.data.Several(loaders, 'in turn')."
         )
@@ -61,7 +62,7 @@ def prediction(given: Any, framework: ModuleType) -> list[Any]:
     """Return the loaders of a prediction, in their order. Raises TypeError for a mode that combines them."""
     found = evaluation(given, framework)
     if found and isinstance(found[0], Combined):
-        raise TypeError("A prediction has one loader after the other. Write CombinedLoader(…, mode='sequential').")
+        raise WrongType("A prediction has one loader after the other. Write CombinedLoader(…, mode='sequential').")
     return found
 
 
@@ -163,10 +164,10 @@ def one_of(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
     """Return loaders and data module, where the first may have been given in place of the second."""
     if loaders is not None and any(base.__name__ == "LightningDataModule" for base in type(loaders).__mro__):
         if datamodule is not None:
-            raise TypeError("Two data modules were given. Give one.")
+            raise WrongType("Two data modules were given. Give one.")
         return None, loaders
     if loaders is not None and datamodule is not None:
-        raise TypeError("Loaders and a data module were given. Give one of them.")
+        raise WrongType("Loaders and a data module were given. Give one of them.")
     return loaders, datamodule
 
 
@@ -217,7 +218,7 @@ def limited(loader: Any, limit: int | float) -> int | float:
         batches = length if limit == 1.0 else 0 if limit == 0.0 else length * limit
         if 0 < batches < 1 or (limit < 1.0 and batches == math.inf):
             many = "an unknown number of" if length == math.inf else length
-            raise ValueError(
+            raise WrongValue(
                 f"limit_…_batches={limit} is a share of {many} batches, which is not a number of batches. Give a number, "
                 "such as 1."
             )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import hocket
 from hocket.data.nesting import map_tensors
+from hocket.errors import WrongType
 from hocket.training import seeding
 from hocket_migration.lightning.framework import overrides
 from hocket_migration.lightning.logged import Results, of_loader
@@ -80,7 +81,7 @@ class EvaluatedModule(hocket.Task):
                 inspect.signature(getattr(self.model, name)).bind(*arguments)
             except TypeError as error:
                 written = "self, batch, batch_idx" + ", dataloader_idx" * self._several
-                raise TypeError(
+                raise WrongType(
                     f"{type(self.model).__name__}.{name} cannot be called with {len(self._sets)} loader"
                     f"{'s' * self._several}: {error}. Write {name}({written})"
                     + (", or give one loader." if self._several else ", or give dataloader_idx the default 0.")
@@ -99,7 +100,7 @@ class EvaluatedModule(hocket.Task):
         """Raise TypeError if the module has no step to evaluate with."""
         name = f"{self.evaluates}_step"
         if not overrides(self.model, name, self._base):
-            raise TypeError(
+            raise WrongType(
                 f"{type(self.model).__name__} has no {name}, so there is nothing to evaluate. Define it, or omit the data."
             )
 

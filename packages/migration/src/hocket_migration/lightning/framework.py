@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
+from hocket.errors import MissingPackage, WrongType
 from hocket.help import installing
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -20,7 +21,7 @@ def require(package: str = "") -> ModuleType:
             return importlib.import_module(name)
         except ModuleNotFoundError as raised:
             error = error or raised
-    raise ModuleNotFoundError(
+    raise MissingPackage(
         "hocket_migration.lightning needs Lightning, which is not installed. Type: "
         f"{installing.command('lightning', 'hocket-migration')}.",
         name="lightning",
@@ -45,7 +46,7 @@ def framework_of(obj: Any, base: str = "LightningModule") -> ModuleType:
             return framework
     require()
     what = obj.__name__ if isinstance(obj, type) else type(obj).__name__
-    raise TypeError(
+    raise WrongType(
         f"{what} is {'a class' if isinstance(obj, type) else f'not a {base}'}. Give an instance of a {base} of Lightning"
         + (", with parentheses." if isinstance(obj, type) else "; other models are trained by hocket.Trainer itself.")
     )

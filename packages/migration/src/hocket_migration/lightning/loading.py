@@ -9,6 +9,7 @@ from typing import Any
 
 from hocket.data.adapters import adapt
 from hocket.data.several import prepared
+from hocket.errors import WrongType, WrongValue
 from hocket.time import Time, Unit
 from hocket.training import seeding
 from hocket_migration.lightning import arguments, data
@@ -95,7 +96,7 @@ class LoadingTrainer(TrainerView):
             if owner is not None and overrides(owner, name, base[owner is self.datamodule]):
                 with self.hooks.named(name):
                     return getattr(owner, name)()
-        raise TypeError(
+        raise WrongType(
             f"There is no data: {type(self.lightning_module).__name__} defines no {name}(). Define it, or give "
             f"{'train_dataloaders' if name.startswith('train') else 'dataloaders'}= or datamodule=."
         )
@@ -152,7 +153,7 @@ class LoadingTrainer(TrainerView):
         if self._reloads and not self.sanity_checking and self.current_epoch - self._val_epoch >= self._reloads:
             loaders = list(self._sets_of(self._new_val_loaders()).values())
             if len(loaders) != len(self._reloaded_val):
-                raise ValueError(
+                raise WrongValue(
                     f"val_dataloader() returned {len(loaders)} loaders with batches in epoch {self.current_epoch}, and "
                     f"{len(self._reloaded_val)} before. Return as many as before."
                 )

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from hocket.data.nesting import map_tensors
+from hocket.errors import WrongValue
 
 _REDUCTIONS = ("mean", "sum", "min", "max")
 
@@ -20,7 +21,7 @@ def reduction(given: Any, name: str) -> str:
     found = given if isinstance(given, str) else getattr(given, "__name__", "")
     found = {"avg": "mean"}.get(found.lower(), found.lower())
     if found not in _REDUCTIONS:
-        raise ValueError(
+        raise WrongValue(
             f"self.log({name!r}, reduce_fx={given!r}): values are reduced by 'mean', 'sum', 'min' or 'max'. For another "
             "reduction log a torchmetrics.Metric."
         )
@@ -158,19 +159,19 @@ class Results:
             suffixed=suffixed,
         )
         if not (made.on_step or made.on_epoch):
-            raise ValueError(
+            raise WrongValue(
                 f"self.log({name!r}, on_step=False, on_epoch=False) logs nothing. Set one of them to True, or omit both."
             )
         if entry is None:
             entry = self.values[key] = made
         elif entry.loader != loader:
-            raise ValueError(
+            raise WrongValue(
                 f"self.log({name!r}, add_dataloader_idx=False) in {hook} is called for several loaders, whose values would be "
                 "one. Omit add_dataloader_idx=False, or log a name of its own for each: "
                 f"self.log(f'{name}_{{dataloader_idx}}', …, add_dataloader_idx=False)."
             )
         elif entry.how != made.how:
-            raise ValueError(
+            raise WrongValue(
                 f"self.log({name!r}, …) is called twice in {hook} with different arguments: on_step, on_epoch, reduce_fx, "
                 "prog_bar and logger of a name stay the same. Choose another name for one of them."
             )

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
+from hocket.errors import WrongType, WrongValue
+
 
 def made(given: Any, framework: ModuleType, fast_dev_run: Any, folder: str) -> list[Any]:
     """Return the loggers that ``logger=`` names, with Lightning's default in a folder. Raises TypeError for other objects."""
@@ -22,7 +24,7 @@ def made(given: Any, framework: ModuleType, fast_dev_run: Any, folder: str) -> l
     listed = list(given) if isinstance(given, list | tuple) else [given]
     for each in listed:
         if not isinstance(each, kinds.Logger):
-            raise TypeError(
+            raise WrongType(
                 f"logger={type(each).__name__} is not a Logger of {framework.__name__}. Loggers of hocket are given as "
                 "hocket={'loggers': […]}."
             )
@@ -43,7 +45,7 @@ def log_hyperparameters(loggers: Iterable[Any], module: Any, datamodule: Any) ->
             if name == "_class_path":  # of LightningCLI
                 continue
             if name in values and values[name] is not value and repr(values[name]) != repr(value):
-                raise ValueError(
+                raise WrongValue(
                     f"The module and the data module have different hyperparameters {name!r}: {values[name]!r} and {value!r}. "
                     "Rename one of them, or write save_hyperparameters(logger=False)."
                 )

@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 
 _FORMS = (
@@ -41,7 +42,7 @@ def parse(returned: Any, automatic: bool, kind: str) -> tuple[list[Optimizer], l
     optimizers, schedulers, monitor = _parts(returned, kind)
     optimizers = [getattr(each, "_optimizer", each) for each in optimizers]  # Lightning's wrappers
     if automatic and len(optimizers) > 1:
-        raise ValueError(
+        raise WrongValue(
             f"configure_optimizers() of {kind} returned {len(optimizers)} optimizers, and automatic optimization has one. Set "
             "self.automatic_optimization = False and step them in training_step."
         )
@@ -49,7 +50,7 @@ def parse(returned: Any, automatic: bool, kind: str) -> tuple[list[Optimizer], l
     for config in configs:
         its = getattr(config.scheduler, "optimizer", None)
         if its is not None and its not in optimizers:
-            raise ValueError(
+            raise WrongValue(
                 f"configure_optimizers() of {kind} returned the scheduler {type(config.scheduler).__name__} of an optimizer "
                 "that it did not return. Return both."
             )
@@ -83,7 +84,7 @@ def _parts(given: Any, kind: str) -> tuple[list[Any], list[Any], str | None]:
             return [each["optimizer"] for each in given], schedulers, None
         if all(map(_is_optimizer, given)):
             return list(given), [], None
-    raise TypeError(
+    raise WrongType(
         f"configure_optimizers() of {kind} returned {type(given).__name__}, which is none of its forms. Return {_FORMS}."
     )
 
@@ -94,7 +95,7 @@ def _is_optimizer(given: Any) -> bool:
 
 def _check_keys(given: Mapping[str, Any], kind: str) -> None:
     if not _is_optimizer(given.get("optimizer")):
-        raise TypeError(
+        raise WrongType(
             f"configure_optimizers() of {kind} returned a dict without an optimizer at 'optimizer'; its keys are "
             f"{', '.join(map(repr, given)) or 'none'}. Return {_FORMS}."
         )
@@ -114,23 +115,23 @@ def _config(given: Any, monitor: str | None, automatic: bool, kind: str) -> Sche
         )
         values = {key: value for key, value in values.items() if key in known}
     if "scheduler" not in values:
-        raise ValueError(
+        raise WrongValue(
             f"A scheduler of {kind} is a dict without 'scheduler'. Write {{'scheduler': …, 'interval': …}}."
         )
     scheduler = values["scheduler"]
     if not all(callable(getattr(scheduler, name, None)) for name in ("step", "state_dict", "load_state_dict")):
-        raise TypeError(
+        raise WrongType(
             f"The scheduler {type(scheduler).__name__} of {kind} needs the methods step, state_dict and load_state_dict."
         )
     values.setdefault("reduce_on_plateau", isinstance(scheduler, ReduceLROnPlateau))
     values.setdefault("monitor", monitor)
     config = SchedulerConfig(**values)
     if config.interval not in ("step", "epoch"):
-        raise ValueError(f"The scheduler of {kind} has interval={config.interval!r}; write 'step' or 'epoch'.")
+        raise WrongValue(f"The scheduler of {kind} has interval={config.interval!r}; write 'step' or 'epoch'.")
     if not isinstance(config.frequency, int) or config.frequency < 1:
-        raise ValueError(f"The scheduler of {kind} has frequency={config.frequency!r}; write an int of 1 or more.")
+        raise WrongValue(f"The scheduler of {kind} has frequency={config.frequency!r}; write an int of 1 or more.")
     if automatic and config.reduce_on_plateau and config.monitor is None:
-        raise ValueError(
+        raise WrongValue(
             f"The scheduler {type(scheduler).__name__} of {kind} steps on a value, and 'monitor' does not name one. Return "
             "{'optimizer': …, 'lr_scheduler': {'scheduler': …, 'monitor': 'val_loss'}}."
         )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hocket.data.nesting import map_tensors
+from hocket.errors import WrongState, WrongValue
 from hocket.hookspecs.needs import Need
 from hocket_migration import files
 
@@ -113,7 +114,7 @@ class StrategyView:
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """Return rank 0's object on all ranks."""
         if src:
-            raise ValueError(f"trainer.strategy.broadcast(…, src={src}): objects are broadcast from rank 0. Omit src.")
+            raise WrongValue(f"trainer.strategy.broadcast(…, src={src}): objects are broadcast from rank 0. Omit src.")
         return obj if self.world_size == 1 else self._bus.broadcast_object(obj)
 
     def reduce(self, value: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
@@ -156,7 +157,7 @@ class StrategyView:
     def backward(self, loss: Tensor, optimizer: Any = None, *arguments: Any, **keywords: Any) -> None:
         """Compute gradients; ``LightningModule.manual_backward`` calls this."""
         if self._backward is None:
-            raise RuntimeError(
+            raise WrongState(
                 "self.manual_backward(loss) is called outside of training_step, or by a module with automatic optimization. "
                 "Set self.automatic_optimization = False, and call it in training_step."
             )
@@ -165,7 +166,7 @@ class StrategyView:
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], **keywords: Any) -> Any:
         """Step; the ``step`` of the module's optimizers calls this."""
         if self._step is None:
-            raise RuntimeError(
+            raise WrongState(
                 "An optimizer of self.optimizers() is stepped outside of training_step and optimizer_step. Step it there."
             )
         return self._step(optimizer, closure, **keywords)

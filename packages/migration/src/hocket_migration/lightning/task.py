@@ -12,6 +12,7 @@ from torch import Tensor
 import hocket
 from hocket.data import batches
 from hocket.data.batches import Counts
+from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket_migration.lightning import algorithms
 from hocket_migration.lightning.actions import Actions, NoLoss
@@ -42,7 +43,7 @@ class TaskTrainer(TrainerView):
         if self._total_steps is not None:
             return self._total_steps
         if not self.begun:
-            raise ValueError(
+            raise WrongValue(
                 f"{type(self.lightning_module).__name__} asks for trainer.estimated_stepping_batches, which a hocket.Trainer "
                 "knows after it has data and a duration. Write LightningTask(module, total_steps=…), or use "
                 "hocket_migration.lightning.Trainer."
@@ -151,7 +152,7 @@ class LightningTask(TrainedModule):
             self._has_loss = True
             loss = self.loss_of_output()
         if loss is None:
-            raise TypeError(
+            raise WrongType(
                 f"training_step of {type(self.model).__name__} returned {type(outputs).__name__}. In automatic optimization it "
                 "returns the loss, a dict with the loss at 'loss', or None to skip the batch."
             )
@@ -192,7 +193,7 @@ class LightningTask(TrainedModule):
         if module.automatic_optimization and not overrides(module, "lr_scheduler_step", self._base):
             for config in trainer.lr_scheduler_configs:
                 if not is_torch_scheduler(config.scheduler):
-                    raise TypeError(
+                    raise WrongType(
                         f"The scheduler {type(config.scheduler).__name__} of {kind} is not one of torch.optim.lr_scheduler. "
                         "Define lr_scheduler_step(self, scheduler, metric), which steps it."
                     )
@@ -323,17 +324,17 @@ def _check_methods(module: Any, base: type) -> None:
     kind = type(module).__name__
     for name, write in NOT_CALLED.items():
         if overrides(module, name, base):
-            raise TypeError(f"{kind} defines {name}, which is not called. Define {write}.")
+            raise WrongType(f"{kind} defines {name}, which is not called. Define {write}.")
     for name in _STEPS:
         if getattr(module, name) is None:
             continue
         if "optimizer_idx" in inspect.signature(getattr(module, name)).parameters:
-            raise TypeError(
+            raise WrongType(
                 f"{name}(optimizer_idx) of {kind} is of an earlier Lightning. Set self.automatic_optimization = False "
                 f"and step the optimizers of self.optimizers() in {name}(self, batch, batch_idx)."
             )
         if BATCHES in inspect.signature(getattr(module, name)).parameters:
-            raise TypeError(
+            raise WrongType(
                 f"{name}({BATCHES}) of {kind} fetches batches by itself, which hocket's loop does. Write {name}(self, batch, "
                 "batch_idx)."
             )

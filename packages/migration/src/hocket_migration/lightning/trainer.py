@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import hocket
+from hocket.errors import WrongType
 from hocket_migration import files
 from hocket_migration.lightning import arguments, callbacks, checkpoint, data, loggers
 from hocket_migration.lightning.evaluating import PredictLoop
@@ -52,7 +53,7 @@ def _checked(method: Callable[Concatenate[Trainer, P], R]) -> Callable[Concatena
     def call(self: Trainer, /, *given: P.args, **named: P.kwargs) -> R:
         for name in named.keys() - {*known}:
             near = difflib.get_close_matches(name, known, 1, 0.5)
-            raise TypeError(
+            raise WrongType(
                 f"{method.__name__}({name}=…) is not an argument. "
                 + (f"Did you mean {near[0]}=?" if near else f"Known are {', '.join(known)}.")
             )
@@ -102,7 +103,7 @@ class Trainer(LoadingTrainer):
         }
         for name in given:
             if name not in known:
-                raise TypeError(arguments.unknown(name, known))
+                raise WrongType(arguments.unknown(name, known))
         self._given = known | arguments.of_environment(framework, known) | given
         super().__init__()
         self._extra = arguments.checked_hocket(hocket)
@@ -385,7 +386,7 @@ class Trainer(LoadingTrainer):
         self.attach(model)
         framework = self.framework
         if datamodule is not None and not isinstance(datamodule, framework.LightningDataModule):
-            raise TypeError(
+            raise WrongType(
                 f"datamodule={type(datamodule).__name__}(…) is not a LightningDataModule of {framework.__name__}. A "
                 "hocket.data.DataModule is given to hocket.Trainer(model=LightningTask(module), data=…)."
             )
@@ -419,7 +420,7 @@ class Trainer(LoadingTrainer):
         model = unwrapped(model)
         same = self._task is not None and (model is None or model is self._task.model)
         if model is None and not same:
-            raise TypeError(f"trainer.{verb}() has no module. Give one: trainer.{verb}(module, loader).")
+            raise WrongType(f"trainer.{verb}() has no module. Give one: trainer.{verb}(module, loader).")
         run, task, kept = self.run_state, self._task, self.hocket
         if datamodule is None and same:
             datamodule = self.datamodule

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hocket.data.batches import Counts
 from hocket.data.windows import Window
+from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.time import Time, Unit
 from hocket.training.evaluate import evaluate
@@ -197,7 +198,7 @@ class TrainedModule(EvaluatedModule):
             self._validate_within(state)
         self._begin_batch(state.batch)
         if self._skipping:
-            raise ValueError(
+            raise WrongValue(
                 f"on_train_batch_start of {type(self.model).__name__} returned -1 within a window of accumulate=, whose "
                 "batches are trained on together. Return -1 without accumulation only."
             )
@@ -388,7 +389,7 @@ class TrainedModule(EvaluatedModule):
             if config.reduce_on_plateau:
                 value = trainer.callback_metrics.get(config.monitor or "")
                 if value is None and config.strict:
-                    raise ValueError(
+                    raise WrongValue(
                         f"The scheduler {type(config.scheduler).__name__} of {type(module).__name__} monitors "
                         f"{config.monitor!r}, which was not logged. Known: {', '.join(trainer.callback_metrics) or 'nothing'}. "
                         "Set 'monitor' to one of them, or 'strict': False to skip the step."
@@ -403,7 +404,7 @@ def check_trains(module: Any, optimizes: bool = True) -> None:
     base = framework_of(module).LightningModule
     for name in ("training_step", "configure_optimizers")[: 1 + optimizes]:
         if not overrides(module, name, base):
-            raise TypeError(f"{type(module).__name__} has no {name}, so it cannot be trained. Define {name}(self, …).")
+            raise WrongType(f"{type(module).__name__} has no {name}, so it cannot be trained. Define {name}(self, …).")
 
 
 def _samples(counted: int | Counts) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hocket.errors import WrongValue
 from hocket.time import Interval
 from hocket.timestamp import Timestamp
 from hocket_migration.lightning.arguments import seconds_of
@@ -81,17 +82,17 @@ class Check(Interval):
 def _batches(interval: Any, epochs: int | None, length: int | float) -> int | None:
     if interval is None or (isinstance(interval, float) and interval == 1.0):
         if epochs is None:
-            raise ValueError("Trainer(check_val_every_n_epoch=None) needs val_check_interval=, a number of batches.")
+            raise WrongValue("Trainer(check_val_every_n_epoch=None) needs val_check_interval=, a number of batches.")
         return None
     if isinstance(interval, float):
         if length == float("inf"):
-            raise ValueError(
+            raise WrongValue(
                 f"Trainer(val_check_interval={interval}) is a share of an epoch, whose length is unknown. Give a number of "
                 "batches."
             )
         return max(1, int(length * interval))
     if epochs is not None and interval > length:
-        raise ValueError(
+        raise WrongValue(
             f"Trainer(val_check_interval={interval}) is more than the {length} batches of an epoch. For an interval across "
             "epochs write check_val_every_n_epoch=None."
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hocket.errors import WrongType, WrongValue
 from hocket_migration.lightning.changes import Changes
 from hocket_migration.lightning.framework import framework_of
 from hocket_migration.lightning.hooks import Hooks
@@ -470,7 +471,7 @@ class TrainerView(Changes):
         from hocket_migration.lightning.checkpoint import save
 
         if storage_options is not None:
-            raise TypeError("save_checkpoint(storage_options=…) is not used by hocket. Omit it.")
+            raise WrongType("save_checkpoint(storage_options=…) is not used by hocket. Omit it.")
         save(self, filepath, bool(weights_only))
 
     def print(self, *arguments: Any, **keywords: Any) -> None:
@@ -495,6 +496,6 @@ def _tensor(value: Any) -> torch.Tensor:
 def _number(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
-            raise ValueError(f"A logged value is a tensor of {value.numel()} elements; log one number for a name.")
+            raise WrongValue(f"A logged value is a tensor of {value.numel()} elements; log one number for a name.")
         return value.item()
     return value

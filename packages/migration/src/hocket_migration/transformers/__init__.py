@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hocket.lazy import lazy, missing
+from hocket.lazy import Absent, lazy
 
 if TYPE_CHECKING:
     from hocket_migration.transformers.arguments import configuration
@@ -24,7 +24,7 @@ _imported, __dir__ = lazy(__name__, _PUBLIC)
 
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
-        raise missing(__name__, name, sorted(_PUBLIC))
+        raise Absent(__name__, name, sorted(_PUBLIC))
     from hocket_migration.transformers.required import require
 
     require("transformers", "accelerate")

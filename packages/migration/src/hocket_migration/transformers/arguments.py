@@ -11,6 +11,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainingArguments
 
 import hocket
+from hocket.errors import WrongType, WrongValue
 from hocket_migration.transformers.fields import ELSEWHERE, FIELDS, steps_in_backward
 
 
@@ -39,7 +40,7 @@ def configuration(args: TrainingArguments) -> dict[str, Any]:
     left = [name for name in _changed(args) if not FIELDS[name].settled]
     if left:
         lines = "".join(f"\n  {name}={getattr(args, name)!r}: {FIELDS[name].text}" for name in left)
-        raise ValueError(
+        raise WrongValue(
             f"No argument of hocket.Trainer expresses these fields of TrainingArguments. Set them to their defaults, and write "
             f"instead:{lines}"
         )
@@ -50,20 +51,20 @@ def check_types(name: str, given: Mapping[str, Any]) -> None:
     """Raise TypeError for arguments of the Trainer that are of another kind, such as callbacks of hocket's."""
     model = given.get("model")
     if model is not None and not isinstance(model, nn.Module):
-        raise TypeError(
+        raise WrongType(
             f"{name}(model=) was given {model!r}, which is not a torch.nn.Module. Load the model first: "
             f"{name}(model=AutoModel….from_pretrained({model if isinstance(model, str) else 'name'!r}), …)."
         )
     args = given.get("args")
     if args is not None and not isinstance(args, TrainingArguments):
-        raise TypeError(
+        raise WrongType(
             f"{name}(args=) was given {type(args).__name__}. Write {name}(model=model, "
             "args=TrainingArguments(output_dir='out'), …)."
         )
     for each in given.get("callbacks") or ():
         kind = each if isinstance(each, type) else type(each)
         if not issubclass(kind, TrainerCallback):
-            raise TypeError(
+            raise WrongType(
                 f"{name}(callbacks=) takes TrainerCallbacks of transformers, and was given {each!r}. Write those of hocket as "
                 "hocket={'callbacks': […]}, and algorithms as hocket={'algorithms': ['ema']}."
             )
@@ -73,10 +74,10 @@ def check(args: TrainingArguments) -> None:
     """Raise ValueError for a field that the drop-in Trainer does not support at its value, with what to write."""
     for name in _changed(args):
         if refused := FIELDS[name].refused:
-            raise ValueError(f"TrainingArguments({name}={getattr(args, name)!r}) is not supported: {refused}.")
+            raise WrongValue(f"TrainingArguments({name}={getattr(args, name)!r}) is not supported: {refused}.")
     optim = str(getattr(args.optim, "value", args.optim))
     if steps_in_backward(optim):
-        raise ValueError(
+        raise WrongValue(
             f"TrainingArguments(optim={optim!r}) steps inside the backward pass, which hocket's loop has no place for. Choose "
             "another, such as optim='adamw_torch_fused', or pass optimizers=(optimizer, None)."
         )
@@ -111,18 +112,18 @@ def checked_hocket(given: Any) -> dict[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise TypeError(
+        raise WrongType(
             f"hocket={given!r} is a {type(given).__name__}. Write hocket={{'algorithms': ['ema']}}: arguments of "
             "hocket.Trainer by name."
         )
     known = inspect.signature(hocket.Trainer.__init__).parameters.keys() - {"self"}
     for name in given:
         if name not in known:
-            raise TypeError(
+            raise WrongType(
                 f"hocket={{{name!r}: …}} is no argument of hocket.Trainer, which takes {', '.join(sorted(known))}."
             )
         if name in ELSEWHERE:
-            raise TypeError(f"hocket={{{name!r}: …}} is made by this Trainer. {ELSEWHERE[name]}")
+            raise WrongType(f"hocket={{{name!r}: …}} is made by this Trainer. {ELSEWHERE[name]}")
     return dict(given)
 
 

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from hocket.errors import WrongValue
+
 Verdict = Literal["maps", "changes", "no counterpart"]
 
 
@@ -51,7 +53,7 @@ def _duration(args: Any) -> str:
 
 
 def _fraction(args: Any) -> str:
-    raise ValueError(
+    raise WrongValue(
         f"TrainingArguments(num_train_epochs={args.num_train_epochs}) is a fraction of an epoch. Write max_steps= with the "
         "number of steps."
     )
@@ -70,7 +72,7 @@ _OPTIMIZERS = {
 def _optimizer(args: Any) -> dict[str, Any]:
     kind = _name(args.optim)
     if kind not in _OPTIMIZERS:
-        raise ValueError(
+        raise WrongValue(
             f"TrainingArguments(optim={kind!r}) has no name in hocket. Pass optimizer=lambda parameters: … to hocket.Trainer, "
             "or keep the Trainer of hocket_migration.transformers, which makes this optimizer."
         )
@@ -88,7 +90,7 @@ def _schedule(args: Any) -> str:
     kind = _name(args.lr_scheduler_type)
     known = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
     if kind not in known or args.lr_scheduler_kwargs:
-        raise ValueError(
+        raise WrongValue(
             f"TrainingArguments(lr_scheduler_type={kind!r}, lr_scheduler_kwargs={args.lr_scheduler_kwargs!r}) has no name in "
             "hocket. Pass schedule=lambda optimizer: transformers.get_scheduler(…), which hocket steps after every step."
         )

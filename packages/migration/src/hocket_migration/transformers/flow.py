@@ -10,6 +10,7 @@ import torch
 
 from hocket.callback import Callback
 from hocket.data import Window
+from hocket.errors import Unsupported
 from hocket.hookspecs import hookimpl
 from hocket.training.requests import Decision
 from hocket_migration.transformers.overrides import IGNORED_DECISION
@@ -93,7 +94,7 @@ class Flow(Callback):
         self._in_epoch = True
         args = self._trainer.args
         if self._fixed != (fixed := {name: getattr(args, name) for name in _FIXED}):
-            raise NotImplementedError(
+            raise Unsupported(
                 f"A callback changed the arguments from {self._fixed} to {fixed}, which hocket reads once. Call train() again "
                 "with other arguments and resume_from_checkpoint=True."
             )
@@ -106,7 +107,7 @@ class Flow(Callback):
         if self._to_do > 0:
             self._call("on_substep_end")
             if self._trainer.control.should_training_stop:
-                raise NotImplementedError(
+                raise Unsupported(
                     "A callback set control.should_training_stop in on_substep_end, and hocket ends no step early. Set it in "
                     "on_step_end."
                 )
@@ -138,7 +139,7 @@ class Flow(Callback):
         self._call("on_step_end")
         self._act()
         if getattr(trainer.control, IGNORED_DECISION):
-            raise NotImplementedError(
+            raise Unsupported(
                 f"A callback set control.{IGNORED_DECISION}, and hocket does not end an epoch early. Set "
                 "control.should_training_stop, or limit the epochs: hocket={'limit_train': 100}."
             )

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hocket.errors import WrongType
+
 #: Methods of the Trainer that hocket's loop does not call, and what to override or pass instead.
 REFUSED: Mapping[str, str] = {
     "training_step": (
@@ -41,7 +43,7 @@ def check(kind: type, own: type, theirs: type) -> None:
     for name, instead in REFUSED.items():
         for cls in kind.__mro__[: kind.__mro__.index(own)]:
             if name in vars(cls) and not cls.__module__.startswith(("transformers.", "hocket_migration.")):
-                raise TypeError(
+                raise WrongType(
                     f"{cls.__name__} overrides {name}, which hocket does not call: {instead}. To keep the override, keep "
                     f"transformers.{theirs.__name__}."
                 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 
+from hocket.errors import MissingPackage
 from hocket.help import installing
 
 
@@ -18,7 +19,7 @@ def require(*modules: str) -> None:
         except ModuleNotFoundError as error:
             if error.name != module:
                 raise  # a broken installation
-            raise ModuleNotFoundError(
+            raise MissingPackage(
                 f"hocket_migration.transformers needs the package {module}, which is not installed. Type: "
                 f"{installing.command('transformers', 'hocket-migration')}.",
                 name=module,

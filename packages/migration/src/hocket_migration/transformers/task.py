@@ -15,6 +15,7 @@ from accelerate.utils import convert_to_fp32
 from torch import Tensor
 
 from hocket.data import Window
+from hocket.errors import WrongType
 from hocket.losses import Loss
 from hocket.task import Task
 from hocket.types import Batch
@@ -77,7 +78,7 @@ class TrainerTask(Task):
         trainer = self._trainer
         taken, items = trainer.get_batch_samples(iter(batches), len(batches), state.device)
         if len(taken) != len(batches) or any(one is not other for one, other in zip(taken, batches, strict=True)):
-            raise TypeError(
+            raise WrongType(
                 f"get_batch_samples of {type(trainer).__name__} returned other batches than it was given, which hocket has "
                 "counted already. Change them in the data set or in data_collator, and return them as they are."
             )
@@ -100,7 +101,7 @@ class TrainerTask(Task):
             found = trainer.compute_loss(self.network, inputs, num_items_in_batch=self._items, **options)
         computed = Computed(*found) if isinstance(found, tuple) and len(found) == 2 else Computed(found, None)
         if not isinstance(computed.loss, Tensor):
-            raise TypeError(
+            raise WrongType(
                 f"compute_loss of {type(trainer).__name__} returned {found!r}. Return the loss, a Tensor, or (loss, outputs) "
                 "where return_outputs is True."
             )

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, denumpify_detensorize
 
 import hocket
+from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket_migration.transformers import arguments, overrides
 from hocket_migration.transformers.batches import Batches, OfRank
@@ -50,7 +51,7 @@ class OnHocket(transformers.Trainer):
         overrides.check(type(self), OnHocket, type(self).__mro__[type(self).__mro__.index(OnHocket) + 1])
         signature = inspect.signature(transformers.Trainer.__init__)
         if "tokenizer" in kwargs and "tokenizer" not in signature.parameters:
-            raise TypeError(
+            raise WrongType(
                 f"{type(self).__name__}(tokenizer=) is a name of transformers 4. Write processing_class=, its name in "
                 f"transformers {transformers.__version__}."
             )
@@ -154,7 +155,7 @@ class OnHocket(transformers.Trainer):
         if resume_from_checkpoint is not None:
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
         if self.args.save_strategy != "no" and _sharded(self.model):
-            raise ValueError(
+            raise WrongValue(
                 f"save_strategy={str(self.args.save_strategy)!r} writes full optimizers, and the strategy "
                 f"'{state.strategy.name}' shards them. Write save_strategy='no', and pass hocket={{'checkpoints': "
                 "hocket.Checkpoints(folder, every='500ba'), 'resume': 'auto'}."
@@ -181,7 +182,7 @@ class OnHocket(transformers.Trainer):
 
     def _checked_optimizer(self, optimizer: Any) -> torch.optim.Optimizer:
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(
+            raise WrongType(
                 f"create_optimizer of {type(self).__name__} returned {type(optimizer).__name__}. Return the "
                 "torch.optim.Optimizer, also where it is stored in self.optimizer."
             )
@@ -260,7 +261,7 @@ class OnHocket(transformers.Trainer):
         loss_only = args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         of_batch = args.batch_eval_metrics and self.compute_metrics is not None
         if of_batch and args.world_size > 1:
-            raise ValueError(
+            raise WrongValue(
                 "TrainingArguments(batch_eval_metrics=True) computes metrics of the batches of one process, and there are "
                 f"{args.world_size}. Omit it: eval_accumulation_steps=1 moves predictions to the CPU after each batch."
             )

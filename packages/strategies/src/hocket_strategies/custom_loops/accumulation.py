@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from hocket.errors import WrongState
 from hocket.help import warn
 from hocket.optim.closures import needs_closure
 from hocket.plugins.bus import Bus
@@ -52,7 +53,7 @@ class Blocks:
             self.divisors.append(everyone * self.divisors[0] / self.block if index else everyone)
         divisor, first = (self.divisors[index], self.divisors[0]) if self.block else (0.0, 1.0)
         if not math.isclose(everyone * first, self.block * divisor, rel_tol=1e-9):
-            raise RuntimeError(_PROPORTIONS.format(index + 1, everyone, self.block))
+            raise WrongState(_PROPORTIONS.format(index + 1, everyone, self.block))
         return divisor
 
     @property
@@ -87,6 +88,8 @@ class Gradients:
         self._zero_weight = False
         #: The model that a step of `Runtime.stepper` currently computes with, as the strategy prepared it.
         self.stepping: nn.Module | None = None
+        #: Whether a prepared model is called now, and not the given module itself.
+        self.calling = False
         #: The number of the current backward pass; None outside of `Runtime.backward`.
         self._backward: int | None = None
         self._backwards = 0
@@ -141,7 +144,7 @@ class Gradients:
             blocks.last = all(last for _, last in self._open)
             divisor = blocks.divisor(everyone)
         elif self._empty_block:
-            raise RuntimeError(_OUTSIDE)
+            raise WrongState(_OUTSIDE)
         else:
             self._plain = True
         factor = float(Weighting(divisor, ranks).share(mine)) if mine else 0.0
@@ -193,7 +196,7 @@ class Gradients:
         """
         if not self._blocks and not self._plain:
             own = any(each.grad is not None for group in optimizer.param_groups for each in group["params"])
-            raise RuntimeError(_OWN_BACKWARD if own else _NO_GRADIENTS)
+            raise WrongState(_OWN_BACKWARD if own else _NO_GRADIENTS)
         if id(optimizer) in self._finished:
             return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -204,9 +207,9 @@ class Gradients:
             mine = [blocks for blocks in all_blocks if blocks.contains(ids)] or all_blocks
         factors = {blocks.factor for blocks in mine} | ({1.0} if self._plain else set())
         if len(factors) > 1:
-            raise RuntimeError(_FACTORS.format(type(optimizer).__name__))
+            raise WrongState(_FACTORS.format(type(optimizer).__name__))
         if not all(blocks.last for blocks in mine):
-            raise RuntimeError(_NOT_LAST)
+            raise WrongState(_NOT_LAST)
         if self._unreduced:
             self._reduce(bus, parameters)
         self._finished.add(id(optimizer))
@@ -221,7 +224,7 @@ class Gradients:
     def refuse_own_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Raise RuntimeError if ``optimizer.step()`` would use gradients that are no means yet, or still scaled."""
         if (self._plain or self._blocks) and id(optimizer) not in self._finished and not needs_closure(optimizer):
-            raise RuntimeError(_OWN_STEP.format(type(optimizer).__name__))
+            raise WrongState(_OWN_STEP.format(type(optimizer).__name__))
 
     def _reduce(self, bus: Bus, parameters: Sequence[torch.Tensor]) -> None:
         """Average the gradients that the strategy did not reduce during backward."""

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from hocket.errors import WrongType, WrongValue
 from hocket.help import objects
 
 #: The operations of ``all_reduce``, each with the names that it has elsewhere.
@@ -20,14 +21,14 @@ OPERATIONS = {"mean": "avg average", "sum": "add summ reduce total", "min": "min
 def check_optimizers(given: Any) -> None:
     """Raise TypeError unless all of these are optimizers, or one is."""
     if isinstance(given, torch.optim.Optimizer):
-        raise TypeError(
+        raise WrongType(
             f"prepare was given {type(given).__name__}; it takes a module and a sequence of torch.optim.Optimizer. "
             "Write model, optimizer = runtime.setup(model, optimizer)."
         )
     for each in given if isinstance(given, list | tuple) else [given]:
         if not isinstance(each, torch.optim.Optimizer):
             what, write = _other(each)
-            raise TypeError(
+            raise WrongType(
                 f"setup was given {what}. It takes models (torch.nn.Module) and their optimizers (torch.optim.Optimizer). "
                 f"Write {write}."
             )
@@ -53,7 +54,7 @@ def check_optimizer(given: Any, call: str) -> None:
     if not isinstance(given, torch.optim.Optimizer):
         what = "a loss" if isinstance(given, torch.Tensor) and given.grad_fn is not None else "a model"
         what = f" ({what})" if isinstance(given, torch.Tensor | nn.Module) else ""
-        raise TypeError(
+        raise WrongType(
             f"{call.partition('(')[0]} was given {objects.short(given)}{what} as its optimizer. It takes an optimizer "
             f"that setup returned. Write runtime.{call}{', after runtime.backward(loss)' if 'loss' in what else ''}."
         )
@@ -64,7 +65,7 @@ def check_operation(op: Any) -> None:
     if not (isinstance(op, str) and op in OPERATIONS):
         name = str(op).rpartition(".")[2].casefold()  # torch.distributed.ReduceOp.SUM too
         ours = next((each for each, others in OPERATIONS.items() if name in (each, *others.split())), "mean")
-        raise ValueError(
+        raise WrongValue(
             f"all_reduce has no op={op!r}; use one of {', '.join(map(repr, OPERATIONS))}. Write "
             f"runtime.all_reduce(tensor, {ours!r})."
         )
@@ -78,7 +79,7 @@ def refuse_model(given: Any) -> NoReturn:
         )
     else:
         each = "model = runtime.setup(model), and with runtime.accumulate(model, last=number % 4 == 3): …"
-    raise TypeError(
+    raise WrongType(
         f"accumulate was given {objects.short(given)}. It takes a model that setup returned, and whether this is the last "
         f"microbatch before a step. Write {each}."
     )
@@ -87,7 +88,7 @@ def refuse_model(given: Any) -> NoReturn:
 def check_folder(path: Any, method: str) -> None:
     """Raise TypeError unless it is the path of a checkpoint."""
     if not isinstance(path, str | os.PathLike):
-        raise TypeError(
+        raise WrongType(
             f"{method} was given path={objects.short(path)}. It takes the path of a folder, and what it holds by name. Write "
             f"runtime.{method}('runs/a', model=model, optimizer=optimizer)."
         )
@@ -97,7 +98,7 @@ def check_loaded(path: Any, things: Mapping[str, Any]) -> None:
     """Raise TypeError for values to load, which cannot be changed in place."""
     for name, thing in things.items():
         if not hasattr(thing, "load_state_dict"):
-            raise TypeError(
+            raise WrongType(
                 f"load was given {name}={objects.short(thing)}, which has no load_state_dict. It takes objects to load into, "
                 f"and returns other values. Write rest = runtime.load({str(path)!r}, model=model), and {name} = rest[{name!r}]."
             )
@@ -110,7 +111,7 @@ class Prepared(tuple[Any, ...]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise TypeError."""
-        raise TypeError(self._unpacked("called"))
+        raise WrongType(self._unpacked("called"))
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(self._unpacked(f"asked for {name!r}"), name=name, obj=self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -11,10 +10,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from hocket.errors import WrongState
 from hocket.help import warn
 from hocket.hookspecs import PrecisionLike
 from hocket_strategies.custom_loops.accumulation import Gradients
-from hocket_strategies.custom_loops.prepared import PreparedModel
 
 
 class FirstStep:
@@ -23,7 +22,8 @@ class FirstStep:
     Args:
         precision: what models compute with. A given module that is called itself misses the precision's context, and scaled
             gradients that are clipped become too small.
-        gradients: knows whether a step of `Runtime.stepper` is running, which prepares its loss functions.
+        gradients: knows whether a prepared model is called, or a step of `Runtime.stepper` runs, which prepares its loss
+            functions.
     """
 
     def __init__(self, precision: PrecisionLike, gradients: Gradients) -> None:
@@ -57,7 +57,7 @@ class FirstStep:
         for root in roots:
             self.end(root)
             if root in self._bypassed:
-                raise RuntimeError(_BYPASSED.format(type(optimizer).__name__))
+                raise WrongState(_BYPASSED.format(type(optimizer).__name__))
         if (versions := self.versions) is not None:
             self.versions = None
             held = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
@@ -72,16 +72,12 @@ class FirstStep:
     def _called(self, root: nn.Module, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._gradients.stepping is not None:
             return
-        frame = sys._getframe(1)
-        while frame is not None and frame.f_code not in _PREPARED:
-            frame = frame.f_back  # type: ignore[assignment]
-        if frame is not None:
+        if self._gradients.calling:
             self.end(root)
         else:
             self._bypassed[root] = None
 
 
-_PREPARED = (PreparedModel.forward.__code__, PreparedModel._call.__code__)
 _BYPASSED = (
     "{} is stepped, and the module that was given to setup was called, without the precision's context, and not what setup "
     "returned. Write model, optimizer = runtime.setup(model, optimizer), and outputs = model(inputs) with that model."

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from hocket import settings
 from hocket.distributed.comparison import of_values, over_ranks
+from hocket.errors import WrongState, WrongType, WrongValue
 from hocket.help import attributes
 from hocket.hookspecs.needs import Need
 from hocket.run_folder import Run, TemporaryFolder
@@ -79,7 +80,7 @@ class LoopSteps(Steps):
         super()._check_call(loss_function, batch, optimizers)
         self._check_weights()
         if any(parameter.grad is not None for parameter in self._state.parameters):
-            raise RuntimeError(
+            raise WrongState(
                 "backward() was called before step(…), which sets gradients to zero, so they would be lost. Compute that loss "
                 "in the loss function; or call runtime.step(optimizer), or model.zero_grad(), first."
             )
@@ -111,17 +112,17 @@ def make_steps(
     """Return the steps of a loop, from the arguments of `hocket.Runtime.stepper`, checked."""
     strategy = runtime.strategy
     if not isinstance(model, PreparedModel) or not is_whole(model):
-        raise TypeError(
+        raise WrongType(
             f"stepper was given {model.__class__.__name__}. Give it what setup returned: model, optimizer = "
             "runtime.setup(model, optimizer); step = runtime.stepper(model, optimizer)."
         )
     if Need.SEVERAL_STEPS not in strategy.offers:
-        raise ValueError(
+        raise WrongValue(
             f"Strategy {type(strategy).__name__} steps all optimizers at once, so it has no stepper. Choose another strategy=, "
             "such as 'ddp', or call runtime.backward and runtime.step."
         )
     if settings.microbatch(microbatch) == "auto":
-        raise ValueError(
+        raise WrongValue(
             "microbatch='auto' is for hocket.Trainer. Give a number of samples, such as microbatch=8, or None."
         )
     clipping = settings.clipping("clip", clip)
@@ -164,14 +165,14 @@ def _nothing() -> None:
 def _check_optimizers(state: State) -> None:
     form = "Write model, optimizer = runtime.setup(model, optimizer); step = runtime.stepper(model, name=optimizer)."
     if not state.optimizers:
-        raise ValueError(f"stepper was given no optimizer. {form}")
+        raise WrongValue(f"stepper was given no optimizer. {form}")
     known = set(map(id, state.parameters))
     for name, optimizer in zip(state.optimizer_names, state.optimizers, strict=True):
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"stepper was given {name}={optimizer!r}, which is not an optimizer. {form}")
+            raise WrongType(f"stepper was given {name}={optimizer!r}, which is not an optimizer. {form}")
         held = parameters_of([optimizer])
         if foreign := sum(id(parameter) not in known for parameter in held):
-            raise ValueError(
+            raise WrongValue(
                 f"{type(optimizer).__name__} {name!r} holds {foreign} of {len(held)} parameters that are not in the model of "
                 "stepper. Set up the model together with its optimizers, and several networks as one, such as "
                 "nn.ModuleDict({'generator': …, 'critic': …})."

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial, wraps
-from opcode import opmap
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +14,7 @@ from torch import nn
 
 from hocket.data import batches, nesting
 from hocket.data.source import set_epoch
+from hocket.errors import WrongState, WrongType
 from hocket.help import attributes, warn
 from hocket.hookspecs import StrategyLike
 from hocket.hookspecs.needs import Need
@@ -84,7 +83,11 @@ class PreparedModel(nn.Module):
         elif owner.strategy.world_size > 1 and torch.is_grad_enabled():
             hook = owner.gradients.hook(module, forward=True)
         with owner.bus.forward_context():
-            outputs = module(*args, **kwargs)
+            calling, owner.gradients.calling = owner.gradients.calling, True
+            try:
+                outputs = module(*args, **kwargs)
+            finally:
+                owner.gradients.calling = calling
         if type(outputs) is torch.Tensor:
             return _converted(hook, outputs)
         return nesting.map_tensors(partial(_converted, hook), outputs)
@@ -95,13 +98,17 @@ class PreparedModel(nn.Module):
         bus, gradients, root = owner.bus, owner.gradients, owner.root
         hook: Hook = gradients.gate
         with bus.forward_context():
-            if gradients.stepping is root:
-                outputs = function(*args, **kwargs)
-            else:
-                if owner.strategy.world_size > 1:
-                    hook = gradients.hook(root, forward=False)
-                bound = partial(function, **kwargs) if kwargs else function
-                outputs = bus.call_prepared(root, bound, args, list(root.parameters()), True)
+            calling, gradients.calling = gradients.calling, True
+            try:
+                if gradients.stepping is root:
+                    outputs = function(*args, **kwargs)
+                else:
+                    if owner.strategy.world_size > 1:
+                        hook = gradients.hook(root, forward=False)
+                    bound = partial(function, **kwargs) if kwargs else function
+                    outputs = bus.call_prepared(root, bound, args, list(root.parameters()), True)
+            finally:
+                gradients.calling = calling
         if outputs is self.module:
             return self
         found = list(tensors(outputs))
@@ -138,7 +145,7 @@ class PreparedModel(nn.Module):
         if name == "_compiled_call_impl":
             object.__setattr__(self, name, value)
         elif isinstance(value, nn.Module | nn.Parameter):
-            raise TypeError(
+            raise WrongType(
                 f"model.{name} = … sets a {type(value).__name__} in a model that setup has prepared for device, precision and "
                 f"strategy. Set it before: {type(self.module).__name__.lower()}.{name} = …, then runtime.setup(…)."
             )
@@ -155,10 +162,9 @@ class PreparedModel(nn.Module):
 
     def __iter__(self) -> Iterator[Any]:
         """Return the parts of a given `nn.Sequential`, `nn.ModuleList` or the like, or the keys of an `nn.ModuleDict`."""
-        module, frame = self.module, sys._getframe(1)
-        unpacked = frame.f_code.co_code[frame.f_lasti] == opmap["UNPACK_SEQUENCE"]
-        if unpacked or not hasattr(type(module), "__iter__"):
-            raise TypeError(
+        module = self.module
+        if not hasattr(type(module), "__iter__"):
+            raise WrongType(
                 f"setup returned a model ({type(module).__name__}), which is not several values. It returns as many as it is "
                 "given. Write model = runtime.setup(model), or model, optimizer = runtime.setup(model, optimizer)."
             )
@@ -186,7 +192,7 @@ class PreparedModel(nn.Module):
         return PreparedModel(module, self._hocket._replace(given=module, root=module))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(
+        raise WrongType(
             "A prepared model belongs to the Runtime of its process and cannot be pickled. Write runtime.save(path, "
             "model=model) for a checkpoint, torch.save(runtime.model_state(model), path) for the weights, or use model.module, "
             "the module that was given to setup."
@@ -195,7 +201,7 @@ class PreparedModel(nn.Module):
     def _check_full(self, call: str, write: str) -> None:
         strategy = self._hocket.strategy
         if Need.FULL_PARAMETERS not in strategy.offers:
-            raise RuntimeError(
+            raise WrongState(
                 f"{call} of a prepared model needs all weights, and strategy {type(strategy).__name__} shards them over "
                 f"ranks. Write {write}."
             )

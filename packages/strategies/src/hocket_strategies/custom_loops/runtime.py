@@ -16,6 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from hocket.data.checks import check_batches
 from hocket.data.several import prepared
 from hocket.devices import placement
+from hocket.errors import WrongState, WrongType, WrongValue
 from hocket.help import attributes, objects
 from hocket.help.arguments import explained, understood, unknown
 from hocket.hookspecs import Event
@@ -132,7 +133,7 @@ class Runtime(Joined):
         optimizers = [each for each in given if not isinstance(each, nn.Module)]
         checks.check_optimizers(optimizers)
         if not given:
-            raise TypeError("setup was given nothing. Write model, optimizer = runtime.setup(model, optimizer).")
+            raise WrongType("setup was given nothing. Write model, optimizer = runtime.setup(model, optimizer).")
         modules = [each for each in given if isinstance(each, nn.Module)]
         models = [each.module if isinstance(each, PreparedModel) else each for each in modules]
         known = {*self._roots}
@@ -140,7 +141,7 @@ class Runtime(Joined):
         for model, mine in zip(models, before, strict=True):
             placement.check_model(model, self.device.type, self.strategy.materializes)
             if not known.isdisjoint(mine):
-                raise ValueError(_TWICE.format(type(model).__name__))
+                raise WrongValue(_TWICE.format(type(model).__name__))
             known.update(mine)
         names = " and ".join(type(model).__name__ for model in models) or "a model that was set up"
         for optimizer in optimizers:
@@ -185,7 +186,7 @@ class Runtime(Joined):
             2
         """
         if global_batch is not None and not train:
-            raise ValueError(f"global_batch={global_batch} is for training data only. Omit it, or omit train=False.")
+            raise WrongValue(f"global_batch={global_batch} is for training data only. Omit it, or omit train=False.")
         check_batches(loader, "loader")
         return PreparedData(self, loader, prepared(loader, self.bus.prepare_data, train, global_batch), train)
 
@@ -240,9 +241,9 @@ class Runtime(Joined):
         others = {name: each for name, each in named.items() if not isinstance(each, torch.optim.Optimizer)}
         for name, each in others.items():
             if text := unknown("Runtime.stepper", name, each):
-                raise TypeError(text)
+                raise WrongType(text)
         if optimizers and named and not others:
-            raise TypeError(
+            raise WrongType(
                 "stepper was given optimizers with and without names. Name all, as in stepper(model, critic=critic), or none."
             )
         given = named or {str(number): optimizer for number, optimizer in enumerate(optimizers)}
@@ -312,7 +313,7 @@ class Runtime(Joined):
         ranks = self.strategy.data_ranks
         if weight is not None:
             if not weight >= 0:
-                raise ValueError(
+                raise WrongValue(
                     f"backward was given weight={weight}, the number of elements in the mean. Write 0 or more."
                 )
             mine, everyone = weight, self._sum(weight)
@@ -358,7 +359,7 @@ class Runtime(Joined):
         if not isinstance(optimizer, torch.optim.Optimizer):
             checks.check_optimizer(optimizer, "clip_gradients(model, optimizer, norm=1.0)")
         if (norm is None) == (value is None):
-            raise ValueError(
+            raise WrongValue(
                 f"clip_gradients was given norm={norm} and value={value}; give one of them. Write "
                 "runtime.clip_gradients(model, optimizer, norm=1.0)."
             )
@@ -511,7 +512,7 @@ class Runtime(Joined):
             norms = [float(gradient.norm()) for gradient in gradients]
             mine, *others = self.bus.all_gather_object(norms)
             if any(len(each) != len(mine) or not all(map(_close, each, mine)) for each in others):
-                raise RuntimeError(_DIFFERENT.format(type(optimizer).__name__))
+                raise WrongState(_DIFFERENT.format(type(optimizer).__name__))
             if all(map(math.isfinite, mine)):  # otherwise the loss scale is too large at first
                 self._compared.add(optimizer)
         return first
@@ -553,7 +554,7 @@ def _check_own_loop(parts: Parts) -> None:
         # A custom loop splits its batches itself.
         used = [name for name in hooks if hasattr(type(part), name) and name != "split_batch"]
         if used and not getattr(part, "own_loop", False):
-            raise ValueError(
+            raise WrongValue(
                 f"{argument} {type(part).__name__} acts on {', '.join(used)}, which only the Trainer's loop has. Train with "
                 f"hocket.Trainer, or give hocket.Runtime another {argument}, such as "
                 f"{'auto' if argument == 'strategy' else 'bf16'}."
@@ -561,7 +562,7 @@ def _check_own_loop(parts: Parts) -> None:
 
 
 def _no_closure() -> torch.Tensor:
-    raise RuntimeError(
+    raise WrongState(
         "This optimizer computes gradients again within its step, so it needs a closure. Call optimizer.step(closure) "
         "yourself, or train with hocket.Trainer."
     )

@@ -11,7 +11,7 @@ from torch import nn
 
 from hocket import elsewhere
 from hocket.distributed.ranks import Ranks
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, WrongType
 from hocket.help import warn
 from hocket.plain_data import decode, encode
 from hocket.training import seeding
@@ -78,7 +78,7 @@ def _state_of(runtime: Runtime, thing: Any, name: str) -> Any:
     if isinstance(thing, torch.optim.Optimizer):
         return runtime.bus.optimizer_shards(runtime.model_of(thing), thing)
     if isinstance(thing, PreparedData):
-        raise TypeError(
+        raise WrongType(
             f"save was given data ({name}=…), whose position a Runtime does not keep. Save at the end of an epoch, with "
             "numbers such as epoch=epoch, and begin with the next one after load. hocket.Trainer resumes within an epoch."
         )

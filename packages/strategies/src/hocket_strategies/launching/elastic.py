@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hocket.errors import WrongValue
 from hocket_strategies.launching import loopback
 from hocket_strategies.launching.errors import Failure, exit_code, first, read_failure
 from hocket_strategies.launching.parent import variable
@@ -115,27 +116,27 @@ def _rendezvous(job: Job) -> tuple[str, str]:
     """Return backend and endpoint of the rendezvous. Raises ValueError for options that do not fit together."""
     if job.node_rank is None:
         if job.backend == "static":
-            raise ValueError("--rdzv-backend static needs this machine's number, counted from 0: --node-rank 0.")
+            raise WrongValue("--rdzv-backend static needs this machine's number, counted from 0: --node-rank 0.")
         if job.nodes[1] > 1 and not job.endpoint:
-            raise ValueError(
+            raise WrongValue(
                 "Several machines need a common rendezvous. Give all of them the same host and port, such as "
                 "--rdzv-endpoint node1:29400, and the same --rdzv-id."
             )
         return job.backend or "c10d", job.endpoint or "localhost:0"
     if job.backend not in ("", "static"):
-        raise ValueError(
+        raise WrongValue(
             f"--node-rank is for a static rendezvous; --rdzv-backend {job.backend} assigns the numbers itself. Remove one of "
             "the two."
         )
     if job.nodes[0] != job.nodes[1]:
-        raise ValueError(
+        raise WrongValue(
             f"--node-rank numbers a fixed set of machines, but --nnodes {job.nodes[0]}:{job.nodes[1]} lets them join and "
             "leave. Remove --node-rank."
         )
     if job.node_rank >= job.nodes[1]:
-        raise ValueError(f"--node-rank {job.node_rank} of --nnodes {job.nodes[1]}: machines are counted from 0.")
+        raise WrongValue(f"--node-rank {job.node_rank} of --nnodes {job.nodes[1]}: machines are counted from 0.")
     if not job.endpoint.rpartition(":")[2].isdecimal():
-        raise ValueError("--node-rank needs the address and port of machine 0, such as --rdzv-endpoint node1:29400.")
+        raise WrongValue("--node-rank needs the address and port of machine 0, such as --rdzv-endpoint node1:29400.")
     return "static", job.endpoint
 
 
@@ -143,7 +144,7 @@ def _store(port: int) -> TCPStore:
     try:
         return loopback.store(loopback.listen(port))
     except OSError as error:
-        raise ValueError(
+        raise WrongValue(
             f"--rdzv-endpoint names port {port}, which cannot be used here: {error.strerror}. Omit it: on one machine any free "
             "port is taken."
         ) from None

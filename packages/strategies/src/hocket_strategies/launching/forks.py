@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from hocket.errors import WrongState, WrongValue
 from hocket.launching import WorkerError
 from hocket_strategies.launching import loopback
 from hocket_strategies.launching.errors import Failure
@@ -55,7 +56,7 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, timeout: fl
     """
     who = f"hocket.launch(…, {processes!r})"
     if not isinstance(processes, int) or isinstance(processes, bool) or processes < 1:
-        raise ValueError(f"{who}: give the number of processes, from 1 on, such as hocket.launch(function, 2).")
+        raise WrongValue(f"{who}: give the number of processes, from 1 on, such as hocket.launch(function, 2).")
     check_forkable(who)
     _check_driver(who)
     with loopback.listen() as listening:
@@ -108,9 +109,9 @@ def check_forkable(who: str) -> None:
     import torch
 
     if "fork" not in multiprocessing.get_all_start_methods():
-        raise RuntimeError(f"{who} forks, which {sys.platform} does not support. Start a script with torchrun instead.")
+        raise WrongState(f"{who} forks, which {sys.platform} does not support. Start a script with torchrun instead.")
     if torch.cuda.is_initialized():
-        raise RuntimeError(
+        raise WrongState(
             f"{who} forks, and a process that has used a GPU cannot be forked. Call it before any use of torch.cuda (in a "
             "notebook: restart the kernel first), or start a script with hocket launch instead."
         )
@@ -136,7 +137,7 @@ def _check_driver(who: str) -> None:
         broken = pipe.read() == b"1"
     os.waitpid(child, 0)
     if broken and torch.cuda.device_count():
-        raise RuntimeError(
+        raise WrongState(
             f"{who} forks, and forks of this process could not use its GPUs: the driver is already initialized, for example "
             "by torch.cuda.is_available(). Call hocket.launch first (in a notebook: restart the kernel), start a script with "
             "hocket launch instead, or set CUDA_VISIBLE_DEVICES= to train on the CPU."

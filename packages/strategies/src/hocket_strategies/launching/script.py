@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hocket.errors import WrongState
+
 
 def command_again(devices: int) -> list[str]:
     """Return the command line that runs this script in another process, through `hocket_strategies.launching.worker`.
@@ -29,7 +31,7 @@ def command_again(devices: int) -> list[str]:
     elif getattr(sys, "frozen", False) or os.name != "posix":
         place = "in a frozen application" if os.name == "posix" else "on Windows"
     if place:
-        raise RuntimeError(
+        raise WrongState(
             f"Trainer(devices={devices}) runs the script again for every other rank, which is not possible {place}. Put the "
             f"training code into a function and call hocket.launch(function, {devices}), or move it into a separate script "
             f"and type: hocket launch -n {devices} script.py"

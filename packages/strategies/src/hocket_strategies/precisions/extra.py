@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hocket.errors import MissingPackage
 from hocket.help import installing
 
 
@@ -15,7 +16,7 @@ def torchao(module: str) -> Any:
     try:
         return importlib.import_module(f"torchao.{module}")
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackage(
             f"This precision needs torchao, which cannot be imported here ({error}). Type: "
             f"{installing.command('torchao', 'hocket-strategies')}; if it is installed, take the "
             f"release of torchao that was made for this torch ({torch.__version__})."

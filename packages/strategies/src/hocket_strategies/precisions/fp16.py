@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hocket import Precision
+from hocket.errors import NotFinite, WrongValue
 from hocket.optim.closures import needs_closure
 from hocket_strategies.precisions.loss_scaling import LossScaler
 
@@ -59,14 +60,14 @@ class FP16(Precision):
         min_scale: float = 2.0**-14,
     ) -> None:
         if not (0 < min_scale <= init_scale < float("inf")):
-            raise ValueError(
-                f"FP16 was given init_scale={init_scale} and min_scale={min_scale}: give positive numbers, the first at "
+            raise WrongValue(
+                f"FP16 was given «init_scale={init_scale}» and «min_scale={min_scale}»: give positive numbers, the first at "
                 "least as large as the second, such as 65536.0 and 2**-14."
             )
         if not growth_factor > 1 or not 0 < backoff_factor < 1 or growth_interval < 1:
-            raise ValueError(
-                f"FP16 was given growth_factor={growth_factor}, backoff_factor={backoff_factor} and "
-                f"growth_interval={growth_interval}: the first is more than 1, the second between 0 and 1, the third at "
+            raise WrongValue(
+                f"FP16 was given «growth_factor={growth_factor}», «backoff_factor={backoff_factor}» and "
+                f"«growth_interval={growth_interval}»: the first is more than 1, the second between 0 and 1, the third at "
                 "least 1, such as 2.0, 0.5 and 2000."
             )
         self._options: dict[str, Any] = {
@@ -85,8 +86,8 @@ class FP16(Precision):
     def convert_module(self, module: nn.Module) -> nn.Module:
         """Start with a new scale on the run's device; the weights are not converted."""
         if self.device.type not in _DEVICES:
-            raise ValueError(
-                f"precision='fp16' runs on {' and '.join(_DEVICES)}, not on {self.device.type}. Pass device='cpu' or "
+            raise WrongValue(
+                f"«precision='fp16'» runs on {' and '.join(_DEVICES)}, not on {self.device.type}. Pass «device='cpu'» or "
                 "precision='fp32'."
             )
         self._begin_with(self.device.type)
@@ -95,9 +96,9 @@ class FP16(Precision):
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
         """Refuse optimizers whose steps cannot be skipped."""
         if needs_closure(optimizer):
-            raise ValueError(
-                f"{type(optimizer).__name__} computes gradients itself, so precision='fp16' could not skip its step when "
-                "they overflow. Pass precision='bf16' or 'fp32', or an optimizer such as SGD or AdamW."
+            raise WrongValue(
+                f"{type(optimizer).__name__} computes gradients itself, so «precision='fp16'» could not skip its step when "
+                "they overflow. Pass «precision='bf16'» or 'fp32', or an optimizer such as SGD or AdamW."
             )
         return True
 
@@ -142,10 +143,10 @@ class FP16(Precision):
         current.decided |= current.skip  # no optimizer may be asked to step any more
         scaler = current.scaler
         if current.skip and (scale := scaler.get_scale()) * scaler.get_backoff_factor() < self.min_scale:
-            raise FloatingPointError(
+            raise NotFinite(
                 f"Gradients are not finite, nor were they in earlier batches, although the loss scale has fallen to {scale:g}: "
-                "the cause is not loss scaling. Find the layer with detect_anomaly=True, lower the learning "
-                "rate, or use precision='bf16' or 'fp32'."
+                "the cause is not loss scaling. Find the layer with «detect_anomaly=True», lower the learning "
+                "rate, or use «precision='bf16'» or 'fp32'."
             )
         return current.skip
 
@@ -184,7 +185,7 @@ class FP16(Precision):
         """Restore :meth:`state_dict`; factors and intervals stay those of the constructor."""
         known = self._scales[""].state_dict()
         if state_dict.keys() - {"steps"} != known.keys():
-            raise ValueError(f"FP16's state has the keys {sorted(known)}, but was given {sorted(state_dict)}.")
+            raise WrongValue(f"FP16's state has the keys {sorted(known)}, but was given {sorted(state_dict)}.")
         for name, own in {"": state_dict, **state_dict.get("steps", {})}.items():
             self.begin_step(name)
             self._current.load_state_dict(own)

@@ -12,6 +12,7 @@ from torch import nn
 
 from hocket import Precision
 from hocket.data.nesting import map_tensors
+from hocket.errors import WrongValue
 
 _WIDER = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
@@ -36,8 +37,8 @@ class FP64(Precision):
         """Convert parameters and buffers to double precision, in place. Raises ValueError on a device without it (mps)."""
         tensors = list(chain(module.parameters(), module.buffers()))
         if any(tensor.device.type == "mps" for tensor in tensors):
-            raise ValueError(
-                "Apple GPUs have no 64-bit floats, so precision='fp64' cannot run on mps. Pass device='cpu'."
+            raise WrongValue(
+                "Apple GPUs have no 64-bit floats, so «precision='fp64'» cannot run on mps. Pass «device='cpu'»."
             )
         module.double()
         for tensor in tensors:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hocket import Precision
+from hocket.errors import WrongType, WrongValue
 from hocket.surgery import Policy, replace_modules
 from hocket_strategies.precisions.extra import torchao
 
@@ -48,9 +49,9 @@ class FP8(Precision):
         self, recipe: Recipe = "tensorwise", emulate: bool = False, keep: list[str] | tuple[str, ...] = ()
     ) -> None:
         if recipe not in get_args(Recipe):
-            raise ValueError(f"FP8 has no recipe={recipe!r}; use one of {', '.join(map(repr, get_args(Recipe)))}.")
+            raise WrongValue(f"FP8 has no «recipe={recipe!r}»; use one of {', '.join(map(repr, get_args(Recipe)))}.")
         if isinstance(keep, str):
-            raise TypeError(f"FP8 was given keep={keep!r}; give a list of parts of names: [{keep!r}].")
+            raise WrongType(f"FP8 was given «keep={keep!r}»; give a list of parts of names: [{keep!r}].")
         self._recipe, self._emulate, self._keep = recipe, emulate, tuple(keep)
 
     def convert_module(self, module: nn.Module) -> nn.Module:
@@ -72,9 +73,9 @@ class FP8(Precision):
             return converted
 
         if not replace_modules(module, {nn.Linear: Policy(build, matches)}):
-            raise ValueError(
-                f"precision='fp8' found no torch.nn.Linear whose in_features and out_features are multiples of {_MULTIPLE}, "
-                "so nothing would run in 8 bits. Change the sizes, or pass precision='bf16'."
+            raise WrongValue(
+                f"«precision='fp8'» found no torch.nn.Linear whose in_features and out_features are multiples of {_MULTIPLE}, "
+                "so nothing would run in 8 bits. Change the sizes, or pass «precision='bf16'»."
             )
         return module
 
@@ -94,8 +95,8 @@ def _check(device: torch.device) -> None:
         if (major, minor) >= needed:
             return
         what = f"the {torch.cuda.get_device_name(device)} (compute capability {major}.{minor})"
-    raise ValueError(
-        f"precision='fp8' needs float8 matrix products, which {what} cannot do: NVIDIA GPUs have them from compute "
-        "capability 8.9 (Ada, Hopper), AMD's from MI300. Pass precision='bf16', or to try it slowly "
-        "precision={'fp8': {'emulate': True}}."
+    raise WrongValue(
+        f"«precision='fp8'» needs float8 matrix products, which {what} cannot do: NVIDIA GPUs have them from compute "
+        "capability 8.9 (Ada, Hopper), AMD's from MI300. Pass «precision='bf16'», or to try it slowly "
+        "«precision={'fp8': {'emulate': True}}»."
     )

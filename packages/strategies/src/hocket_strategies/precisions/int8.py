@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from hocket import Need, Precision
+from hocket.errors import WrongValue
 from hocket_strategies.precisions.extra import torchao
 
 if TYPE_CHECKING:
@@ -40,17 +41,17 @@ class INT8(Precision):
         """Check that torchao is installed and that the model has linear layers; change nothing."""
         torchao("quantization")
         if not _linears(module):
-            raise ValueError(
-                "precision='int8' rounds weights of torch.nn.Linear layers, and the model has none. Pass precision='fp32'."
+            raise WrongValue(
+                "«precision='int8'» rounds weights of torch.nn.Linear layers, and the model has none. Pass «precision='fp32'»."
             )
         return module
 
     def before_load(self, state: State) -> None:
         """Refuse sharded weights, which cannot be rounded here."""
         if Need.FULL_PARAMETERS not in state.strategy.offers:
-            raise ValueError(
-                f"precision='int8' needs full weights, and the strategy {type(state.strategy).__name__} shards them. "
-                "Pass strategy='single' or 'ddp', or precision='fp32'."
+            raise WrongValue(
+                f"«precision='int8'» needs full weights, and the strategy {type(state.strategy).__name__} shards them. "
+                "Pass «strategy='single'» or 'ddp', or «precision='fp32'»."
             )
 
     # --- around evaluation and prediction

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hocket import Precision, Task
 from hocket.data.nesting import map_tensors
+from hocket.errors import WrongValue
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -100,9 +101,9 @@ class FP16True(StoredLow):
             eps = group.get("eps")
             low = any(parameter.dtype is torch.float16 for parameter in group["params"])
             if low and isinstance(eps, float) and not torch.tensor(eps, dtype=torch.float16).item():
-                raise ValueError(
-                    f"{type(optimizer).__name__} has eps={eps:g}, which is 0 in float16, so it would divide by zero. Give "
-                    "it eps=1e-4, or train with precision='fp16' or 'bf16-true'."
+                raise WrongValue(
+                    f"{type(optimizer).__name__} has «eps={eps:g}», which is 0 in float16, so it would divide by zero. Give "
+                    "it «eps=1e-4», or train with «precision='fp16'» or 'bf16-true'."
                 )
         return True
 

@@ -239,11 +239,11 @@ def _other_global_batches(then: tuple[Any, ...], now: tuple[int, str]) -> str:
     """Return the error message for an epoch with global batches of another size."""
     (number, unit), (given, of) = then, now
     if unit == "samples":
-        advice = f"Pass global_batch={number} to the Trainer"
+        advice = f"Pass «global_batch={number}» to the Trainer"
     elif number > 1:
         advice = f"Start {number} ranks, without global_batch"
     else:
-        advice = "Pass global_batch= with the number of samples that a batch of the data has"
+        advice = "Pass «global_batch=» with the number of samples that a batch of the data has"
     return (
         f"The checkpoint was taken in the middle of an epoch, in which a global batch was made of {number} {unit}; now it is "
         f"made of {given} {of}. {advice}, or resume from the end of an epoch."

@@ -135,7 +135,7 @@ class ByIndex(DataSource):
         warn(
             f"{type(loader.dataset).__name__} has a state_dict, but it cannot be read from the {loader.num_workers} worker "
             "processes that load its samples, so a resumed run begins with the initial state of the data set. Use "
-            "num_workers=0, or let samples depend only on their index and on the epoch, which set_epoch receives."
+            "«num_workers=0», or let samples depend only on their index and on the epoch, which set_epoch receives."
         )
 
 

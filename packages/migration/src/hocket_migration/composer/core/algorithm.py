@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import hocket
+from hocket.errors import Unsupported
 from hocket_migration.composer.core.event import Event, in_hocket
 from hocket_migration.composer.core.state import State
 
@@ -29,11 +30,11 @@ class Algorithm:
 
     def match(self, event: Event, state: State) -> bool:
         """Whether :meth:`apply` should run on this event."""
-        raise NotImplementedError(f"{type(self).__name__} needs a match(event, state), which returns True or False.")
+        raise Unsupported(f"{type(self).__name__} needs a match(event, state), which returns True or False.")
 
     def apply(self, event: Event, state: State, logger: Any) -> int | None:
         """Act on the event."""
-        raise NotImplementedError(f"{type(self).__name__} needs an apply(event, state, logger).")
+        raise Unsupported(f"{type(self).__name__} needs an apply(event, state, logger).")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to save in checkpoints: tensors, numbers, strings, and lists and dicts of them."""

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hocket.data import batches
 from hocket.data.source import known_length
+from hocket.errors import WrongValue
 
 
 class DataSpec:
@@ -63,7 +64,7 @@ class DataSpec:
         if not isinstance(found, Mapping):
             return int(found)
         if token_type not in found:
-            raise ValueError(f"get_num_tokens_in_batch counts {', '.join(map(repr, found))}, and not {token_type!r}.")
+            raise WrongValue(f"get_num_tokens_in_batch counts {', '.join(map(repr, found))}, and not {token_type!r}.")
         return int(found[token_type])
 
     def count(self, batch: Any) -> batches.Counts:

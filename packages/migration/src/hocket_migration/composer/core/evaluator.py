@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import hocket
+from hocket.errors import WrongValue
 from hocket_migration.composer.core.data_spec import DataSpec, Parts, ensure_data_spec
 from hocket_migration.composer.core.time import Time
 
@@ -43,7 +44,7 @@ class Evaluator:
     ) -> None:
         size = device_eval_microbatch_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ValueError(
+            raise WrongValue(
                 f"device_eval_microbatch_size={size!r}: hocket does not search it. Give a number of samples, or None for the "
                 "batches of the loader."
             )
@@ -84,7 +85,7 @@ def interval(given: Any, name: str = "eval_interval") -> str:
         return "0ba"
     time = Time.from_input(given, "ep")
     if time.unit == "iter":
-        raise ValueError(
+        raise WrongValue(
             f"{name}='{time}' is in iterations, which hocket does not have. Write batches ('ba') or epochs ('ep')."
         )
     return str(time) if time.value else "0ba"

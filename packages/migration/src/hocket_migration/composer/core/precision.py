@@ -8,6 +8,8 @@ from enum import StrEnum
 
 import torch
 
+from hocket.errors import WrongValue
+
 
 class Precision(StrEnum):
     """The precisions of Composer's Trainer."""
@@ -28,7 +30,7 @@ def get_precision_context(precision: str | Precision) -> Iterator[None]:
     """Compute in a precision inside the context, on a GPU; a CPU computes as ever. Raises ValueError for ``amp_fp8``."""
     precision = Precision(precision)
     if precision is Precision.AMP_FP8:
-        raise ValueError("get_precision_context('amp_fp8') is not available. Write Trainer(precision='amp_fp8').")
+        raise WrongValue("get_precision_context('amp_fp8') is not available. Write Trainer(precision='amp_fp8').")
     if not torch.cuda.is_available():
         yield
         return

@@ -13,6 +13,7 @@ import hocket
 from hocket import Timestamp as Position
 from hocket.content import by_own_names
 from hocket.data.items import get_item, set_item
+from hocket.errors import Unsupported, WrongState, WrongValue
 from hocket_migration.composer.core.event import Event
 from hocket_migration.composer.core.precision import Precision
 from hocket_migration.composer.core.time import Time, Timestamp
@@ -71,7 +72,7 @@ class State:
     def hocket(self) -> hocket.State:
         """hocket's state. Raises RuntimeError before there is a Trainer."""
         if self._hocket is None:
-            raise RuntimeError("There is no run yet: the state can be read from the first event (INIT) on.")
+            raise WrongState("There is no run yet: the state can be read from the first event (INIT) on.")
         return self._hocket
 
     # --- the model and the batch
@@ -169,7 +170,7 @@ class State:
         """End the fit, for a duration that is over; raises ValueError for another one."""
         time = None if duration is None else Time.from_input(duration, "ep")
         if time is None or self.timestamp < time:
-            raise ValueError(
+            raise WrongValue(
                 f"max_duration={duration!r} cannot be set during a run. Pass it to the Trainer, or fit(duration=…)."
             )
         self.stop_training()
@@ -295,7 +296,7 @@ class State:
 
     def load_state_dict(self, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         """Refuse: the Trainer loads."""
-        raise NotImplementedError("state.load_state_dict is not available. Pass load_path= to the Trainer.")
+        raise Unsupported("state.load_state_dict is not available. Pass load_path= to the Trainer.")
 
     @property
     def fsdp_enabled(self) -> bool:

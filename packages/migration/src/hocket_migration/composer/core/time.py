@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 import hocket
+from hocket.errors import WrongState, WrongType, WrongValue
 
 
 class TimeUnit(StrEnum):
@@ -61,7 +62,7 @@ class Time:
         if self.unit is TimeUnit.DURATION:
             value = float(value)
         elif not isinstance(value, int):
-            raise TypeError(
+            raise WrongType(
                 f"A Time in {self.unit.value} is a whole number, not {value!r}. Write Time({int(value)}, …)."
             )
         self.value: Any = value
@@ -103,7 +104,7 @@ class Time:
             return cls(int(timestring.total_seconds()), TimeUnit.SECOND)
         time = cls.from_timestring(timestring)
         if time.unit is not TimeUnit.SECOND:
-            raise ValueError(f"{timestring!r} is not a time of the clock. Write '1h30m0s' or the like.")
+            raise WrongValue(f"{timestring!r} is not a time of the clock. Write '1h30m0s' or the like.")
         return time
 
     @classmethod
@@ -115,7 +116,7 @@ class Time:
             return cls.from_timestring(i)
         if isinstance(i, int) and default_int_unit is not None:
             return cls(i, default_int_unit)
-        raise ValueError(f"{i!r} is not a time. Write a text with a unit, such as '10ep', '100ba' or '0.5dur'.")
+        raise WrongValue(f"{i!r} is not a time. Write a text with a unit, such as '10ep', '100ba' or '0.5dur'.")
 
     @classmethod
     def from_timestring(cls, timestring: str) -> Time:
@@ -127,7 +128,7 @@ class Time:
         unit = TimeUnit(found[2].lower())
         number = float(found[1])
         if unit is not TimeUnit.DURATION and number != int(number):
-            raise TypeError(f"{timestring!r} is not a whole number of {unit.name.lower()}s.")
+            raise WrongType(f"{timestring!r} is not a whole number of {unit.name.lower()}s.")
         return cls(number if unit is TimeUnit.DURATION else int(number), unit)
 
     def to_timestring(self) -> str:
@@ -145,10 +146,10 @@ class Time:
         if isinstance(other, int | float):
             return other
         if not isinstance(other, Time | str):
-            raise TypeError(f"{self} cannot be combined with {other!r}, which is not a time.")
+            raise WrongType(f"{self} cannot be combined with {other!r}, which is not a time.")
         other = Time.from_input(other)
         if other.unit is not self.unit:
-            raise RuntimeError(
+            raise WrongState(
                 f"{self} and {other} have different units. Give both in one, such as state.timestamp.get('{self.unit.value}')."
             )
         return other.value
@@ -261,7 +262,7 @@ class Timestamp:
                     setattr(self._position, name, count)
             else:
                 known = (*_COUNTS, *_OF_ITERATIONS, *_WALL_CLOCK, "iteration_wct")
-                raise TypeError(f"A Timestamp has no {name}=. It has {', '.join(known)}.")
+                raise WrongType(f"A Timestamp has no {name}=. It has {', '.join(known)}.")
 
     def state_dict(self) -> dict[str, Any]:
         """Return all counts as numbers, and the wall-clock times."""
@@ -388,7 +389,7 @@ class Timestamp:
         if unit is TimeUnit.SECOND:
             return Time(int(self._position.seconds), unit)
         if unit is TimeUnit.DURATION:
-            raise ValueError("A timestamp does not know the duration; call state.get_elapsed_duration().")
+            raise WrongValue("A timestamp does not know the duration; call state.get_elapsed_duration().")
         return getattr(self, unit.name.lower())  # type: ignore[no-any-return]  # all of these are times
 
     def _compared(self, other: Any) -> tuple[Any, Any]:

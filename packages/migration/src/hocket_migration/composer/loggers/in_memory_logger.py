@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hocket.errors import WrongValue
 from hocket_migration.composer.core.state import State
 from hocket_migration.composer.core.time import Timestamp
 from hocket_migration.composer.loggers.logger import Logger
@@ -62,7 +63,7 @@ class InMemoryLogger(LoggerDestination):
         Raises ValueError for a name that was never logged.
         """
         if metric not in self.data:
-            raise ValueError(f"{metric!r} was not logged. These were: {', '.join(sorted(self.data)) or 'none'}.")
+            raise WrongValue(f"{metric!r} was not logged. These were: {', '.join(sorted(self.data)) or 'none'}.")
         entries = self.data[metric]
         found: dict[str, list[Any]] = {}
         for now, value in entries:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from hocket import Timestamp as Position
+from hocket.errors import WrongValue
 from hocket_migration.composer.core.state import State
 
 
@@ -26,7 +27,7 @@ class Logger:
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log numbers by name. The step is the number of batches trained on; raises ValueError for another one."""
         if step is not None and step != self._state.hocket.timestamp.batch:
-            raise ValueError(f"log_metrics(step={step}): hocket logs by the position of the run. Omit step=.")
+            raise WrongValue(f"log_metrics(step={step}): hocket logs by the position of the run. Omit step=.")
         state = self._state.hocket
         self.positions.update(dict.fromkeys(metrics, state.timestamp.copy()))
         state.log(dict(metrics))

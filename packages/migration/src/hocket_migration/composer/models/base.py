@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hocket.errors import Unsupported
+
 
 class ComposerModel(nn.Module):
     """Base of models with Composer's interface: they define their outputs, their loss and their metrics for a batch.
@@ -30,13 +32,11 @@ class ComposerModel(nn.Module):
 
     def forward(self, batch: Any) -> Any:
         """Return the outputs for a batch."""
-        raise NotImplementedError(
-            f"{type(self).__name__} needs a forward(batch), which returns the outputs for a batch."
-        )
+        raise Unsupported(f"{type(self).__name__} needs a forward(batch), which returns the outputs for a batch.")
 
     def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Tensor | Any:
         """Return the loss: a mean over samples, or several losses in a sequence or by name, which are added up."""
-        raise NotImplementedError(f"{type(self).__name__} needs a loss(outputs, batch), which returns a scalar tensor.")
+        raise Unsupported(f"{type(self).__name__} needs a loss(outputs, batch), which returns a scalar tensor.")
 
     def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
         """Return the outputs for metrics; by default those of `forward`."""
@@ -48,7 +48,7 @@ class ComposerModel(nn.Module):
 
     def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
         """Update a metric with a batch."""
-        raise NotImplementedError(
+        raise Unsupported(
             f"{type(self).__name__} has metrics and no update_metric(batch, outputs, metric). Define it; for batches of inputs "
             "and targets it calls metric.update(outputs, batch[1])."
         )

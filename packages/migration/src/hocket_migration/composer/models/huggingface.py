@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket.errors import WrongType, WrongValue
 from hocket_migration.composer.models.base import ComposerModel
 from hocket_migration.composer.plugins import refuse
 
@@ -70,7 +71,7 @@ class HuggingFaceModel(ComposerModel):
         self.shift_labels = causal if shift_labels is None else shift_labels
         if tokenizer is not None and len(tokenizer) > self.config.vocab_size:
             if not allow_embedding_resizing:
-                raise ValueError(
+                raise WrongValue(
                     f"The tokenizer has {len(tokenizer)} tokens, and {type(model).__name__} embeddings of "
                     f"{self.config.vocab_size}. Write allow_embedding_resizing=True to enlarge them."
                 )
@@ -79,7 +80,7 @@ class HuggingFaceModel(ComposerModel):
     def forward(self, batch: Mapping[str, Any]) -> Any:
         """Call the model with those entries of the batch that it takes."""
         if not isinstance(batch, Mapping):
-            raise TypeError(
+            raise WrongType(
                 f"HuggingFaceModel takes batches that are mappings, such as {{'input_ids': …, 'labels': …}}, and got a "
                 f"{type(batch).__name__}. Use transformers' DataCollatorWithPadding as the loader's collate_fn."
             )
@@ -89,7 +90,7 @@ class HuggingFaceModel(ComposerModel):
         """Return the model's own loss."""
         loss = outputs["loss"] if isinstance(outputs, Mapping) else outputs[0]
         if loss is None:
-            raise ValueError(f"{type(self.model).__name__} returned no loss: batches need 'labels'.")
+            raise WrongValue(f"{type(self.model).__name__} returned no loss: batches need 'labels'.")
         return loss  # type: ignore[no-any-return]  # a tensor
 
     def eval_forward(self, batch: Any, outputs: Any = None) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hocket.errors import WrongValue
 from hocket_migration.composer.loss import soft_cross_entropy
 from hocket_migration.composer.models.base import ComposerModel
 from hocket_migration.composer.required import require
@@ -47,7 +48,7 @@ class ComposerClassifier(ComposerModel):
         self._loss_fn = loss_fn
         self.num_classes = getattr(module, "num_classes", num_classes)
         if self.num_classes is None and (train_metrics is None or val_metrics is None):
-            raise ValueError(
+            raise WrongValue(
                 "ComposerClassifier needs the number of classes for its metrics. Pass num_classes=10 or the like, or both "
                 "train_metrics= and val_metrics=."
             )

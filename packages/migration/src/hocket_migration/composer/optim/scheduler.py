@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from hocket.errors import WrongState, WrongValue
 from hocket_migration.composer.core.state import State
 from hocket_migration.composer.core.time import Time, TimeUnit
 
@@ -42,9 +43,9 @@ def convert(time: str | Time, state: State, ssr: float = 1.0) -> Time:
     """
     time, planned = Time.from_input(time), state.max_duration
     if time.unit is TimeUnit.SECOND:
-        raise ValueError(f"A scheduler cannot be given '{time}': it counts epochs, batches, samples or tokens.")
+        raise WrongValue(f"A scheduler cannot be given '{time}': it counts epochs, batches, samples or tokens.")
     if planned is None:
-        raise ValueError("A scheduler needs the duration: pass max_duration= to the Trainer.")
+        raise WrongValue("A scheduler needs the duration: pass max_duration= to the Trainer.")
     if time.unit is TimeUnit.DURATION:
         if planned.unit is not TimeUnit.EPOCH:
             return Time(int(time.value * planned.value), planned.unit)
@@ -57,7 +58,7 @@ def convert(time: str | Time, state: State, ssr: float = 1.0) -> Time:
 def _epoch(state: State, time: Time) -> int:
     length = state.dataloader_len
     if length is None:
-        raise RuntimeError(f"The data has no length, so '{time}' is not known in batches. Give the schedule in 'ba'.")
+        raise WrongState(f"The data has no length, so '{time}' is not known in batches. Give the schedule in 'ba'.")
     return int(length)
 
 
@@ -154,7 +155,7 @@ class CosineAnnealingWarmRestartsScheduler(_Scheduler):
         end = length
         while end <= now:
             if not length:
-                raise ValueError(
+                raise WrongValue(
                     f"The cycles of {self!r} have become so short that they have no length. Give t_mult=1 or more."
                 )
             length = int(self.t_mult * length)
@@ -195,7 +196,7 @@ class _WithWarmup(_Scheduler):
         """Return the factor."""
         warmup, t_max = convert(self.t_warmup, state), convert(self.t_max, state, ssr)
         if warmup.unit is not t_max.unit:
-            raise ValueError(
+            raise WrongValue(
                 f"{self!r}: the warm-up of {warmup} and t_max={t_max} have different units. Give both in one."
             )
         _check_end(self, t_max, state)
@@ -212,7 +213,7 @@ def _check_end(scheduler: Any, t_max: Time, state: State) -> None:
     if planned.unit is TimeUnit.EPOCH and t_max.unit is TimeUnit.BATCH and state.dataloader_len is not None:
         planned = Time(planned.value * int(state.dataloader_len), TimeUnit.BATCH)
     if planned.unit is t_max.unit and t_max < planned:
-        raise ValueError(f"{scheduler!r} ends at {t_max}, before the end of training at {planned}. Give t_max='1dur'.")
+        raise WrongValue(f"{scheduler!r} ends at {t_max}, before the end of training at {planned}. Give t_max='1dur'.")
 
 
 class MultiStepWithWarmupScheduler(_Scheduler):

@@ -9,6 +9,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket_migration.composer.core.state import State
 
@@ -77,14 +78,14 @@ class Schedulers:
         self.in_use = [each if isinstance(each, LRScheduler) else InUse(each, self.optimizer) for each in self._given]
         for scheduler in self._given:
             if not isinstance(scheduler, LRScheduler) and not callable(scheduler):
-                raise TypeError(
+                raise WrongType(
                     f"schedulers={scheduler!r} is not a scheduler. Write one of composer.optim, such as "
                     "CosineAnnealingScheduler(), a function of the state that returns a factor, or a scheduler of torch."
                 )
             if isinstance(scheduler, LRScheduler):
                 scale(scheduler, ssr)
             elif ssr != 1.0 and len(inspect.signature(scheduler).parameters) == 1:
-                raise ValueError(
+                raise WrongValue(
                     f"scale_schedule_ratio={ssr} needs schedulers that take it, and {scheduler!r} takes the state alone. Write "
                     "def scheduler(state, ssr=1.0), and multiply its times by ssr."
                 )
@@ -165,7 +166,7 @@ def scale(scheduler: LRScheduler, ssr: float) -> None:
     elif kind in _LENGTHS:
         setattr(known, _LENGTHS[kind], int(getattr(known, _LENGTHS[kind]) * ssr))
     else:
-        raise ValueError(
+        raise WrongValue(
             f"scale_schedule_ratio={ssr} cannot scale {kind}, but {', '.join([*_LENGTHS, 'ExponentialLR'])} and functions "
             "of the state. Give the scheduler with scaled lengths, and max_duration= too."
         )

@@ -13,6 +13,7 @@ from torch import distributed
 from torch.utils.data import Dataset, DistributedSampler
 
 from hocket.distributed.objects import pack, unpack
+from hocket.errors import WrongState
 
 
 def _number(variable: str, alone: int) -> int:
@@ -68,7 +69,7 @@ def _alone() -> bool:
     if is_initialized():
         return False
     if get_world_size() > 1:
-        raise RuntimeError(
+        raise WrongState(
             "There is no process group yet. Call dist.initialize_dist() first, or make the Trainer before."
         )
     return True

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from hocket.data.items import get_item, set_item
 from hocket.display import notebook
+from hocket.errors import WrongValue
 from hocket_migration.composer.core.event import Event
 from hocket_migration.composer.core.time import Time, TimeUnit
 from hocket_migration.composer.devices import Device, best_device, device_named
@@ -115,7 +116,7 @@ def create_interval_scheduler(
     """
     every = Time.from_input(interval, "ep")
     if every.unit is TimeUnit.DURATION:
-        raise ValueError(f"create_interval_scheduler('{every}'): pass '{every}' itself as the interval.")
+        raise WrongValue(f"create_interval_scheduler('{every}'): pass '{every}' itself as the interval.")
     epochs = every.unit is TimeUnit.EPOCH
     checkpoint = Event.EPOCH_CHECKPOINT if epochs else Event.BATCH_CHECKPOINT
     on = checkpoint if checkpoint_events else Event.EPOCH_END if epochs else Event.BATCH_END

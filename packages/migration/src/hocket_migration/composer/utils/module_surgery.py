@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from hocket.errors import WrongState
 from hocket.surgery import Policy, replace_modules, update_optimizer
 
 
@@ -53,7 +54,7 @@ def update_params_in_optimizer(
     old = set(old_params)
     groups = [group for group in optimizer.param_groups if not old.isdisjoint(group["params"])]
     if len(groups) > 1:
-        raise RuntimeError("The parameters are in several groups of the optimizer. Update one group at a time.")
+        raise WrongState("The parameters are in several groups of the optimizer. Update one group at a time.")
     for group in groups:
         kept = [each for each in group["params"] if each not in old]
         group["params"] = [*kept, *(each for each in new_params if not any(each is other for other in kept))]

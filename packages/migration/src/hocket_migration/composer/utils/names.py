@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
+from hocket.errors import ExistingFile
 from hocket_migration.composer.core.time import Timestamp
 from hocket_migration.composer.utils import dist
 
@@ -80,4 +81,4 @@ def ensure_folder_is_empty(folder_name: str | Path) -> None:
     folder = Path(folder_name)
     folder.mkdir(parents=True, exist_ok=True)
     if found := next(folder.rglob("*"), None):
-        raise FileExistsError(f"{folder} is not empty: it has {found.relative_to(folder)}. Choose another folder.")
+        raise ExistingFile(f"{folder} is not empty: it has {found.relative_to(folder)}. Choose another folder.")

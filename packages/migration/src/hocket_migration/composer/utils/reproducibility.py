@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hocket.errors import WrongValue
 from hocket_migration.composer.utils import dist
 
 #: The largest seed.
@@ -28,7 +29,7 @@ def seed_all(seed: int) -> None:
         17
     """
     if not 0 <= seed <= MAX_SEED:
-        raise ValueError(f"seed_all({seed}): a seed is a number from 0 to 2**32 - 1.")
+        raise WrongValue(f"seed_all({seed}): a seed is a number from 0 to 2**32 - 1.")
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
