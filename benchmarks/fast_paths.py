@@ -11,7 +11,7 @@ from harness import Series, table
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from hocket import fast_paths
+from hocket.basics import fast_paths
 
 Ways = tuple[Callable[[], Any], Callable[[], Any]]
 

@@ -21,8 +21,7 @@ import hocket
 from hocket.data.nesting import move
 from hocket.devices import placement
 from hocket.devices.cuda import CUDA
-from hocket.distributed import agreement
-from hocket.training import determinism, guard
+from hocket.loop import agreement, determinism, guard
 from hocket_checkpoints.storage.snapshot import Snapshot, Staging
 from hocket_testkit import no_sync
 

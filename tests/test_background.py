@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
+from hocket.basics import interruption
 from hocket.checkpoints import CheckpointError
-from hocket.training import interruption
 from hocket_checkpoints.storage import snapshot
 from hocket_checkpoints.storage.store import Store
 from hocket_testkit import run_ranks

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import hocket
 from hocket import Event, Phase, plugins
-from hocket.time import TimeError
+from hocket.basics.time import TimeError
 from hocket_cli import main
 
 

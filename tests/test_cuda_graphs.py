@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.training.graphs import may_overwrite
+from hocket.loop.graphs import may_overwrite
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 import hocket
-from hocket import ours
-from hocket.help import before_fit, warn
+from hocket.help import ours, warn
+from hocket.run import before_fit
 from hocket.schedules import Plateau
 from hocket_cli.sweep import Sweep, _check_sweep
 from hocket_cli.sweeps.space import Choices

@@ -21,11 +21,12 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 import hocket
-from hocket.help import failures, names
+from hocket.failures import explaining as failures
+from hocket.help import names
 from hocket.help.attributes import Values
-from hocket.task import SupervisedTask
-from hocket.training.actions import DefaultActions
-from hocket.training.simple_metrics import METRICS
+from hocket.loop.actions import DefaultActions
+from hocket.state.simple_metrics import METRICS
+from hocket.state.task import SupervisedTask
 
 
 def test_only_the_first_loss_of_a_fit_is_checked() -> None:
@@ -43,7 +44,7 @@ def test_only_the_first_loss_of_a_fit_is_checked() -> None:
 def test_checking_the_first_loss_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = make_trainer(model=make_model(dropout=0.5), seed=3)
     checked.fit()
-    monkeypatch.setattr("hocket.help.first_loss.watched", lambda state: nullcontext())
+    monkeypatch.setattr("hocket.loop.first_loss.watched", lambda state: nullcontext())
     plain = make_trainer(model=make_model(dropout=0.5), seed=3)
     plain.fit()
     assert same(checked.model_state_dict(), plain.model_state_dict())
@@ -555,7 +556,7 @@ def test_data_that_are_longer_than_they_say_are_said_once() -> None:
 
 def test_a_duration_beside_train_data() -> None:
     data = [(torch.ones(4, 8), torch.arange(4) % 3)] * 3
-    for duration in ("2ep", hocket.Time(2, hocket.time.Unit.EPOCH)):
+    for duration in ("2ep", hocket.Time(2, hocket.basics.time.Unit.EPOCH)):
         trainer = make_trainer(train_data=None, duration=None)
         assert trainer.fit(duration, train_data=data).timestamp.batch == 6
         assert trainer.fit(duration, data, train_data=data).metrics["eval/loss"] > 0

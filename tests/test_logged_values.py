@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import hocket
-from hocket.training.accumulators import ACCUMULATORS, Total
-from hocket.training.scalars import to_floats
+from hocket.state.accumulators import ACCUMULATORS, Total
+from hocket.state.scalars import to_floats
 from hocket_testkit import no_sync, run_ranks
 
 CPU = torch.device("cpu")

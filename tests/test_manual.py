@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
 import hocket
-from hocket.plugins.errors import PlanError
+from hocket.basics.plugin_errors import PlanError
 from hocket_testkit.ranks import RankError, run_ranks
 
 BATCHES, SIZE = 6, 8

@@ -20,7 +20,7 @@ from torch.utils.data import ChainDataset, ConcatDataset, DataLoader, IterableDa
 
 import hocket
 from hocket.schedules import Cosine, Plateau, Schedule
-from hocket.training.simple_metrics import METRICS
+from hocket.state.simple_metrics import METRICS
 from hocket_testkit import run_ranks
 
 X, Y = torch.randn(16, 4, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 2

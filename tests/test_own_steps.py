@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import hocket
-from hocket.plugins.errors import PlanError
+from hocket.basics.plugin_errors import PlanError
 from hocket_testkit.ranks import RankError, run_ranks
 
 DATA = [torch.full((4, 3), 1.0 + number) for number in range(4)]

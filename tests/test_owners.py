@@ -19,33 +19,33 @@ CORE = SOURCES / "core/src/hocket"
 #: The part, and the modules that write its attributes.
 OWNERS = {
     "step": {
-        "state.py", "training/actions.py", "training/weighing.py", "training/steps.py", "training/task_steps.py",
-        "training/by_hand.py", "training/parts_of_batch.py", "training/loss_functions.py", "training/loss_weights.py",
-        "training/fit.py", "training/evaluate.py", "training/predict.py", "training/windows.py",
+        "state/state.py", "loop/actions.py", "loop/weighing.py", "loop/steps.py", "loop/task_steps.py",
+        "loop/by_hand.py", "loop/parts_of_batch.py", "loop/loss_functions.py", "loop/loss_weights.py",
+        "loop/fit.py", "loop/evaluate.py", "loop/predict.py", "loop/windows.py",
         "checkpoints/src/hocket_checkpoints/components/step.py", "algorithms-general/src/hocket_general/auto_microbatch.py",
         "algorithms-general/src/hocket_general/swa.py",  # in a step of its own
     },
     "progress": {
-        "training/fit.py", "training/until.py", "training/run_data.py", "assembly.py",
+        "loop/fit.py", "loop/until.py", "run/data.py", "run/assembly.py",
         "checkpoints/src/hocket_checkpoints/components/data.py",
     },
-    "timestamp": {"training/progress.py"},
-    "previous": {"training/progress.py"},
+    "timestamp": {"state/progress.py"},
+    "previous": {"state/progress.py"},
     "requests": set(),
     "generators": set(),
     "borrowed": set(),
     "identity": {
         "checkpoints/src/hocket_checkpoints/resuming.py", "cli/src/hocket_cli/config.py",
         "cli/src/hocket_cli/train.py",  # with what an earlier part of the run had
-        "summary.py",  # the checkpoint that it resumed from is shown once
+        "run/summary.py",  # the checkpoint that it resumed from is shown once
     },
     "optimization": {
-        "assembly.py", "training/fit.py", "training/by_hand.py",  # while it clips
+        "run/assembly.py", "loop/fit.py", "loop/by_hand.py",  # while it clips
         "strategies/src/hocket_strategies/custom_loops/loop_steps.py",
         "insight/src/hocket_insight/memory/rehearsal.py",
     },
     "values": {
-        "training/scalars.py", "training/evaluate.py",
+        "state/scalars.py", "loop/evaluate.py",
         "algorithms-general/src/hocket_general/auto_microbatch.py",  # while it tries
     },
 }  # fmt: skip
@@ -53,14 +53,14 @@ OWNERS = {
 
 #: What the state itself holds, and the modules besides its own that assign it.
 ASSIGNED = {
-    "trainer.py": {"content", "exception"},
-    "assembly.py": {"task", "prepared", "overwrites"},
-    "training/evaluate.py": {"eval_label"},
-    "training/steps.py": {"step"},
-    "training/by_hand.py": {"step"},
+    "run/trainer.py": {"content", "exception"},
+    "run/assembly.py": {"task", "prepared", "overwrites"},
+    "loop/evaluate.py": {"eval_label"},
+    "loop/steps.py": {"step"},
+    "loop/by_hand.py": {"step"},
     "strategies/src/hocket_strategies/custom_loops/loop_steps.py": {"prepared", "overwrites"},
     "algorithms-general/src/hocket_general/auto_microbatch.py": {"prepared"},  # while it tries
-    "training/windows.py": {"microbatch"},  # of a window
+    "loop/windows.py": {"microbatch"},  # of a window
     "strategies/src/hocket_strategies/deepspeed.py": {"microbatch"},  # as its configuration says
 }  # fmt: skip
 #: What algorithms and engines may assign, as the hooks say.
@@ -111,7 +111,7 @@ def test_only_owners_write() -> None:
             if part in found:
                 found[part].add(where)
     assert {part: modules - OWNERS[part] for part, modules in found.items()} == {part: set() for part in OWNERS}
-    assert found["step"] >= {"training/fit.py", "training/actions.py"}  # it sees what there is
+    assert found["step"] >= {"loop/fit.py", "loop/actions.py"}  # it sees what there is
 
 
 #: Private names of torch that checkpoints look at.
@@ -124,7 +124,7 @@ TORCHS = {
 
 def test_checkpoints_and_the_trainer_read_no_private_field_of_others() -> None:
     found = []
-    for path in [CORE / "trainer.py", *SOURCES.glob("checkpoints/src/**/*.py")]:
+    for path in [CORE / "run/trainer.py", *SOURCES.glob("checkpoints/src/**/*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr[0] == "_" and node.attr[:2] != "__":
                 own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import hocket
+from hocket.basics.plugin_errors import PlanError
 from hocket.hookspecs import Event
-from hocket.plugins.errors import PlanError
 
 
 class Net(hocket.Task):

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, Subset
 
 import hocket
-from hocket.component import ContentError
 from hocket.data import seeded
+from hocket.hookspecs.component import ContentError
 
 DATA = [(torch.randn(8, 4, generator=torch.Generator().manual_seed(i)), torch.arange(8) % 3) for i in range(6)]
 

@@ -11,9 +11,9 @@ from support import weights
 from torch import Tensor, nn
 
 import hocket
+from hocket.basics.plain_data import decode, encode
+from hocket.basics.plugin_errors import PlanError
 from hocket.checkpoints import CheckpointError, export, read_weights
-from hocket.plain_data import decode, encode
-from hocket.plugins.errors import PlanError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse", "ignore:.*quantiz")
 

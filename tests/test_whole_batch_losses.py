@@ -150,7 +150,7 @@ def test_unknown_reductions_are_refused() -> None:
     with pytest.raises(ValueError, match=r"loss_reduction='pairs' is neither 'mean' nor 'sum', 'batch'"):
         hocket.Trainer(model=wrong())
     with pytest.raises(ValueError, match=r"reduction='pairs' of a hocket.Loss is neither 'mean' nor"):
-        hocket.losses.as_loss(hocket.Loss(torch.ones(()), reduction="pairs"))  # type: ignore[arg-type]
+        hocket.basics.losses.as_loss(hocket.Loss(torch.ones(()), reduction="pairs"))  # type: ignore[arg-type]
 
 
 class Sums(Said):

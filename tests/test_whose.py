@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import hocket
+from hocket.basics.run_folder import Run, RunFolder, RunFolderError, TemporaryFolder
 from hocket.checkpoints import CheckpointError
-from hocket.run_folder import Run, RunFolder, RunFolderError, TemporaryFolder
 from hocket_checkpoints.storage import format as formats
 from hocket_checkpoints.storage.store import Store
 from hocket_testkit import run_ranks

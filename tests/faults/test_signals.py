@@ -17,7 +17,7 @@ import training_script
 from training_script import differences, make, outcome
 
 import hocket
-from hocket.training import interruption
+from hocket.basics import interruption
 from hocket_checkpoints.signals import EXIT_CODE, Interrupted
 from hocket_checkpoints.slurm import requeue
 from hocket_testkit import run_ranks

@@ -22,8 +22,7 @@ import torch
 import yaml
 from test_fuzz import composer, lightning
 
-from hocket import safe_files
-from hocket.runs import files
+from hocket.basics import run_files as files, safe_files
 from hocket_cli import document, listing, main, recorded
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no such files there")

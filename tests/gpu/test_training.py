@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hocket
-from hocket.distributed.dtensors import non_finite
+from hocket.basics.dtensors import non_finite
 from hocket.optim import optimizers
 
 

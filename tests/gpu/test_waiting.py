@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hocket
-from hocket.plain_data import decode
+from hocket.basics.plain_data import decode
 from hocket_checkpoints.storage import format
 
 

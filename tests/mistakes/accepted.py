@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hocket
-from hocket.training.simple_metrics import Accuracy, MeanSquaredError
+from hocket.state.simple_metrics import Accuracy, MeanSquaredError
 from hocket_insight.callbacks.lr_monitor import LRMonitor
 
 

@@ -152,7 +152,7 @@ MISTAKES = [
     Mistake("an algorithm without apply", lambda: fit(algorithms=[WithoutApply()]), "WithoutApply declares events", "apply(event, state)", "def apply(self, event, state)"),
     Mistake("events by name", lambda: trainer(algorithms=[NamesEvents()]), "'batch_end'", "members of hocket.Event", "events = {hocket.Event.BATCH_END}"),
     Mistake("early stopping, metric=", lambda: trainer(callbacks=[{"early-stopping": {"metric": "val_loss"}}]), "no argument 'metric'", "Its signature is early-stopping(", "'monitor'"),
-    Mistake("half_life=100", lambda: trainer(algorithms=[{"ema": {"half_life": 100}}]), "half_life=100", "str | hocket.time.Time", "half_life='100ba'"),
+    Mistake("half_life=100", lambda: trainer(algorithms=[{"ema": {"half_life": 100}}]), "half_life=100", "str | hocket.basics.time.Time", "half_life='100ba'"),
     Mistake("a Conv1d, channels last", lambda: classify(torch.rand(16, 10, 4), model=Sequences()), "float32 of shape (16, 10, 4)", "(samples, channels, length)", "inputs.transpose(1, 2)"),
     Mistake("a Conv1d of a table", lambda: classify(INPUTS, model=Sequences()), "float32 of shape (16, 4)", "(samples, channels, length)", "inputs.unsqueeze(1)"),
     Mistake("an LSTM", lambda: classify(torch.rand(16, 7, 4), model=Recurrent()), "outputs: tuple of 2", "the loss takes one tensor", "outputs[0]"),

@@ -10,8 +10,8 @@ from typing import assert_type
 import torch
 
 from hocket import Precision, State, Strategy
+from hocket.basics.losses import Loss
 from hocket.hookspecs import PrecisionLike, StrategyLike
-from hocket.losses import Loss
 
 
 def calls(state: State, outputs: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.task import SupervisedTask
+from hocket.state.task import SupervisedTask
 from hocket_cli import main
 from hocket_general import Distillation, LabelSmoothing
 from hocket_general.functional import distillation_loss

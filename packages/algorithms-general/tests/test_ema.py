@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from hocket.basics.borrowing import BorrowedTensors
+from hocket.basics.time import Time, Unit
+from hocket.basics.timestamp import Timestamp
 from hocket.hookspecs import Event
-from hocket.time import Time, Unit
-from hocket.timestamp import Timestamp
-from hocket.training.borrowing import BorrowedTensors
 from hocket_general import EMA
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import hocket
 from hocket.hookspecs import Event
-from hocket.task import SupervisedTask
+from hocket.state.task import SupervisedTask
 from hocket_general import LabelSmoothing
 from hocket_testkit import run_ranks
 

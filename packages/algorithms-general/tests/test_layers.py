@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.plugins.errors import PluginConfigError
+from hocket.basics.plugin_errors import PluginConfigError
 from hocket_general.layers import layers
 
 

@@ -8,7 +8,7 @@ from support import make_data, make_model, make_trainer
 from torch import nn
 
 import hocket
-from hocket.plugins.errors import PlanError
+from hocket.basics.plugin_errors import PlanError
 from hocket_general import NoOpModel
 from hocket_general.functional import no_op_model
 from hocket_testkit import AlgorithmConformance

@@ -246,8 +246,8 @@ def _only_mean(outputs, targets, reduction="mean"):
     ],
 )
 def test_the_loss_of_each_sample_is_that_of_a_batch_of_one(loss, outputs, targets):
-    from hocket.losses import as_loss
-    from hocket.task import SupervisedTask
+    from hocket.basics.losses import as_loss
+    from hocket.state.task import SupervisedTask
     from hocket_general.selective_backprop import _per_sample
 
     task = SupervisedTask(nn.Identity(), loss)

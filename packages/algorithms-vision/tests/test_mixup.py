@@ -254,7 +254,7 @@ def test_a_loss_that_does_not_see_the_targets_is_refused():
 
 def test_mixers_conflict():
     for pair in ([MixUp(), CutMix()], [CutMix(), MixUp()]):
-        with pytest.raises(hocket.plugins.errors.ConflictError, match="cannot be combined"):
+        with pytest.raises(hocket.basics.plugin_errors.ConflictError, match="cannot be combined"):
             train(pair, (IMAGES, LABELS), F.cross_entropy)
 
 

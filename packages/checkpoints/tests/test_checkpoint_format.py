@@ -26,7 +26,7 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from hocket.checkpoints import CheckpointError
-from hocket.distributed.ranks import Ranks
+from hocket.state.ranks import Ranks
 from hocket_checkpoints.storage import (
     format as formats,
     header,

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hocket.checkpoints import CheckpointError, DamagedCheckpointWarning
-from hocket.distributed.ranks import Ranks
+from hocket.state.ranks import Ranks
 from hocket_checkpoints.storage import scratch
 from hocket_checkpoints.storage.store import Store
 

@@ -18,11 +18,11 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 from hocket import Algorithm, Callback, Event, State, Trainer, plugins
+from hocket.basics import seeding
+from hocket.basics.plain_data import decode, encode
 from hocket.data import seeded
 from hocket.data.generators import DataGenerators
 from hocket.data.samplers import Indices
-from hocket.plain_data import decode, encode
-from hocket.training import seeding
 from hocket_checkpoints.content import ContentError
 
 np = pytest.importorskip("numpy")

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 import hocket
+from hocket.basics import run_files as files
+from hocket.basics.direction import mode_of
 from hocket.plugins.delivery import LoggerWarning
-from hocket.runs import files
 from hocket.schedules import Plateau
-from hocket.training.direction import mode_of
-from hocket.training.simple_metrics import METRICS
+from hocket.state.simple_metrics import METRICS
 from hocket_cli import listing, main
 from hocket_insight.callbacks.early_stopping import EarlyStopping
 from hocket_loggers.lines import LinesFile

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.distributed.dtensors import non_finite
+from hocket.basics.dtensors import non_finite
 from hocket.optim.clipping import clip_gradients
 
 SHAPES = [(), (5,), (4, 3), (2, 3, 5), (3, 2, 3, 3)]

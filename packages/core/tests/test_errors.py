@@ -7,10 +7,10 @@ import warnings
 
 import pytest
 
+from hocket.basics.safe_files import UnsafeFileError
 from hocket.errors import CheckpointError, Mistake, Setting, WrongType, WrongValue, rendered
 from hocket.help import warn
 from hocket.plugins import PluginConfigError
-from hocket.safe_files import UnsafeFileError
 
 
 def test_an_error_carries_its_settings_as_data() -> None:

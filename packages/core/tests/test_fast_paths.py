@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from hocket import fast_paths
-from hocket.distributed.dtensors import non_finite
+from hocket.basics import fast_paths
+from hocket.basics.dtensors import non_finite
 from hocket.optim import clipping
 
 #: The module, whose name torch.optim does not keep.

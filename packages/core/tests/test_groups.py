@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import hocket
+from hocket.basics.plugin_errors import PluginConfigError
 from hocket.optim.groups import make_groups
-from hocket.plugins.errors import PluginConfigError
 from hocket_testkit import OptimizerConformance
 
 

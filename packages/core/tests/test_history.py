@@ -14,7 +14,7 @@ from support import make_data, make_model, make_trainer
 from torch.nn import functional as F
 
 import hocket
-from hocket.history import POSITION, History, Recorder
+from hocket.basics.history import POSITION, History, Recorder
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import hocket
-from hocket.elsewhere import NotInstalled
 from hocket.help import installing
+from hocket.help.elsewhere import NotInstalled
 from hocket.plugins import catalog
 
 REQUIRES = [

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from hocket.plain_data import decode, encode
-from hocket.training.metric_adapters import Collection, MetricAdapter, Torchmetrics, adapted
+from hocket.basics.plain_data import decode, encode
+from hocket.state.metric_adapters import Collection, MetricAdapter, Torchmetrics, adapted
 
 torchmetrics = pytest.importorskip("torchmetrics")
 

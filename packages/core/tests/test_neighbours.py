@@ -238,8 +238,8 @@ def test_a_distribution_that_calls_itself_hocket(install: Install) -> None:
         ("devices", "Mine", "Mine is not a subclass of hocket.Device"),
         ("optimizers", "number", "it is a int and not a class"),
         ("datasets", "nothing", "it is None"),
-        ("commands", "nothing", "it is None and not a hocket.command.Command"),
-        ("commands", "function", "it is a function and not a hocket.command.Command"),
+        ("commands", "nothing", "it is None and not a hocket.hookspecs.command.Command"),
+        ("commands", "function", "it is a function and not a hocket.hookspecs.command.Command"),
     ],
 )
 def test_entries_that_lead_to_no_plugin(install: Install, kind: str, attribute: str, said: str) -> None:
@@ -359,7 +359,7 @@ def test_a_device_that_works_is_chosen(install: Install) -> None:
 def test_help_imports_nothing_and_shows_every_command(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
     install(
         "[hocket.v1.commands]\nmine = acme_things:command\ntrain = acme_things:command\n",
-        "import os\nos._exit(7)\n\nfrom hocket.command import Command\n\n"
+        "import os\nos._exit(7)\n\nfrom hocket.hookspecs.command import Command\n\n"
         "command = Command('Does something of mine', None, None)\n",
     )
     assert main(["--help"]) == 0
@@ -406,7 +406,7 @@ def test_torch_that_cannot_be_imported_beside_it_names_it(install: Install, tmp_
 
 LOUD = """
 import atexit
-from hocket.command import Command
+from hocket.hookspecs.command import Command
 
 atexit.register(print, "\xff")
 command = Command("Prints at its end", None, None)
@@ -429,7 +429,7 @@ def test_the_doctor_reports_all_of_it(
     assert main(["plugins", "doctor", "--kind", "commands", "--json"]) == 1
     said = {line["distribution"]: line["problems"] for line in json.loads(capsys.readouterr().out)}
     assert said["a-none"][0].startswith("command 'none' of a-none 1.0 cannot be used: ")
-    assert "it is None and not a hocket.command.Command. Upgrade a-none, or" in said["a-none"][0]
+    assert "it is None and not a hocket.hookspecs.command.Command. Upgrade a-none, or" in said["a-none"][0]
     assert "HOCKET_DISABLE_PLUGINS=dist:a-none" in said["a-none"][0]
     assert "ended with exit code 0" in said["a-exits"][0]
     assert said["a-loud"] == []

@@ -13,8 +13,8 @@ from torch.optim import SGD, AdamW, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hocket.optim import optimizers
+from hocket.state.task import SupervisedTask
 from hocket.surgery import Replacement
-from hocket.task import SupervisedTask
 
 
 class Own(SGD):

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hocket import Callback, Precision, Strategy, parts, plugins
+from hocket import Callback, Precision, Strategy, plugins
 from hocket.hookspecs import PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
 from hocket.plugins import PluginConfigError, catalog, switches
 from hocket.plugins.spec import build, parse_spec
+from hocket.run import parts
 from hocket_cli import main
 from hocket_cli.source import summary
 

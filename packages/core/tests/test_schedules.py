@@ -8,6 +8,8 @@ import torch
 from hypothesis import given, strategies as st
 from torch.optim import lr_scheduler
 
+from hocket.basics.time import Time, TimeError, Unit
+from hocket.basics.timestamp import Timestamp
 from hocket.schedules import (
     WSD,
     Clock,
@@ -21,8 +23,6 @@ from hocket.schedules import (
     Schedule,
     Step,
 )
-from hocket.time import Time, TimeError, Unit
-from hocket.timestamp import Timestamp
 
 EPOCH_LENGTH, EPOCHS, SAMPLES, TOKENS = 5, 8, 4, 100
 BATCHES = EPOCH_LENGTH * EPOCHS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hocket.training import seeding
+from hocket.basics import seeding
 
 
 class GPUs:

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.settings import Settings
-from hocket.time import Time, TimeError
+from hocket.basics.time import Time, TimeError
+from hocket.loop.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 

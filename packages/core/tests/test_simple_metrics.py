@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hocket.training.simple_metrics import Accuracy
+from hocket.state.simple_metrics import Accuracy
 
 
 class Elsewhere(Tensor):

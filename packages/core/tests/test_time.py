@@ -9,8 +9,8 @@ from fractions import Fraction
 import pytest
 from hypothesis import assume, example, given, strategies as st
 
-from hocket.time import Interval, Time, TimeError, Unit, whole
-from hocket.timestamp import Timestamp
+from hocket.basics.time import Interval, Time, TimeError, Unit, whole
+from hocket.basics.timestamp import Timestamp
 
 COUNTED = [Unit.EPOCH, Unit.BATCH, Unit.SAMPLE, Unit.TOKEN]
 CONTINUOUS = [Unit.DURATION, Unit.SECOND]
@@ -207,7 +207,7 @@ def test_times_are_values():
 
 
 def test_does_not_import_torch():
-    code = "import sys, hocket.time, hocket.schedules; sys.exit('torch' in sys.modules)"
+    code = "import sys, hocket.basics.time, hocket.schedules; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

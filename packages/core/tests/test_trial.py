@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.training.trial import without_trace
+from hocket.loop.trial import without_trace
 
 SAMPLES = 43
 DATA = TensorDataset(torch.randn(SAMPLES, 5), torch.arange(SAMPLES) % 2)

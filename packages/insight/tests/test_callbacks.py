@@ -19,7 +19,7 @@ from torch.nn import functional as F
 import hocket
 from hocket.data.batches import Counts
 from hocket.loggers.memory import MemoryLogger
-from hocket.task import SupervisedTask
+from hocket.state.task import SupervisedTask
 from hocket_insight.callbacks.early_stopping import EarlyStopping
 from hocket_insight.callbacks.nan_monitor import NaNMonitor
 from hocket_insight.callbacks.optimizer_monitor import OptimizerMonitor
@@ -59,7 +59,7 @@ class Clock(hocket.Callback):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         clock = SimpleNamespace(perf_counter=lambda: self.now)
-        monkeypatch.setattr("hocket.training.fit.time", clock)
+        monkeypatch.setattr("hocket.loop.fit.time", clock)
         monkeypatch.setattr("hocket_insight.callbacks.runtime_estimator.time", clock)
 
     def before_forward(self, state: hocket.State) -> None:

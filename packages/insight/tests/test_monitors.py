@@ -24,10 +24,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import hocket
-from hocket.distributed.dtensors import norms
+from hocket.basics.dtensors import norms
+from hocket.basics.plugin_errors import PlanError
+from hocket.hookspecs.ticking import Ticking
 from hocket.loggers.memory import MemoryLogger
-from hocket.plugins.errors import PlanError
-from hocket.ticking import Ticking
 from hocket_insight.callbacks.activation_monitor import ActivationMonitor
 from hocket_insight.callbacks.energy_monitor import EnergyMonitor, PowerIntegral, zones
 from hocket_insight.callbacks.gradient_monitor import GradientMonitor

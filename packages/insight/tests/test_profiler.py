@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 import hocket
+from hocket.basics.plugin_errors import PluginConfigError
+from hocket.basics.time import Time, TimeError, Unit
 from hocket.loggers.console import ConsoleLogger
 from hocket.loggers.memory import MemoryLogger
-from hocket.plugins.errors import PluginConfigError
-from hocket.time import Time, TimeError, Unit
 from hocket_insight.callbacks.lr_monitor import LRMonitor
 from hocket_insight.profiling.causes import causes_of
 from hocket_insight.profiling.phases import PHASES

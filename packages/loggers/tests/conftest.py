@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from hocket.timestamp import Timestamp
+from hocket.basics.timestamp import Timestamp
 
 #: Trains 20 batches with a checkpoint after every 8, and is killed by signal 9 after 14 if it is told so.
 _PROGRAM = """

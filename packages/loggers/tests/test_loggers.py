@@ -28,8 +28,8 @@ import hocket
 from hocket.loggers.console import ConsoleLogger
 from hocket.loggers.memory import MemoryLogger
 from hocket.plugins.delivery import LoggerWarning
-from hocket.task import SupervisedTask
-from hocket.training import scalars
+from hocket.state import scalars
+from hocket.state.task import SupervisedTask
 from hocket_loggers.lines import LinesFile
 from hocket_loggers.progress import ProgressLogger
 

@@ -21,7 +21,7 @@ from torch import nn
 
 import hocket
 import hocket_loggers
-from hocket.timestamp import Timestamp
+from hocket.basics.timestamp import Timestamp
 from hocket_loggers import TensorBoardLogger
 
 

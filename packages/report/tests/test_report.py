@@ -18,7 +18,7 @@ from browser import PROGRAM, Browser
 from hypothesis import given, strategies as st
 
 import hocket
-from hocket.runs import files
+from hocket.basics import run_files as files
 from hocket_cli import main
 from hocket_cli.document import parse
 from hocket_loggers.png import png

@@ -11,8 +11,8 @@ from support import make_data, make_model, make_trainer, same
 from torch.nn import functional as F
 
 import hocket
+from hocket.basics.dtensors import local
 from hocket.checkpoints import read_weights
-from hocket.distributed.dtensors import local
 from hocket_testkit.ranks import run_ranks
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.distributed.comparison import text
+from hocket.run.comparison import text
 from hocket.schedules import Cosine
 from hocket_testkit.ranks import run_ranks
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import hocket
 from hocket import Need
-from hocket.distributed.dtensors import full, mesh_of, total_norm
-from hocket.plugins.errors import PluginError
+from hocket.basics.dtensors import full, mesh_of, total_norm
+from hocket.basics.plugin_errors import PluginError
 from hocket_strategies import FSDP
 from hocket_testkit.ranks import RankError, run_ranks
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import hocket
-from hocket.distributed import objects
-from hocket.distributed.objects import pack, unpack
+from hocket.basics import objects
+from hocket.basics.objects import pack, unpack
 from hocket.loggers.memory import MemoryLogger
-from hocket.training.simple_metrics import Accuracy
+from hocket.state.simple_metrics import Accuracy
 from hocket_testkit import run_ranks
 
 

@@ -139,7 +139,7 @@ def test_nothing_is_gathered_and_no_rank_needs_more_than_its_share(tmp_path, mon
         assert not isinstance(tensor, DTensor)
         return tensor
 
-    monkeypatch.setattr("hocket.plain_data.full", ungathered)
+    monkeypatch.setattr("hocket.basics.plain_data.full", ungathered)
     monkeypatch.setattr("hocket_strategies.fsdp.full", ungathered)
 
     def write(rank):

@@ -10,7 +10,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import hocket
 from hocket import Need
-from hocket.distributed.dtensors import mesh_of
+from hocket.basics.dtensors import mesh_of
 from hocket_strategies import TensorParallel
 from hocket_testkit.ranks import RankError, run_ranks
 

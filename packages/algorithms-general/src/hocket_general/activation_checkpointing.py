@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from hocket.algorithm import Algorithm, Phase
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
+from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning, Replacement, why_no_effect
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 #: "auto", or classes, names of classes, or patterns of names of modules.
 Blocks = str | type[nn.Module] | Sequence[str | type[nn.Module]]

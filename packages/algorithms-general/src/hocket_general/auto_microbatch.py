@@ -13,23 +13,22 @@ from typing import Any
 
 import torch
 
-from hocket import safe_files
-from hocket.callback import Callback
+from hocket.basics import safe_files, seeding
+from hocket.basics.types import Batch
 from hocket.data.nesting import map_tensors
 from hocket.data.stateful import has_state
 from hocket.data.windows import Window
 from hocket.devices.memory import is_out_of_memory
-from hocket.distributed import comparison
 from hocket.help import warn
+from hocket.hookspecs.callback import Callback
+from hocket.loop.actions import compute_gradients, compute_microbatch
+from hocket.loop.carry import split_carry
+from hocket.loop.metrics import MetricSet
+from hocket.loop.trial import without_trace
 from hocket.plugins.spec import Attachment
-from hocket.state import State
-from hocket.training import seeding
-from hocket.training.actions import compute_gradients, compute_microbatch
-from hocket.training.carry import split_carry
-from hocket.training.metrics import MetricSet
-from hocket.training.step import UserStep, count
-from hocket.training.trial import without_trace
-from hocket.types import Batch
+from hocket.run import comparison
+from hocket.state.state import State
+from hocket.state.step import UserStep, count
 
 
 class AutoMicrobatch(Callback):
@@ -50,7 +49,7 @@ class AutoMicrobatch(Callback):
         return Attachment("callbacks", "auto-microbatch", cls(cache, about))
 
     def gradients(self, state: State) -> bool:
-        """Call :func:`hocket.training.actions.compute_gradients`. If memory runs out, halve the microbatch from now on.
+        """Call :func:`hocket.loop.actions.compute_gradients`. If memory runs out, halve the microbatch from now on.
 
         With several ranks it raises torch.OutOfMemoryError instead: the others may be in the middle of a collective. The next
         run begins with the half.

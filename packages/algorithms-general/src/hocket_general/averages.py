@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hocket.algorithm import Algorithm, Phase
-from hocket.distributed.dtensors import shard_like
+from hocket.basics.dtensors import shard_like
+from hocket.basics.plugin_errors import PlanError
+from hocket.basics.time import Interval, Time, Unit
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
-from hocket.plugins.errors import PlanError
-from hocket.span import Span
+from hocket.hookspecs.algorithm import Algorithm, Phase
+from hocket.state.span import Span
 from hocket.surgery import NoEffectWarning
-from hocket.time import Interval, Time, Unit
 
 if TYPE_CHECKING:
-    from hocket.state import State
-    from hocket.timestamp import Timestamp
+    from hocket.basics.timestamp import Timestamp
+    from hocket.state.state import State
 
 #: Units that advance only with training, and identically on all ranks. Seconds do not.
 _UNITS = (Unit.BATCH, Unit.EPOCH, Unit.SAMPLE, Unit.TOKEN)

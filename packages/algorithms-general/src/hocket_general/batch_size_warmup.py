@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from hocket.algorithm import Algorithm, Phase
+from hocket.basics.time import Time, Unit
 from hocket.errors import WrongValue
 from hocket.hookspecs import Event
+from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.hookspecs.needs import Need
-from hocket.time import Time, Unit
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 def batch_size_steps(done: float, initial: float = 0.125) -> int:

@@ -13,18 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hocket.algorithm import Algorithm, Phase
+from hocket.basics.losses import Loss, classes
 from hocket.data import items
 from hocket.errors import WrongType, WrongValue
 from hocket.hookspecs import Event, hookimpl
-from hocket.losses import Loss, classes
-from hocket.span import Span
-from hocket.task import SupervisedTask, Task
-from hocket.training.step import count
+from hocket.hookspecs.algorithm import Algorithm, Phase
+from hocket.state.span import Span
+from hocket.state.step import count
+from hocket.state.task import SupervisedTask, Task
 
 if TYPE_CHECKING:
-    from hocket.state import State
-    from hocket.time import Time
+    from hocket.basics.time import Time
+    from hocket.state.state import State
 
 
 def distillation_loss(

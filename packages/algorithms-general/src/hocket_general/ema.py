@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from hocket.distributed.dtensors import local
+from hocket.basics.dtensors import local
+from hocket.basics.time import Time, Unit
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
-from hocket.time import Time, Unit
 from hocket_general.averages import Averages, is_plain, positive
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 def ema_smoothing(half_life: float, update_interval: float = 1) -> float:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Literal
 
-from hocket.algorithm import Algorithm, Phase
 from hocket.errors import WrongValue
 from hocket.hookspecs import hookimpl
+from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.optim.clipping import clip_gradients
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.state import State
+    from hocket.state.state import State
 
 _KINDS = ("norm", "value", "adaptive")
 

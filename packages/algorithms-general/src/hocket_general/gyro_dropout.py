@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
+from hocket.state.step import count
 from hocket.surgery import NoEffectWarning, Replacement
-from hocket.training.step import count
 from hocket_general.substitution import Substitution, SurgeryAlgorithm
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 #: The largest masks of a layer, in bytes; those of attention probabilities may be many times larger.

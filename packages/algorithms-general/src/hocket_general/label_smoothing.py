@@ -11,21 +11,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hocket.algorithm import Algorithm, Phase
-from hocket.data.batch_part import BatchPart
+from hocket.basics.losses import WHOLE, Loss
 from hocket.data.mixture import Mixture
 from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
-from hocket.losses import WHOLE, Loss
-from hocket.span import Span
-from hocket.task import SupervisedTask
-from hocket.training import loss_weights
-from hocket.training.step import count
+from hocket.hookspecs.algorithm import Algorithm, Phase
+from hocket.loop import loss_weights
+from hocket.state.batch_part import BatchPart
+from hocket.state.span import Span
+from hocket.state.step import count
+from hocket.state.task import SupervisedTask
 
 if TYPE_CHECKING:
-    from hocket.state import State
-    from hocket.time import Time
+    from hocket.basics.time import Time
+    from hocket.state.state import State
 
 
 def smooth_labels(logits: Tensor, targets: Tensor, smoothing: float = 0.1, *, ignore_index: int = -100) -> Tensor:

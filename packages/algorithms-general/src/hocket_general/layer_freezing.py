@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hocket.algorithm import Algorithm, Phase
+from hocket.basics.plugin_errors import PlanError
+from hocket.basics.time import Time, Unit
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
+from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.hookspecs.needs import Need
 from hocket.optim.closures import needs_closure
-from hocket.plugins.errors import PlanError
 from hocket.surgery import NoEffectWarning
-from hocket.time import Time, Unit
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 def freeze_layers(

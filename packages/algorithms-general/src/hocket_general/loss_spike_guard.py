@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from hocket import safe_files
-from hocket.algorithm import Algorithm, Phase
+from hocket.basics import safe_files
+from hocket.basics.dtensors import mesh_of, total_norm
+from hocket.basics.plain_data import decode, encode
+from hocket.basics.timestamp import Timestamp
 from hocket.data.nesting import map_tensors
 from hocket.data.stateful import has_state
-from hocket.distributed.dtensors import mesh_of, total_norm
 from hocket.errors import WrongState, WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
+from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.optim.learning_rate import Scheduled
-from hocket.plain_data import decode, encode
-from hocket.timestamp import Timestamp
-from hocket.training.requests import Decision
+from hocket.state.requests import Decision
 from hocket_general.averages import Averages
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 #: The standard deviation of a normal distribution is this multiple of its median absolute deviation.
 _NORMAL = 1.4826

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hocket.algorithm import Phase
 from hocket.help import warn
 from hocket.hookspecs import Event
+from hocket.hookspecs.algorithm import Phase
 from hocket.surgery import NoEffectWarning, recast
 from hocket_general.substitution import Substitution, SurgeryAlgorithm, not_plain
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 class LowPrecisionNorm(nn.Module):

@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from hocket.distributed.dtensors import full, mesh_of, shard_like
+from hocket.basics.dtensors import full, mesh_of, shard_like
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.surgery import NoEffectWarning

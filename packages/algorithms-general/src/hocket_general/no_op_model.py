@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hocket.algorithm import Algorithm, Phase
+from hocket.basics.plugin_errors import PlanError
 from hocket.data.nesting import map_tensors
 from hocket.hookspecs import Event, hookimpl
-from hocket.plugins.errors import PlanError
+from hocket.hookspecs.algorithm import Algorithm, Phase
+from hocket.state.task import SupervisedTask
 from hocket.surgery import Replacement
-from hocket.task import SupervisedTask
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 class NoOp(nn.Module):

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hocket.algorithm import Algorithm, Phase
-from hocket.distributed.dtensors import shard_like
+from hocket.basics.dtensors import shard_like
 from hocket.help import warn
 from hocket.hookspecs import Event
+from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.plugins.spec import Attachment
 from hocket.schedules import Constant
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 _BORROW = (Event.EVAL_BEFORE_ALL, Event.PREDICT_START)
 _RETURN = (Event.EVAL_AFTER_ALL, Event.PREDICT_END, Event.EXCEPTION, Event.CLOSE)

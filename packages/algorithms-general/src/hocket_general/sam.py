@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hocket.algorithm import Algorithm, Phase
-from hocket.distributed.dtensors import mesh_of, total_norm
+from hocket.basics.dtensors import mesh_of, total_norm
 from hocket.errors import WrongValue
 from hocket.hookspecs import Event, hookimpl
+from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.hookspecs.needs import Need
 from hocket.optim.closures import needs_closure
-from hocket.span import Span
+from hocket.state.span import Span
 
 if TYPE_CHECKING:
-    from hocket.state import State
-    from hocket.time import Time
+    from hocket.basics.time import Time
+    from hocket.state.state import State
 
 
 def sam_perturbation(

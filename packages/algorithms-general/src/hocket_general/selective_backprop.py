@@ -12,22 +12,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hocket.algorithm import Algorithm, Phase
-from hocket.data.batch_part import BatchPart
+from hocket.basics import seeding
+from hocket.basics.losses import as_loss, own_loss
 from hocket.data.batches import split, take_samples, unpadded
 from hocket.data.nesting import move
 from hocket.errors import WrongType, WrongValue
 from hocket.hookspecs import Event
-from hocket.losses import as_loss, own_loss
-from hocket.span import Span
-from hocket.task import SupervisedTask, Task
-from hocket.training import seeding
-from hocket.training.modes import eval_mode
-from hocket.training.step import count
+from hocket.hookspecs.algorithm import Algorithm, Phase
+from hocket.loop.modes import eval_mode
+from hocket.state.batch_part import BatchPart
+from hocket.state.span import Span
+from hocket.state.step import count
+from hocket.state.task import SupervisedTask, Task
 
 if TYPE_CHECKING:
-    from hocket.state import State
-    from hocket.time import Time
+    from hocket.basics.time import Time
+    from hocket.state.state import State
 
 
 def should_select(

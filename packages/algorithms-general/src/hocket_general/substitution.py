@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from hocket.algorithm import Algorithm, Phase
 from hocket.help import warn
 from hocket.hookspecs import Event
+from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning, Policies, Policy, Replacement, preview, replace_modules, why_no_effect
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 class Substitution:

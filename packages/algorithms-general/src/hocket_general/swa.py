@@ -13,21 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hocket.basics import seeding
+from hocket.basics.time import Time, Unit
 from hocket.data.batches import unpadded
 from hocket.data.stateful import has_state
 from hocket.data.training_iterator import iterates_once
 from hocket.errors import WrongValue
 from hocket.hookspecs import Event, hookimpl
-from hocket.time import Time, Unit
-from hocket.training import seeding
-from hocket.training.modes import eval_mode
-from hocket.training.requests import Decision
-from hocket.training.step import count
+from hocket.loop.modes import eval_mode
+from hocket.state.requests import Decision
+from hocket.state.step import count
 from hocket_general.averages import Averages
 from hocket_general.ema import ema_update
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 def swa_update(averages: Sequence[Tensor], values: Iterable[Tensor], number: int) -> None:

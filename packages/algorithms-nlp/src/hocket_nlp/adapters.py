@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from hocket.component import Check, Component, Saved
 from hocket.errors import MissingPackage, WrongType, WrongValue
 from hocket.help import installing
-from hocket.settings import plain
+from hocket.hookspecs.component import Check, Component, Saved
+from hocket.loop.settings import plain
 from hocket_nlp.projections import Finisher
 
 #: Heads that are new and have to be trained, and what peft calls their tasks.

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hocket.algorithm import Algorithm, Phase
 from hocket.help import warn
 from hocket.hookspecs import Event
+from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules
 from hocket_nlp.alibi_positions import check_replacement
 from hocket_nlp.alibi_probe import probe
@@ -21,7 +21,7 @@ from hocket_nlp.linear_bias import IMPLEMENTATIONS, register
 from hocket_nlp.sequence_length import merge_and_split, scale_sequence_length
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 #: The most that biases may take in memory without a word from the user, in GiB.
 _MEMORY = 2.0

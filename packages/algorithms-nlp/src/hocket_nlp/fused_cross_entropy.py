@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hocket.algorithm import Algorithm, Phase
+from hocket.basics.losses import Loss, own_loss
 from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
-from hocket.losses import Loss, own_loss
+from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning, Policy, Replacement, recast, replace_modules, why_no_effect
 from hocket_nlp.arguments import whole_number
 from hocket_nlp.fused_head import FusedHead, FusedLoss, give_labels, withheld_of, withhold_logits
 from hocket_nlp.fused_sites import check, sites_of
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 def fused_cross_entropy(model: nn.Module, *, chunk_rows: int | None = None) -> tuple[nn.Module, list[Replacement]]:

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hocket.algorithm import Algorithm, Phase
 from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.help.objects import short
 from hocket.hookspecs import Event
+from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules, why_no_effect
 from hocket_nlp.arguments import switch
 from hocket_nlp.projections import Finisher, is_of_transformers, refuse_adapters, with_finish
 from hocket_nlp.storage import refuse_meta
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 Init = Literal["identity", "normal"]
 Activation = Callable[[Tensor], Tensor]

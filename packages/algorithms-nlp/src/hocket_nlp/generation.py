@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from hocket.distributed.dtensors import mesh_of
+from hocket.basics import seeding
+from hocket.basics.dtensors import mesh_of
 from hocket.errors import WrongType, WrongValue
-from hocket.periodic import Periodic
-from hocket.state import State
-from hocket.training import seeding
-from hocket.training.modes import eval_mode
+from hocket.hookspecs.periodic import Periodic
+from hocket.loop.modes import eval_mode
+from hocket.state.state import State
 
 
 class Prompts(NamedTuple):

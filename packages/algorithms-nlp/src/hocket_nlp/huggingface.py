@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import Tensor
 
+from hocket.basics.losses import own_loss
 from hocket.data import batches
 from hocket.data.batches import Counts
 from hocket.errors import WrongType, WrongValue
-from hocket.losses import own_loss
-from hocket.task import SupervisedTask
-from hocket.training.loss_weights import CountedLabels, MeanOver
+from hocket.loop.loss_weights import CountedLabels, MeanOver
+from hocket.state.task import SupervisedTask
 from hocket_nlp.adapters import AdapterSettings, check_targets, with_adapters
 from hocket_nlp.generation import Prompts, check_options, new_tokens, padding_of, prompts_of
 from hocket_nlp.huggingface_checks import check_tokenizer, transformers_model, without_loss
@@ -27,8 +27,8 @@ from hocket_nlp.own_losses import of_own_loss
 from hocket_nlp.pretrained import save_pretrained
 
 if TYPE_CHECKING:
-    from hocket.state import State
-    from hocket.types import Batch
+    from hocket.basics.types import Batch
+    from hocket.state.state import State
 
 #: Arguments of models that compute a loss.
 _LABELS = {"labels", "start_positions", "next_sentence_label"}

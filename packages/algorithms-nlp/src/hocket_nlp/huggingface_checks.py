@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from hocket.errors import WrongType, WrongValue
-from hocket.task import SupervisedTask
+from hocket.state.task import SupervisedTask
 
 
 def transformers_model(model: Any) -> Any:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hocket.basics.losses import Loss, classes
 from hocket.data import nesting
 from hocket.errors import WrongValue
-from hocket.losses import Loss, classes
-from hocket.task import SupervisedTask
+from hocket.state.task import SupervisedTask
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 #: Usual names of labels, which are preferred.
 _NAMES = ("labels", "label", "targets", "target")

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hocket.errors import WrongValue
-from hocket.training.simple_metrics import Mean
+from hocket.state.simple_metrics import Mean
 
 #: The label that does not count, as in transformers.
 IGNORED = -100

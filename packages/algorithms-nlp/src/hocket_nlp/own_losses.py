@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hocket.basics.losses import own_loss
+from hocket.basics.types import Batch
 from hocket.data import nesting
-from hocket.losses import own_loss
-from hocket.training.loss_weights import CountedLabels, MeanOver
-from hocket.types import Batch
+from hocket.loop.loss_weights import CountedLabels, MeanOver
 
 
 def of_own_loss(outputs: object, batch: Batch, model: nn.Module) -> MeanOver | CountedLabels | None:

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hocket.algorithm import Algorithm, Phase
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
+from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning
 from hocket_nlp.arguments import whole_number
 from hocket_nlp.packed_rows import pack, tokens_of
 from hocket_nlp.packing_trial import Layout, language_models, layout_of, passes_on
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 class Packing(Algorithm):

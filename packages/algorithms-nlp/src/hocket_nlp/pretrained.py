@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import Tensor
 
-from hocket.callback import Callback
-from hocket.display import listed
+from hocket.basics.display import listed
+from hocket.basics.time import interval_of
 from hocket.errors import ExistingFile, WrongType, WrongValue
-from hocket.state import State
-from hocket.time import interval_of
-from hocket.training.due import Due
+from hocket.hookspecs.callback import Callback
+from hocket.hookspecs.due import Due
+from hocket.state.state import State
 
 
 def save_pretrained(

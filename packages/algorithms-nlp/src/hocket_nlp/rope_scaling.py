@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch import Tensor, nn
 
-from hocket.algorithm import Algorithm, Phase
 from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
+from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules
 from hocket_nlp.arguments import number, whole_number
 from hocket_nlp.configuration import own_configuration
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 Kind = Literal["linear", "ntk", "dynamic-ntk", "yarn"]
 

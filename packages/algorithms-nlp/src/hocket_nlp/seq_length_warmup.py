@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from hocket.algorithm import Algorithm, Phase
+from hocket.basics.time import Time, Unit
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
+from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning
-from hocket.time import Time, Unit
 from hocket_nlp.arguments import number, switch, whole_number
 from hocket_nlp.sequence_length import IGNORED, batch_and_length, reshape_sequences, tensors_named, truncate_sequences
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 def warmup_sequence_length(done: float, max_seq_length: int, min_seq_length: int = 8, step_size: int = 8) -> int:

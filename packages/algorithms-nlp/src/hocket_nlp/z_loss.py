@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hocket.algorithm import Algorithm, Phase
+from hocket.basics.losses import Loss
 from hocket.errors import WrongValue
 from hocket.hookspecs import Event, hookimpl
-from hocket.losses import Loss
-from hocket.span import Span
+from hocket.hookspecs.algorithm import Algorithm, Phase
+from hocket.state.span import Span
 from hocket_nlp.arguments import number
 from hocket_nlp.fused_head import FusedHead, withheld_of
 from hocket_nlp.labels import Reading, reading_of
 from hocket_nlp.linear_cross_entropy import mean_of
 
 if TYPE_CHECKING:
-    from hocket.state import State
-    from hocket.time import Time
+    from hocket.basics.time import Time
+    from hocket.state.state import State
 
 
 def z_loss(

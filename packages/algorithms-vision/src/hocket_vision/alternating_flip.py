@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hocket.data.batch_part import BatchPart
+from hocket.basics.time import Time
 from hocket.data.items import part, set_item
 from hocket.errors import WrongValue
-from hocket.time import Time
+from hocket.state.batch_part import BatchPart
 from hocket_vision.boxes import check_images
 from hocket_vision.colout import is_picture_of, size_of, take
 from hocket_vision.per_sample import SampleOrBatchAlgorithm, is_pil, only_images, part_of_sample, targets_of
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 def flip_choices(indices: Tensor, epoch: int, seed: int = 0) -> Tensor:

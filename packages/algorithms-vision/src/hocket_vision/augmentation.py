@@ -11,18 +11,18 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
+from hocket.basics.time import Time
 from hocket.data import map_tensors, move
-from hocket.data.batch_part import BatchPart
 from hocket.errors import WrongType, WrongValue
 from hocket.hookspecs import Event
-from hocket.time import Time
+from hocket.state.batch_part import BatchPart
 from hocket_vision.colout import is_picture_of
 from hocket_vision.layout import in_format_of
 from hocket_vision.operations import AUGMENTATION_SETS, OPERATIONS
 from hocket_vision.per_sample import SampleOrBatchAlgorithm
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from hocket.basics.time import Time
 from hocket.errors import WrongValue
-from hocket.time import Time
 from hocket_vision.augmentation import Augmentation, AugmentationAlgorithm, check_settings
 from hocket_vision.kernels import to_dtype
 from hocket_vision.operations import AugmentationSet, draw_layers, operate, part_of

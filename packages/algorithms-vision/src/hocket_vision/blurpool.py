@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from hocket.algorithm import Algorithm, Phase
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
+from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning, Policies, Policy, Replacement, preview, replace_modules, why_no_effect
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 def blur(x: Tensor, kernel: Tensor, stride: Any = 1, padding_mode: str = "zeros") -> Tensor:

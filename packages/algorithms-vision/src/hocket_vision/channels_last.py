@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hocket.algorithm import Algorithm, Phase
 from hocket.data.nesting import map_tensors
 from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
+from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.hookspecs.needs import Need
 from hocket.surgery import NoEffectWarning, Replacement
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 def channels_last(model: nn.Module) -> tuple[nn.Module, list[Replacement]]:

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hocket.data.batch_part import BatchPart
+from hocket.basics.time import Time
 from hocket.data.items import set_item
 from hocket.errors import WrongType, WrongValue
-from hocket.time import Time
+from hocket.state.batch_part import BatchPart
 from hocket_vision.layout import in_format_of
 from hocket_vision.per_sample import (
     SampleOrBatchAlgorithm,
@@ -30,7 +30,7 @@ from hocket_vision.per_sample import (
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from hocket.state import State
+    from hocket.state.state import State
 
 ImageT = TypeVar("ImageT", Tensor, "Image")
 

@@ -12,8 +12,8 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from hocket.basics.time import Time
 from hocket.data.mixture import Mixture
-from hocket.time import Time
 from hocket_vision.boxes import check_images, draw_boxes
 from hocket_vision.colout import is_picture_of
 from hocket_vision.mixing import Mixer, check_alpha, draw_partners, draw_share, take_partners

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hocket.algorithm import Algorithm, Phase
-from hocket.data.batch_part import BatchPart
+from hocket.basics.time import Time
 from hocket.errors import WrongValue
 from hocket.hookspecs import Event
-from hocket.span import Span
-from hocket.time import Time
+from hocket.hookspecs.algorithm import Algorithm, Phase
+from hocket.state.batch_part import BatchPart
+from hocket.state.span import Span
 from hocket_vision.boxes import check_images, draw_boxes
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 def fill_boxes(images: Tensor, boxes: Tensor, fill: float = 0.0) -> Tensor:

@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from hocket.algorithm import Algorithm, Phase
-from hocket.data.batch_part import BatchPart
+from hocket.basics.losses import Loss
+from hocket.basics.time import Time
 from hocket.data.batches import count, take_samples
 from hocket.data.mixture import Mixture
 from hocket.data.nesting import map_tensors
 from hocket.errors import Unsupported, WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
-from hocket.losses import Loss
-from hocket.span import Span
+from hocket.hookspecs.algorithm import Algorithm, Phase
+from hocket.loop.weighing import on_device
+from hocket.state.batch_part import BatchPart
+from hocket.state.span import Span
+from hocket.state.task import SupervisedTask
 from hocket.surgery import NoEffectWarning
-from hocket.task import SupervisedTask
-from hocket.time import Time
-from hocket.training.weighing import on_device
 from hocket_vision.layout import take_first
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 def draw_share(alpha: float, generator: torch.Generator | None = None) -> float:

@@ -10,9 +10,9 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from hocket.basics.time import Time
 from hocket.data.mixture import Mixture
 from hocket.errors import WrongType
-from hocket.time import Time
 from hocket_vision.mixing import Mixer, check_alpha, draw_partners, draw_share, take_partners
 
 

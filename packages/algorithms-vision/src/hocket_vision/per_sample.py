@@ -11,18 +11,18 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from hocket.algorithm import Algorithm, Phase
-from hocket.data.batch_part import BatchPart
+from hocket.basics.time import Time
 from hocket.data.items import get_item, set_item
 from hocket.data.loaders import end_workers, exchange_dataset
 from hocket.data.source import underlying
 from hocket.errors import Unsupported, WrongType, WrongValue
 from hocket.hookspecs import Event
-from hocket.span import Span
-from hocket.time import Time
+from hocket.hookspecs.algorithm import Algorithm, Phase
+from hocket.state.batch_part import BatchPart
+from hocket.state.span import Span
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 #: ``transform(image_or_sample, generator=...)``: one of the same kind. Transforms with an attribute ``by_place`` that is true
 #: are called with ``(image_or_sample, (seed, epoch, index))`` instead.

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from hocket.algorithm import Algorithm, Phase
-from hocket.data.batch_part import BatchPart
 from hocket.errors import WrongValue
 from hocket.hookspecs import Event
+from hocket.hookspecs.algorithm import Algorithm, Phase
+from hocket.state.batch_part import BatchPart
 from hocket_vision.boxes import check_images
 from hocket_vision.colout import is_picture_of, take
 from hocket_vision.per_sample import targets_of
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 Mode = Literal["resize", "crop"]
 

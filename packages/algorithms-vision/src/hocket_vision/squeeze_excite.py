@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from hocket.algorithm import Algorithm, Phase
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
+from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning, Policies, Policy, Replacement, preview, replace_modules, why_no_effect
 from hocket_vision.extended import Extension, extended
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 class SqueezeExcite2d(nn.Module):

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from hocket.algorithm import Algorithm, Phase
+from hocket.basics.time import Time, TimeError, Unit
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
+from hocket.hookspecs.algorithm import Algorithm, Phase
+from hocket.state.step import count
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules
-from hocket.time import Time, TimeError, Unit
-from hocket.training.step import count
 from hocket_vision.extended import Extension, extended
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 Method = Literal["block", "sample"]
 Distribution = Literal["linear", "uniform"]

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from hocket.data import items
 from hocket.errors import MissingPackage, WrongValue
 from hocket.help import installing, objects
-from hocket.task import SupervisedTask
+from hocket.state.task import SupervisedTask
 
 if TYPE_CHECKING:
-    from hocket.types import Batch
+    from hocket.basics.types import Batch
 
 
 class _ImageTask(SupervisedTask):

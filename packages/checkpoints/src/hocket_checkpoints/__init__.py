@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hocket.lazy import lazy
+from hocket.help.lazy import lazy
 
 if TYPE_CHECKING:
-    from hocket.component import (
+    from hocket.basics.interruption import Interrupted as Interrupted
+    from hocket.errors import CheckpointError as CheckpointError, DamagedCheckpointWarning as DamagedCheckpointWarning
+    from hocket.hookspecs.component import (
         Check as Check,
         Component as Component,
         ContentError as ContentError,
         PerRank as PerRank,
         Saved as Saved,
     )
-    from hocket.distributed.ranks import Ranks as Ranks
-    from hocket.errors import CheckpointError as CheckpointError, DamagedCheckpointWarning as DamagedCheckpointWarning
-    from hocket.training.interruption import Interrupted as Interrupted
+    from hocket.state.ranks import Ranks as Ranks
     from hocket_checkpoints.policy import Checkpoints as Checkpoints
     from hocket_checkpoints.recorded import recorded_algorithms as recorded_algorithms
     from hocket_checkpoints.report import Report as Report

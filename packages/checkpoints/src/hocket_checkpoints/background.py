@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hocket.distributed.dtensors import local
+from hocket.basics.dtensors import local
 from hocket_checkpoints.storage.snapshot import Snapshot, Staging
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 class Background:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from hocket.ours import is_ours
+from hocket.help.ours import is_ours
 
 
 def class_of(thing: Any) -> str:

@@ -15,14 +15,14 @@ from typing import Any
 
 from torch import Tensor
 
-from hocket.component import Check, Component, ContentError, Like, PerRank, Saved, Tree
+from hocket.basics.dtensors import mesh_of
+from hocket.basics.plain_data import decode
 from hocket.data.nesting import map_tensors
-from hocket.distributed.agreement import ranks_of
-from hocket.distributed.dtensors import mesh_of
 from hocket.errors import WrongState
 from hocket.help import warn
-from hocket.plain_data import decode
-from hocket.state import State
+from hocket.hookspecs.component import Check, Component, ContentError, Like, PerRank, Saved, Tree
+from hocket.loop.agreement import ranks_of
+from hocket.state.state import State
 from hocket_checkpoints.components.data import EvaluationData, TrainingData
 
 #: Counts up when the tree changes; see :meth:`Content.load_state_dict`.

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.distributed.dtensors import local, mesh_of
-from hocket.state import State
+from hocket.basics.dtensors import local, mesh_of
+from hocket.state.state import State
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from hocket.basics.kinds import singular
 from hocket.data.stateful import has_state
 from hocket.help import warn
-from hocket.ours import is_ours
-from hocket.plugins.kinds import singular
-from hocket.state import State
-from hocket.task import Task
+from hocket.help.ours import is_ours
+from hocket.state.state import State
+from hocket.state.task import Task
 from hocket_checkpoints.components.hidden import known, roots, saves_itself
 from hocket_checkpoints.report import some
 

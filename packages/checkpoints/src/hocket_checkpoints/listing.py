@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from hocket.basics.direction import mode_of
 from hocket.errors import CheckpointError
-from hocket.result import Best
-from hocket.training.direction import mode_of
+from hocket.run.result import Best
 from hocket_checkpoints.ownership import Ownership
 from hocket_checkpoints.retention import Retention
 from hocket_checkpoints.storage.store import Store

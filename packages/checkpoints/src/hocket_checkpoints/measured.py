@@ -6,10 +6,10 @@ import math
 
 from hocket.errors import WrongValue
 from hocket.help import warn
-from hocket.state import State
-from hocket.training.watching import label_of, warn_of_nothing, watch
+from hocket.state.state import State
+from hocket.state.watching import label_of, warn_of_nothing, watch
 
-#: The key of the watched value; see `hocket.training.watching`.
+#: The key of the watched value; see `hocket.state.watching`.
 _WATCHES = "checkpoints"
 #: What messages call it.
 _WHO = "Checkpoints(best=)"

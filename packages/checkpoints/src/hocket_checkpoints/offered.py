@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hocket.component import Check, Component, Like, PerRank, Saved, Tree
+from hocket.basics.plain_data import encode
+from hocket.basics.plugin_errors import PluginError
 from hocket.data.stateful import one_sided
-from hocket.plain_data import encode
+from hocket.hookspecs.component import Check, Component, Like, PerRank, Saved, Tree
 from hocket.plugins import catalog
-from hocket.plugins.errors import PluginError
-from hocket.state import State
+from hocket.state.state import State
 from hocket_checkpoints.content import OFFERED
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hocket.component import Component
-from hocket.content import Parts
-from hocket.state import State
+from hocket.hookspecs.component import Component
+from hocket.run.content import Parts
+from hocket.state.state import State
 from hocket_checkpoints.components.aggregates import LoggedValues
 from hocket_checkpoints.components.by_hand import GradientsByHand
 from hocket_checkpoints.components.configuration import Configuration

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hocket.basics.run_folder import Run
 from hocket.errors import CheckpointError
-from hocket.run_folder import Run
 from hocket_checkpoints.storage.locks import InUse
 from hocket_checkpoints.storage.store import Store
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hocket import safe_files
+from hocket.basics import safe_files
 from hocket.errors import CheckpointError
 
 #: Objects that a file may unfold into, beyond a few for each that it contains, and how deeply they may be nested.

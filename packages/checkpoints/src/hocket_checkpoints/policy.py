@@ -12,22 +12,22 @@ from typing import Any, Literal, NoReturn
 
 from torch import nn
 
-from hocket.callback import Callback
-from hocket.content import by_own_names
-from hocket.distributed.agreement import ranks_of
-from hocket.distributed.dtensors import local
+from hocket.basics import seeding
+from hocket.basics.dtensors import local
+from hocket.basics.plain_data import encode
+from hocket.basics.plugin_errors import PlanError
+from hocket.basics.time import Interval
+from hocket.basics.unusual import taken_apart
 from hocket.errors import WrongValue
+from hocket.failures.arguments import understood
 from hocket.help import objects
-from hocket.help.arguments import understood
 from hocket.hookspecs import hookimpl
-from hocket.plain_data import encode
-from hocket.plugins.errors import PlanError
-from hocket.state import State
-from hocket.time import Interval
-from hocket.training import seeding
-from hocket.training.due import Due
-from hocket.training.requests import Decision
-from hocket.unusual import taken_apart
+from hocket.hookspecs.callback import Callback
+from hocket.hookspecs.due import Due
+from hocket.loop.agreement import ranks_of
+from hocket.run.content import by_own_names
+from hocket.state.requests import Decision
+from hocket.state.state import State
 from hocket_checkpoints import offered, resuming
 from hocket_checkpoints.components.plugins import described
 from hocket_checkpoints.content import of_run

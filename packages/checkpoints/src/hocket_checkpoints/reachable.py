@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from hocket.ours import is_ours
+from hocket.help.ours import is_ours
 from hocket_checkpoints.frozen import bits
 
 #: The number of objects that a walk visits, of items of a collection, and of elements of tensors whose values are compared.

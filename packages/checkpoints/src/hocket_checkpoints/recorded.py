@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hocket.component import ContentError
+from hocket.basics.plain_data import decode
 from hocket.errors import CheckpointError
 from hocket.help import warn
 from hocket.hookspecs import Event
-from hocket.plain_data import decode
+from hocket.hookspecs.component import ContentError
 from hocket.plugins import catalog
-from hocket.state import State
+from hocket.state.state import State
 from hocket_checkpoints.classes import class_named, full_name
 from hocket_checkpoints.components.plugins import how_to_get, short_name
 

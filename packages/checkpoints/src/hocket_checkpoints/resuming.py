@@ -7,18 +7,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hocket.distributed.agreement import ranks_of
-from hocket.distributed.ranks import Ranks
+from hocket.basics import seeding
+from hocket.basics.run_folder import Run, RunFolder, check_name, is_url
 from hocket.errors import CheckpointError, WrongType, WrongValue
 from hocket.help import warn
-from hocket.run_folder import Run, RunFolder, check_name, is_url
-from hocket.training import seeding
+from hocket.loop.agreement import ranks_of
+from hocket.state.ranks import Ranks
 from hocket_checkpoints.content import of_run
 from hocket_checkpoints.storage.manifest import LATEST
 from hocket_checkpoints.storage.store import Store
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
     from hocket_checkpoints.policy import Checkpoints
 
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from hocket.basics.direction import check_mode, mode_of
 from hocket.errors import CheckpointError, WrongValue
 from hocket.help import warn
-from hocket.training.direction import check_mode, mode_of
 from hocket_checkpoints.ownership import Ownership
 from hocket_checkpoints.storage.store import Store
 

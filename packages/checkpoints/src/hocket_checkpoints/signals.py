@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hocket.training.interruption import EXIT_CODE, Deferred, Interrupted, Interruption
-from hocket.training.requests import Decision
+from hocket.basics.interruption import EXIT_CODE, Deferred, Interrupted, Interruption
+from hocket.state.requests import Decision
 from hocket_checkpoints import slurm
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hocket.basics import seeding
+from hocket.basics.dtensors import shard_like
+from hocket.basics.plain_data import decode, encode
+from hocket.basics.unusual import sized_like
 from hocket.data.stateful import has_state
-from hocket.distributed.agreement import ranks_of
-from hocket.distributed.dtensors import shard_like
 from hocket.errors import CheckpointError, WrongValue
 from hocket.hookspecs import Event
-from hocket.plain_data import decode, encode
-from hocket.training import seeding
-from hocket.unusual import sized_like
+from hocket.loop.agreement import ranks_of
 from hocket_checkpoints.components.omitted import differences
 from hocket_checkpoints.content import of_run
 from hocket_checkpoints.report import Report
 from hocket_checkpoints.resuming import locate
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
     from hocket_checkpoints.policy import Checkpoints
 
 #: What is read: weights, the description of those that are omitted, and the state of algorithms such as the averages of EMA,

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hocket import safe_files
+from hocket.basics import safe_files
+from hocket.basics.plain_data import decode
 from hocket.errors import CheckpointError, WrongValue
-from hocket.plain_data import decode
 from hocket_checkpoints import pickles
 from hocket_checkpoints.report import Report, some
 from hocket_checkpoints.storage import format as formats, manifest as manifests, shards
@@ -23,7 +23,7 @@ from hocket_checkpoints.storage.store import Store
 from hocket_checkpoints.storage.urls import local_folder
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 #: A Hugging Face folder's index or single file, in the order in which they are looked for.
 _HUGGING_FACE = (

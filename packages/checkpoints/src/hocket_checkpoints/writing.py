@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from hocket.distributed.ranks import Ranks, of_a_thread
+from hocket.basics import seeding
 from hocket.errors import CheckpointError
 from hocket.help import warn
-from hocket.state import State
-from hocket.training import seeding
+from hocket.state.ranks import Ranks, of_a_thread
+from hocket.state.state import State
 from hocket_checkpoints.background import Background
 from hocket_checkpoints.ownership import Ownership
 from hocket_checkpoints.retention import Retention

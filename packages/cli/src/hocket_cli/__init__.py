@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from hocket.basics.safe_files import printable
 from hocket.errors import Mistake
 from hocket.plugins import PluginError, catalog, switches
 from hocket.plugins.distributions import AUTOLOAD, UNREADABLE
-from hocket.safe_files import printable
 from hocket_cli import completion, source
 from hocket_cli.parsers import parser_of
 

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from hocket.command import Command
-from hocket.safe_files import printable
+from hocket.basics.safe_files import printable
+from hocket.hookspecs.command import Command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

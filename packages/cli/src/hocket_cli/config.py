@@ -14,19 +14,19 @@ import torch
 from torch import nn
 
 import hocket
-from hocket import types
+from hocket.basics import types
+from hocket.basics.safe_files import printable
 from hocket.data.module import is_module
-from hocket.distributed.ranks import ALONE
 from hocket.errors import Mistake
 from hocket.help import objects
 from hocket.help.raised import raised
-from hocket.masking import masked
+from hocket.loop.settings import Settings
 from hocket.optim.groups import OPTIONS
 from hocket.plugins import Entry, PluginError, catalog, signatures, spec
-from hocket.safe_files import printable
-from hocket.settings import Settings
-from hocket.trainer import Trainer
-from hocket.training import simple_metrics
+from hocket.plugins.masking import masked
+from hocket.run.trainer import Trainer
+from hocket.state import simple_metrics
+from hocket.state.ranks import ALONE
 from hocket_checkpoints import CheckpointError, resuming
 from hocket_cli import forms, imports, recorded
 from hocket_cli.advice import in_yaml

@@ -7,9 +7,9 @@ import json
 import sys
 from typing import Any
 
-from hocket.ours import PARTS
+from hocket.basics.kinds import HEAVY
+from hocket.help.ours import PARTS
 from hocket.plugins import Entry, catalog, switches
-from hocket.plugins.kinds import HEAVY
 from hocket_cli.plugins import status
 from hocket_cli.probe import probe
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from hocket import safe_files
+from hocket.basics import safe_files
 from hocket.plugins import PluginError
 
 #: Limits of a configuration: its bytes, its levels, and the values that aliases unfold into beyond a few for each written one.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from hocket.command import Command
+from hocket.hookspecs.command import Command
 from hocket_cli.arguments import add_weights
 from hocket_cli.weights import trainer_with_weights
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hocket.command import Command
 from hocket.help import installing
+from hocket.hookspecs.command import Command
 
 #: Seconds for the import of one plug-in, and for two processes to find each other.
 _IMPORT, _RENDEZVOUS = 30.0, 30.0

@@ -40,7 +40,7 @@ class Key:
 @functools.cache
 def keys() -> dict[str, Key]:
     """Return the keys by name, in the order of the Trainer's signature; ``data`` stands before ``train_data``."""
-    spec = importlib.util.find_spec("hocket.trainer")
+    spec = importlib.util.find_spec("hocket.run.trainer")
     assert spec is not None and spec.origin is not None
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     trainer = next(each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == "Trainer")

@@ -8,9 +8,9 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from hocket import elsewhere
-from hocket.command import Command
 from hocket.errors import WrongValue
+from hocket.help import elsewhere
+from hocket.hookspecs.command import Command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

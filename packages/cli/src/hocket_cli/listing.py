@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hocket.runs import files
+from hocket.basics import run_files as files
 
 #: How many folders deep runs are searched.
 _DEPTH = 3

@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hocket import safe_files
+from hocket.basics import safe_files
 from hocket_cli import imports
 from hocket_cli.document import ConfigError, Node
 

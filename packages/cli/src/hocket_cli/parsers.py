@@ -7,7 +7,7 @@ import difflib
 import re
 from typing import NoReturn
 
-from hocket.command import Command
+from hocket.hookspecs.command import Command
 from hocket.plugins import PluginError
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from hocket.command import Command
-from hocket.safe_files import escaped
+from hocket.basics.safe_files import escaped
+from hocket.hookspecs.command import Command
 from hocket_cli.arguments import add_arguments
 from hocket_cli.template import print_config
 

@@ -7,7 +7,7 @@ import inspect
 import json
 import sys
 
-from hocket.command import Command
+from hocket.hookspecs.command import Command
 from hocket.plugins import KINDS, Entry, PluginError, UnknownPluginError, catalog, switches
 from hocket_cli.completion import completes, plugin_names
 from hocket_cli.source import summary

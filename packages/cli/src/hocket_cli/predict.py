@@ -8,13 +8,13 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hocket.command import Command
+from hocket.hookspecs.command import Command
 from hocket.plugins import PluginError
 from hocket_cli.arguments import add_weights
 from hocket_cli.weights import trainer_with_weights
 
 if TYPE_CHECKING:
-    from hocket.trainer import Trainer
+    from hocket.run.trainer import Trainer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
     from safetensors import SafetensorError, safe_open
 
-    from hocket import safe_files
+    from hocket.basics import safe_files
     from hocket_checkpoints.weights import write_tensors
 
     if Path(args.out).exists():

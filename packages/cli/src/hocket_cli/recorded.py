@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hocket import safe_files
+from hocket.basics import safe_files
 from hocket_cli.document import ConfigError, Node, dump, parse
 from hocket_cli.origins import CHECKSUM, digest, folders, paths
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 #: The file's name, and the key below which it says what it was made from.
 NAME, KEY = "config.yaml", "x-hocket"

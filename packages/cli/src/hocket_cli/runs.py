@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hocket.command import Command
+from hocket.basics.direction import mode_of
+from hocket.basics.safe_files import printable
+from hocket.hookspecs.command import Command
 from hocket.plugins import PluginError
-from hocket.safe_files import printable
-from hocket.training.direction import mode_of
 from hocket_cli import listing
 from hocket_cli.listing import RunOnDisk
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     names = _columns(runs, args.metrics)
     _sort(runs, args.sort, args.reverse)
     if args.json:
-        from hocket.runs.files import strict
+        from hocket.basics.run_files import strict
 
         print(json.dumps(strict([_row(each) for each in runs]), indent=1))
     elif not runs:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hocket.command import Command
+from hocket.basics.direction import contradiction
+from hocket.basics.safe_files import escaped
+from hocket.hookspecs.command import Command
 from hocket.plugins import PluginError
-from hocket.safe_files import escaped
-from hocket.training.direction import contradiction
 from hocket_cli.arguments import add_trust
 from hocket_cli.completion import completes, configurations, overrides
 
@@ -94,7 +94,7 @@ class Sweep:
 
 def run(args: argparse.Namespace) -> int:
     """Check all values, run the trials, and print them as a table."""
-    from hocket.run_folder import writable
+    from hocket.basics.run_folder import writable
     from hocket_checkpoints.storage.locks import FileLock
     from hocket_cli.sweeps import processes
     from hocket_cli.sweeps.record import PRIVATE, Record
@@ -278,7 +278,7 @@ def _check_sweep(sweep: Sweep) -> None:
     for name in ("trials", "jobs"):
         if (value := getattr(sweep, name)) is not None and value < 1:
             raise PluginError(f"--{name} {value} is less than 1.")
-    from hocket.run_folder import check_name
+    from hocket.basics.run_folder import check_name
 
     try:
         check_name(sweep.name)
@@ -299,7 +299,7 @@ def _check_sweep(sweep: Sweep) -> None:
 
 def _refuse_secrets(space: Space) -> None:
     """Raise PluginError for a key with values that no file and no table may have."""
-    from hocket.masking import masked
+    from hocket.plugins.masking import masked
     from hocket_cli.overrides import parts
 
     for key, values in space.items():
@@ -325,7 +325,7 @@ def _check_prefix(prefix: str) -> None:
 
 def _check(sweep: Sweep) -> None:
     """Check the configuration with every value, before any trial is started. Raises ConfigError."""
-    from hocket.masking import masked
+    from hocket.plugins.masking import masked
     from hocket_cli.config import Configuration
     from hocket_cli.document import flow
     from hocket_cli.origins import importable
@@ -428,7 +428,7 @@ def _ended(record: Record, entry: Entry, study: Study | None) -> None:
 
 
 def _finish(sweep: Sweep, record: Record, interrupted: bool, args: argparse.Namespace) -> int:
-    from hocket.runs.files import CONFIG
+    from hocket.basics.run_files import CONFIG
     from hocket_cli.sweeps.space import described
 
     print(f"\n{escaped(record.table())}\n")

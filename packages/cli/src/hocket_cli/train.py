@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from hocket.command import Command
-from hocket.runs.files import METRICS, SUMMARY, lines
+from hocket.basics.run_files import METRICS, SUMMARY, lines
+from hocket.hookspecs.command import Command
 from hocket_cli import recorded
 from hocket_cli.arguments import add_arguments as add_configuration
 from hocket_cli.completion import completes, paths
 from hocket_cli.template import print_config
 
 if TYPE_CHECKING:
-    from hocket.trainer import Trainer
+    from hocket.run.trainer import Trainer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

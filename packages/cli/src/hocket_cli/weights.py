@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hocket.trainer import Trainer
+    from hocket.run.trainer import Trainer
 
 
 @contextmanager

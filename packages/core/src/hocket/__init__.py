@@ -16,25 +16,25 @@ if TYPE_CHECKING:
         plugins as plugins,
         testkit as testkit,
     )
-    from hocket.algorithm import Algorithm as Algorithm, Phase as Phase
-    from hocket.callback import Callback as Callback
+    from hocket.basics.losses import Apart as Apart, Loss as Loss
+    from hocket.basics.time import Interval as Interval, Time as Time, Unit as Unit
+    from hocket.basics.timestamp import Timestamp as Timestamp
     from hocket.devices import Device as Device
     from hocket.hookspecs import Event as Event, hookimpl as hookimpl
+    from hocket.hookspecs.algorithm import Algorithm as Algorithm, Phase as Phase
+    from hocket.hookspecs.callback import Callback as Callback
+    from hocket.hookspecs.logger import Logger as Logger
     from hocket.hookspecs.needs import Need as Need
-    from hocket.logger import Logger as Logger
-    from hocket.losses import Apart as Apart, Loss as Loss
+    from hocket.loop.evaluate import EvalSet as EvalSet
     from hocket.precision import Precision as Precision
-    from hocket.result import Result as Result
-    from hocket.span import Span as Span
-    from hocket.state import State as State
+    from hocket.run.result import Result as Result
+    from hocket.run.trainer import Trainer as Trainer
+    from hocket.state.requests import Decision as Decision
+    from hocket.state.span import Span as Span
+    from hocket.state.state import State as State
+    from hocket.state.task import Task as Task
     from hocket.strategies import Strategy as Strategy
     from hocket.surgery import NoEffectWarning as NoEffectWarning
-    from hocket.task import Task as Task
-    from hocket.time import Interval as Interval, Time as Time, Unit as Unit
-    from hocket.timestamp import Timestamp as Timestamp
-    from hocket.trainer import Trainer as Trainer
-    from hocket.training.evaluate import EvalSet as EvalSet
-    from hocket.training.requests import Decision as Decision
     from hocket_checkpoints.policy import Checkpoints as Checkpoints
     from hocket_insight.model_table import model_summary as model_summary
     from hocket_strategies.custom_loops.runtime import Runtime as Runtime
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    from hocket.lazy import Absent, declared
+    from hocket.help.lazy import Absent, declared
 
     if name == "__version__":
         from importlib.metadata import version
@@ -54,7 +54,7 @@ def __getattr__(name: str) -> Any:
         return [name for name, module in declared("hocket").items() if find_spec(module.partition(".")[0])]
     if name not in (public := declared("hocket")):
         raise Absent("hocket", name, list(public))
-    from hocket import elsewhere
+    from hocket.help import elsewhere
 
     module = public[name]
     try:
@@ -73,6 +73,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from hocket.lazy import declared
+    from hocket.help.lazy import declared
 
     return [*declared("hocket"), "__version__"]

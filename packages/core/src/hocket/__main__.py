@@ -7,7 +7,7 @@ import sys
 
 def main() -> int:
     """Run the command and return its exit code; 2 and what to install, if the command line is not installed."""
-    from hocket import elsewhere
+    from hocket.help import elsewhere
 
     try:
         command_line = elsewhere.module("hocket_cli")

@@ -118,7 +118,7 @@ class CheckpointError(WrongState):
     """
 
     def __init__(self, message: str = "") -> None:
-        from hocket.safe_files import printable
+        from hocket.basics.safe_files import printable
 
         super().__init__(printable(message))
 

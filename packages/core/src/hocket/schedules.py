@@ -20,10 +20,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from hocket.clock import Clock
+from hocket.basics.clock import Clock
+from hocket.basics.direction import check_mode, mode_of
+from hocket.basics.time import Time, Unit, whole
 from hocket.errors import Unsupported, WrongValue
-from hocket.time import Time, Unit, whole
-from hocket.training.direction import check_mode, mode_of
 
 __all__ = [
     "WSD", "Clock", "Constant", "Cosine", "CosineRestarts", "Exponential", "Linear", "MultiStep", "Polynomial", "Schedule",

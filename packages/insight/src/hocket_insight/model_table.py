@@ -19,22 +19,21 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from hocket import display
-from hocket.callback import Callback
+from hocket.basics import display, seeding
 from hocket.data.nesting import map_tensors
 from hocket.data.windows import Window
 from hocket.errors import Mistake, WrongValue
+from hocket.failures.arguments import understood
 from hocket.help import objects, warn
-from hocket.help.arguments import understood
 from hocket.help.raised import raised
+from hocket.hookspecs.callback import Callback
 from hocket.plugins.spec import Attachment
-from hocket.task import Task, task_of
-from hocket.training import seeding
+from hocket.state.task import Task, task_of
 from hocket_insight.memory.estimate import aligned, shown
 from hocket_insight.memory.hollow import Hollow, quiet
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

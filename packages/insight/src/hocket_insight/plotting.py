@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hocket.display import notebook
+from hocket.basics.display import notebook
+from hocket.basics.history import POSITION, History
 from hocket.errors import MissingPackage, WrongType
-from hocket.history import POSITION, History
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +24,7 @@ _AXES = {
 
 
 def figure(history: History, names: Sequence[str], by: str) -> Figure:
-    """Return a figure of columns; see `hocket.history.History.plot`."""
+    """Return a figure of columns; see `hocket.basics.history.History.plot`."""
     try:
         from matplotlib import pyplot
     except ImportError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hocket.lazy import lazy
+from hocket.help.lazy import lazy
 
 if TYPE_CHECKING:
     from hocket_loggers.artifacts import ArtifactsLogger as ArtifactsLogger

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from hocket import Logger, State
 from hocket.errors import WrongValue
-from hocket.logger import check_filename
+from hocket.hookspecs.logger import check_filename
 from hocket_loggers.lines import keep
 from hocket_loggers.records import position
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hocket.basics.run_files import strict
 from hocket.errors import WrongValue
-from hocket.logger import Logger, check_filename
+from hocket.hookspecs.logger import Logger, check_filename
+from hocket.hookspecs.ticking import Ticking
 from hocket.plugins.delivery import RowsLostError
-from hocket.runs.files import strict
-from hocket.state import State
-from hocket.ticking import Ticking
+from hocket.state.state import State
 from hocket_loggers.lines import LinesFile
 from hocket_loggers.media import Media
 from hocket_loggers.run_summary import RunSummary

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from hocket import safe_files
-from hocket.runs.files import strict
+from hocket.basics import safe_files
+from hocket.basics.run_files import strict
 
 
 class LinesFile:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hocket import safe_files
-from hocket.runs.files import MEDIA, inside, objects, parsed, strict
+from hocket.basics import safe_files
+from hocket.basics.run_files import MEDIA, inside, objects, parsed, strict
 from hocket_loggers.lines import LinesFile
 from hocket_loggers.png import png
 

@@ -8,11 +8,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from hocket import display
-from hocket.logger import Logger
+from hocket.basics import display, seeding
+from hocket.hookspecs.logger import Logger
 from hocket.loggers.console import by_set, line, output
-from hocket.state import State
-from hocket.training import seeding
+from hocket.state.state import State
 
 with seeding.preserved():  # importing rich draws a number from Python's global RNG
     from rich.console import Console

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from hocket import safe_files
-from hocket.history import POSITION
+from hocket.basics import safe_files
+from hocket.basics.history import POSITION
+from hocket.basics.run_files import SUMMARY, number, objects, started
+from hocket.basics.timestamp import Timestamp
 from hocket.plugins import catalog
 from hocket.plugins.plan import calls
-from hocket.runs.files import SUMMARY, number, objects, started
-from hocket.state import State
-from hocket.timestamp import Timestamp
+from hocket.state.state import State
 from hocket_loggers.lines import encode
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from hocket.command import Command
+from hocket.hookspecs.command import Command
 
 _INSPECT = (
     "Exit status: 0 if every use maps or changes, 1 if a use has no counterpart or is not readable, or if a file or cell could "

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from hocket import safe_files
+from hocket.basics import safe_files
 from hocket.errors import MissingPackage
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hocket import hookimpl
-from hocket.callback import Callback
+from hocket.basics.run_files import METRICS
 from hocket.errors import WrongValue
 from hocket.help import warn
-from hocket.runs.files import METRICS
-from hocket.state import State
+from hocket.hookspecs.callback import Callback
+from hocket.state.state import State
 
 
 class Report(Callback):

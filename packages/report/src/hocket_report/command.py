@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from hocket.command import Command
+from hocket.hookspecs.command import Command
 from hocket.plugins import PluginError
 
 

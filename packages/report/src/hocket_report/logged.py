@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from hocket.runs import files
+from hocket.basics import run_files as files
 
 #: Points of all curves of a page, and of one curve at least.
 _POINTS, _LEAST = 20_000, 40

@@ -15,10 +15,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from hocket.basics import run_files as files
+from hocket.basics.run_folder import writable
+from hocket.basics.safe_files import BLOCK, opened, printable, replace
 from hocket.errors import WrongValue
-from hocket.run_folder import writable
-from hocket.runs import files
-from hocket.safe_files import BLOCK, opened, printable, replace
 from hocket_cli import listing
 from hocket_report import curves, panels, reading, vega
 from hocket_report.logged import points

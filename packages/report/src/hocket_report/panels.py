@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hocket.runs import files
-from hocket.training.direction import mode_of
+from hocket.basics import run_files as files
+from hocket.basics.direction import mode_of
 from hocket_cli import listing
 from hocket_report.markup import Markup, code, hint, joined, section, table, tag
 from hocket_report.reading import Run

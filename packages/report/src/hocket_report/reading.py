@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hocket import safe_files
+from hocket.basics import run_files as files, safe_files
 from hocket.errors import WrongValue
-from hocket.runs import files
 from hocket_cli import document, listing
 from hocket_report.logged import Logged, read as read_logged
 

@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hocket.runs import files
-from hocket.safe_files import content
+from hocket.basics import run_files as files
+from hocket.basics.safe_files import content
 from hocket_report.markup import Markup, code, hint, joined, section, table, tag
 from hocket_report.panels import name_of
 from hocket_report.reading import Run

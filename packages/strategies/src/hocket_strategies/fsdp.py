@@ -22,8 +22,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hocket import Device, Need, Task, hookimpl
+from hocket.basics.dtensors import full, local, shard_like
 from hocket.data.nesting import map_tensors
-from hocket.distributed.dtensors import full, local, shard_like
 from hocket.errors import WrongState, WrongValue
 from hocket_strategies.group import OfModels, RankStrategy
 from hocket_strategies.in_step import InStep, not_on_shards

@@ -19,12 +19,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hocket import Device, Strategy, hookimpl, launching
+from hocket import Device, Strategy, hookimpl
+from hocket.basics import launching
+from hocket.basics.launching import Environment
 from hocket.data.adapters import adapt
 from hocket.data.batches import Padding
 from hocket.errors import WrongState, WrongValue
 from hocket.help import warn
-from hocket.launching import Environment
 from hocket_strategies import ending
 from hocket_strategies.explained import CollectiveError, Explained
 from hocket_strategies.launching import loopback, parent, processes

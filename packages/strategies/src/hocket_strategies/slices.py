@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 from hocket import Strategy
+from hocket.basics import seeding
 from hocket.data.adapters import adapt
 from hocket.data.batches import Padding, count, slice_samples, unpadded
 from hocket.data.global_batches import resized
@@ -21,7 +22,6 @@ from hocket.data.slices import Slices
 from hocket.data.source import Source, known_length
 from hocket.data.sources.by_index import ByIndex
 from hocket.errors import WrongType, WrongValue
-from hocket.training import seeding
 
 
 def bounds(samples: int, rank: int, world_size: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hocket import Task
-from hocket.training import seeding
+from hocket.basics import seeding
 from hocket_strategies.fsdp import FSDP
 from hocket_strategies.mesh import data_group
 from hocket_strategies.plans import find_plan, parallelize

@@ -27,13 +27,13 @@ from torch import nn
 
 import hocket
 from hocket import plugins
+from hocket.basics import seeding
+from hocket.basics.kinds import HEAVY
 from hocket.errors import Unsupported, WrongType
 from hocket.hookspecs import Event
 from hocket.plugins import catalog
 from hocket.plugins.bus import Bus
-from hocket.plugins.kinds import HEAVY
 from hocket.plugins.spec import Attachment
-from hocket.training import seeding
 from hocket_testkit.compare import difference
 from hocket_testkit.footprint import changed, footprint
 from hocket_testkit.imports import Imported, import_in_fresh_process

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import hocket
+from hocket.basics import seeding
 from hocket.help.objects import short
 from hocket.plugins.spec import read
-from hocket.training import seeding
 from hocket_testkit.compare import difference
 from hocket_testkit.conformance import Planned, raiser, weights
 from hocket_testkit.reference import convolutional_network, labelled_images

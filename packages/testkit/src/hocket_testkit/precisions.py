@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import hocket
+from hocket.basics.losses import as_loss
 from hocket.data.batches import count, split
 from hocket.data.nesting import map_tensors
-from hocket.losses import as_loss
 from hocket.precision import Precision
-from hocket.task import SupervisedTask
+from hocket.state.task import SupervisedTask
 from hocket_testkit.compare import difference
 from hocket_testkit.conformance import weights
 from hocket_testkit.footprint import changed, footprint

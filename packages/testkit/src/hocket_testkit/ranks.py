@@ -6,8 +6,8 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from hocket import elsewhere
-from hocket.launching import WorkerError as RankError
+from hocket.basics.launching import WorkerError as RankError
+from hocket.help import elsewhere
 
 __all__ = ["RankError", "run_ranks"]
 

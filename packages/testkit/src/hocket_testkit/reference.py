@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hocket.task import SupervisedTask, Task
+from hocket.state.task import SupervisedTask, Task
 
 CLASSES = 4
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import hocket
+from hocket.basics.plugin_errors import PlanError
 from hocket.hookspecs import Event
 from hocket.loggers.memory import MemoryLogger
-from hocket.plugins.errors import PlanError
 from hocket_testkit.compare import difference
 from hocket_testkit.conformance import Conformance, Planned, contents, raiser, weights
 from hocket_testkit.footprint import changed, footprint

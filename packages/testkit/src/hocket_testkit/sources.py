@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from hocket.basics import seeding
 from hocket.data.adapters import adapt
 from hocket.data.batches import count, slice_samples
 from hocket.data.errors import DataError
 from hocket.data.slices import Slices
 from hocket.data.source import Position, Source, set_epoch
 from hocket.errors import Unsupported
-from hocket.training import seeding
 from hocket_testkit.compare import difference
 
 

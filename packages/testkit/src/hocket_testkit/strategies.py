@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
+from hocket.basics.plugin_errors import PlanError
 from hocket.hookspecs import Event
-from hocket.plugins.errors import PlanError
 from hocket.strategies import Strategy
 from hocket_testkit.compare import difference
 from hocket_testkit.conformance import Conformance, Planned, raiser, weights

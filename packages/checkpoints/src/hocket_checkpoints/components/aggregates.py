@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hocket.component import Check, Component, PerRank, Saved, Tree
-from hocket.state import State
+from hocket.hookspecs.component import Check, Component, PerRank, Saved, Tree
+from hocket.state.state import State
 
 
 class LoggedValues(Component):

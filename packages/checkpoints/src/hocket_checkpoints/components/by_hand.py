@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hocket.component import Check, Component, Saved, Tree
-from hocket.plain_data import encode
-from hocket.state import State
-from hocket.training.step import parameters_of
+from hocket.basics.plain_data import encode
+from hocket.hookspecs.component import Check, Component, Saved, Tree
+from hocket.state.state import State
+from hocket.state.step import parameters_of
 
 if TYPE_CHECKING:
-    from hocket.training.task_steps import TaskSteps
+    from hocket.loop.task_steps import TaskSteps
 
 
 class GradientsByHand(Component):

@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hocket.component import Check, Component, Saved, Tree
-from hocket.plain_data import decode
+from hocket.basics.plain_data import decode
+from hocket.hookspecs.component import Check, Component, Saved, Tree
+from hocket.loop.settings import plain
 from hocket.plugins import catalog
 from hocket.schedules import Schedule
-from hocket.settings import plain
-from hocket.state import State
+from hocket.state.state import State
 
 #: Trainer arguments that affect the weights and are not compared elsewhere when a checkpoint is loaded.
 _ARGUMENTS = (
@@ -36,7 +36,7 @@ class Configuration(Component):
 
     def state_dict(self, gather: bool) -> Tree:
         """Return both as text."""
-        from hocket.masking import masked
+        from hocket.plugins.masking import masked
 
         given = {name: self._arguments[name] for name in _ARGUMENTS}
         given["schedule_every"] = given["schedule_every"] or "1ba"
@@ -81,7 +81,7 @@ def _different(before: Mapping[str, str], now: Mapping[str, str], text: str) -> 
 
 
 def _plugins(state: State, attached: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    from hocket.masking import masked
+    from hocket.plugins.masking import masked
 
     for kind in _ATTACHED:
         there = {each["name"]: each for each in attached if each["kind"] == kind}

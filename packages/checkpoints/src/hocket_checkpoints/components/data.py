@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hocket.component import Check, Component, PerRank, Saved, Tree
 from hocket.help import warn
-from hocket.state import State
-from hocket.training.fit import FitLoop
+from hocket.hookspecs.component import Check, Component, PerRank, Saved, Tree
+from hocket.loop.fit import FitLoop
+from hocket.state.state import State
 
 if TYPE_CHECKING:
-    from hocket.training.module_data import ModuleData
+    from hocket.loop.module_data import ModuleData
 
 
 class TrainingData(Component):
@@ -41,7 +41,7 @@ class TrainingData(Component):
         if self._loop.has_data:
             self._mine(saved)
         module = checkpoint.decode((saved.own or {}).get("module", {}))
-        from hocket.training.module_data import misfits
+        from hocket.loop.module_data import misfits
 
         return Check((saved, module), misfits(self._module, module.get("extra")))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hocket.state import State
-from hocket.training.guard import NonFiniteGuard
+from hocket.loop.guard import NonFiniteGuard
+from hocket.state.state import State
 from hocket_checkpoints.components.values import Stateful
 
 

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hocket.algorithm import Algorithm
-from hocket.callback import Callback
-from hocket.component import Check, Component, PerRank, Saved, Tree
-from hocket.distributed.dtensors import local
+from hocket.basics.dtensors import local
+from hocket.basics.plain_data import encode
 from hocket.help import warn
-from hocket.plain_data import encode
-from hocket.task import SupervisedTask
+from hocket.hookspecs.algorithm import Algorithm
+from hocket.hookspecs.callback import Callback
+from hocket.hookspecs.component import Check, Component, PerRank, Saved, Tree
+from hocket.state.task import SupervisedTask
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 class HiddenState(Component):

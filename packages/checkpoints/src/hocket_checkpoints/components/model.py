@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from hocket.component import Check, Component, Like, Saved, Tree
-from hocket.plain_data import decode, encode
-from hocket.state import State
+from hocket.basics.plain_data import decode, encode
+from hocket.hookspecs.component import Check, Component, Like, Saved, Tree
+from hocket.state.state import State
 from hocket_checkpoints.report import Report, listed, shapes_of
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hocket.component import Check, Component, Saved, Tree
-from hocket.distributed.dtensors import mesh_of
-from hocket.state import State
+from hocket.basics.dtensors import mesh_of
+from hocket.hookspecs.component import Check, Component, Saved, Tree
+from hocket.state.state import State
 from hocket_checkpoints.frozen import checksum
 from hocket_checkpoints.report import listed
 

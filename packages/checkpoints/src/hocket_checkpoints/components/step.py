@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from hocket.component import Check, Component, ContentError, PerRank, Saved, Tree
+from hocket.basics.plain_data import encode
 from hocket.data.batches import Counts
-from hocket.plain_data import encode
-from hocket.state import State
+from hocket.hookspecs.component import Check, Component, ContentError, PerRank, Saved, Tree
+from hocket.state.state import State
 from hocket_checkpoints.components.values import Decoded
 
 

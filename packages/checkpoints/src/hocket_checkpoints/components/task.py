@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hocket.component import Check, Component, PerRank, Saved, Tree
-from hocket.plain_data import encode
-from hocket.state import State
-from hocket.task import Task
+from hocket.basics.plain_data import encode
+from hocket.hookspecs.component import Check, Component, PerRank, Saved, Tree
+from hocket.state.state import State
+from hocket.state.task import Task
 
 
 class ExtraState(Component):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from hocket.component import Check, Component, PerRank, Saved, Tree
-from hocket.plain_data import encode
-from hocket.time import Time, Unit
+from hocket.basics.plain_data import encode
+from hocket.basics.time import Time, Unit
+from hocket.hookspecs.component import Check, Component, PerRank, Saved, Tree
 
 
 class HasState(Protocol):

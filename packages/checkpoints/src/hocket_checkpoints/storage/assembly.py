@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.distributed.dtensors import from_shard, local, place
-from hocket.plain_data import DTYPES
+from hocket.basics.dtensors import from_shard, local, place
+from hocket.basics.plain_data import DTYPES
 from hocket_checkpoints.storage import references as refs, shards
 from hocket_checkpoints.storage.header import Entry
 

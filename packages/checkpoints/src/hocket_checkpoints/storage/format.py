@@ -16,9 +16,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hocket import safe_files
-from hocket.distributed.ranks import ALONE, Ranks
+from hocket.basics import safe_files
 from hocket.errors import CheckpointError
+from hocket.state.ranks import ALONE, Ranks
 from hocket_checkpoints.storage import disk, header, manifest as manifests, partials, references as refs, tree_json
 from hocket_checkpoints.storage.manifest import FILES, File, Manifest
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hocket import safe_files
+from hocket.basics import safe_files
 from hocket.errors import CheckpointError, WrongValue
 from hocket_checkpoints.storage import tree_json
 from hocket_checkpoints.storage.header import pickled

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hocket.distributed.ranks import ALONE, Ranks
 from hocket.errors import CheckpointError, MissingPackage
+from hocket.state.ranks import ALONE, Ranks
 from hocket_checkpoints.storage import disk, format as formats, manifest as manifests, scratch
 from hocket_checkpoints.storage.locks import LEASE, Lease, Lock
 from hocket_checkpoints.storage.manifest import LATEST, File, Manifest

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hocket.basics.plain_data import DTYPES
 from hocket.errors import CheckpointError
-from hocket.plain_data import DTYPES
 from hocket_checkpoints.storage import header
 from hocket_checkpoints.storage.header import Entry
 

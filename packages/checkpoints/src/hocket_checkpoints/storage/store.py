@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hocket.distributed.ranks import ALONE, Ranks
+from hocket.basics.run_folder import is_url
 from hocket.errors import CheckpointError, DamagedCheckpointWarning, WrongType, WrongValue
 from hocket.help import warn
-from hocket.run_folder import is_url
+from hocket.state.ranks import ALONE, Ranks
 from hocket_checkpoints.storage import disk, format as formats, locks, manifest as manifests, partials
 from hocket_checkpoints.storage.locks import InUse, Lock
 from hocket_checkpoints.storage.manifest import LATEST, Manifest, Unfinished

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.distributed.dtensors import leads, local, mesh_of, place
+from hocket.basics.dtensors import leads, local, mesh_of, place
 from hocket.errors import WrongType
 from hocket_checkpoints.storage import header
 from hocket_checkpoints.storage.references import SIZES, is_dense

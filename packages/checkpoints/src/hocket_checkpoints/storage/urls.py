@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hocket.run_folder import is_url
+from hocket.basics.run_folder import is_url
 from hocket_checkpoints.storage.manifest import LATEST
 
 

@@ -11,14 +11,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hocket import safe_files
-from hocket.callback import Callback
-from hocket.training.requests import Decision
-from hocket.training.watching import check_name
+from hocket.basics import safe_files
+from hocket.hookspecs.callback import Callback
+from hocket.state.requests import Decision
+from hocket.state.watching import check_name
 
 if TYPE_CHECKING:
-    from hocket.result import Result
-    from hocket.state import State
+    from hocket.run.result import Result
+    from hocket.state.state import State
 
 
 class Trial(Callback):

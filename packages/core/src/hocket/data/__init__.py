@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hocket.lazy import lazy
+from hocket.help.lazy import lazy
 
 if TYPE_CHECKING:
     from hocket.data.adapters import adapt as adapt, adapter as adapter
-    from hocket.data.batch_part import BatchPart as BatchPart
     from hocket.data.batches import Counts as Counts, Padding as Padding, count as count, join as join, split as split
     from hocket.data.containers import register_batch as register_batch
     from hocket.data.errors import DataError as DataError
@@ -23,5 +22,6 @@ if TYPE_CHECKING:
     from hocket.data.source import Position as Position, Source as Source
     from hocket.data.sources.base import DataSource as DataSource
     from hocket.data.windows import Window as Window
+    from hocket.state.batch_part import BatchPart as BatchPart
 
 __getattr__, __dir__ = lazy(__name__)

@@ -6,11 +6,11 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hocket.basics.plugin_errors import summarize
 from hocket.data.slices import Slices
 from hocket.data.source import Source
 from hocket.errors import WrongType
 from hocket.help import warn
-from hocket.plugins.errors import summarize
 
 if TYPE_CHECKING:
     from hocket.data.sources.base import DataSource

@@ -16,7 +16,7 @@ from hocket.data.reading import How, how_divided, is_numbers, is_per_sample, may
 from hocket.errors import WrongValue
 
 if TYPE_CHECKING:
-    from hocket.types import Batch
+    from hocket.basics.types import Batch
 
 
 class Counts(NamedTuple):

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from hocket.basics.plain_data import decode, encode
 from hocket.data.stateful import has_state, one_sided
 from hocket.help import warn
-from hocket.plain_data import decode, encode
 
 
 class DataGenerators:

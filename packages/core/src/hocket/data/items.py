@@ -9,7 +9,7 @@ from hocket.data.errors import MissingPartError
 from hocket.data.nesting import like_mapping, with_fields
 
 if TYPE_CHECKING:
-    from hocket.types import Batch, Where
+    from hocket.basics.types import Batch, Where
 
 
 def get_item(batch: Batch, key: Any) -> Any:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 if TYPE_CHECKING:
-    from hocket.types import Batch
+    from hocket.basics.types import Batch
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], batch: Batch) -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from hocket.basics import seeding
 from hocket.errors import WrongType
-from hocket.training import seeding
 
 
 def seeded(dataset: object, seed: int = 0) -> SeededDataset:

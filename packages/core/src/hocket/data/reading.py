@@ -17,7 +17,7 @@ from hocket.data.nesting import fields_of
 from hocket.errors import WrongValue
 
 if TYPE_CHECKING:
-    from hocket.types import Batch
+    from hocket.basics.types import Batch
 
 
 class How(Enum):

@@ -16,8 +16,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from hocket.basics import seeding
 from hocket.data.generators import DataGenerators
-from hocket.training import seeding
 
 #: Samplers whose order is random.
 DRAWN = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)

@@ -89,7 +89,7 @@ def one_epoch(source: Source) -> Iterator[Iterator[Any]]:
         yield batches
     except BaseException as error:
         source.close()
-        from hocket.help import collating  # only needed for error messages
+        from hocket.data import collating  # only needed for error messages
 
         collating.explain(error)
         raise

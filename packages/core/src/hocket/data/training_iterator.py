@@ -143,7 +143,7 @@ class TrainingIterator:
                     return unpadded(batch) if type(batch) is Padding else (batch, True)
             except BaseException as error:
                 self._failed = True
-                from hocket.help import collating  # only needed for error messages
+                from hocket.data import collating  # only needed for error messages
 
                 collating.explain(error)
                 raise
@@ -178,7 +178,7 @@ class TrainingIterator:
                 return unpadded(batch)
         except BaseException as error:
             self._failed = True
-            from hocket.help import collating  # only needed for error messages
+            from hocket.data import collating  # only needed for error messages
 
             collating.explain(error)
             raise

@@ -4,9 +4,9 @@ import os
 
 import torch
 
+from hocket.basics.launching import environment
 from hocket.devices.base import Device
 from hocket.errors import WrongState, WrongValue
-from hocket.launching import environment
 
 #: Dense float16 peak of one card on tensor cores, by the name that torch gives it, from the makers' data sheets: NVIDIA's for
 #: V100 (2018), T4 (2018), A10, A30, A40, A100 (2021), L4, L40, L40S, H100 (2023), GH200, H200, B200 (2024), where figures

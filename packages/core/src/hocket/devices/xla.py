@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from hocket.basics.plugin_errors import PluginError
 from hocket.devices.base import Device
 from hocket.errors import WrongValue
 from hocket.help import installing
-from hocket.plugins.errors import PluginError
 
 
 class XLA(Device):

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hocket.errors import rendered
-from hocket.ours import is_ours
+from hocket.help.ours import is_ours
 
 #: Libraries whose frames, like hocket's, lie between the user's line and the warning.
 _LIBRARIES = re.compile(r"(torch|pluggy|contextlib|functools|threading)(\.|$)")

@@ -11,7 +11,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket.help import names
-from hocket.ours import is_ours
+from hocket.help.ours import is_ours
 
 T = TypeVar("T")
 

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hocket import elsewhere
 from hocket.errors import WrongType, WrongValue
-from hocket.help import names, warn
+from hocket.help import elsewhere, names, warn
 
 if TYPE_CHECKING:
+    from hocket.basics.types import Metric, PluginLike
     from hocket.checkpoints import Checkpoints
-    from hocket.types import Metric, PluginLike
 
 #: Functions of torch.nn.functional that are losses of (outputs, targets), and the names that people use for them.
 _LOSSES = {
@@ -121,7 +120,7 @@ def loss(given: object) -> Callable[..., Any] | None:
 
 def metrics(given: object) -> Mapping[str, Metric] | Callable[[], Any] | None:
     """Convert one metric, a class, a name or a list of them to metrics by name; a function that makes them stays."""
-    from hocket.training import simple_metrics
+    from hocket.state import simple_metrics
 
     def named(metric: object) -> tuple[str, Any]:
         if isinstance(metric, str):

@@ -8,7 +8,7 @@ import types
 from pathlib import Path
 
 from hocket.help import installing
-from hocket.ours import is_ours
+from hocket.help.ours import is_ours
 
 
 def raised(doing: str, error: BaseException, advice: str = "") -> str:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hocket.losses import Loss
-    from hocket.state import State
-    from hocket.types import Batch
+    from hocket.basics.losses import Loss
+    from hocket.basics.types import Batch
+    from hocket.state.state import State
 
 
 @hooks(firstresult=True)

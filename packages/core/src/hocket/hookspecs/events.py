@@ -17,7 +17,7 @@ from hocket.help.attributes import Named, unknown_member
 from hocket.hookspecs.markers import hooks
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 class Event(enum.Enum, metaclass=Named):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.hookspecs.markers import hooks
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 @hooks()

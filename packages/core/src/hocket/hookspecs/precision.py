@@ -17,7 +17,7 @@ from hocket.hookspecs.markers import hooks
 if TYPE_CHECKING:
     import torch
 
-    from hocket.types import Batch
+    from hocket.basics.types import Batch
 
 
 class PrecisionLike(Protocol):

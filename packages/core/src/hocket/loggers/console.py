@@ -6,10 +6,10 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import IO
 
-from hocket.display import notebook
-from hocket.logger import Logger
-from hocket.state import State
-from hocket.timestamp import Timestamp
+from hocket.basics.display import notebook
+from hocket.basics.timestamp import Timestamp
+from hocket.hookspecs.logger import Logger
+from hocket.state.state import State
 
 
 class ConsoleLogger(Logger):

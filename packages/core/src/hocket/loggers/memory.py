@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hocket.logger import Logger
-from hocket.state import State
+from hocket.hookspecs.logger import Logger
+from hocket.state.state import State
 
 
 class MemoryLogger(Logger):

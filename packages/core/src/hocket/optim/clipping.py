@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_
 
-from hocket import fast_paths
-from hocket.distributed.dtensors import by_mesh, total_norm, uniform
+from hocket.basics import fast_paths
+from hocket.basics.dtensors import by_mesh, total_norm, uniform
 from hocket.errors import WrongValue
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hocket.distributed.dtensors import norms
-from hocket.ours import is_ours
+from hocket.basics.dtensors import norms
+from hocket.help.ours import is_ours
 
 #: Optimizers that have taken a step.
 _SEEN: WeakSet[Optimizer] = WeakSet()

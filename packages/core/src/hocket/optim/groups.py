@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from hocket import elsewhere
-from hocket.plugins.errors import PluginConfigError
-from hocket.settings import plain
-from hocket.task import Task
+from hocket.basics.plugin_errors import PluginConfigError
+from hocket.help import elsewhere
+from hocket.loop.settings import plain
+from hocket.state.task import Task
 
 #: The options of a configuration that `make_groups` takes; the others are arguments of the optimizer.
 OPTIONS = ("groups", "layer_decay")

@@ -10,16 +10,16 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from hocket.basics.time import Interval, Time, TimeError, Unit, time_of
+from hocket.basics.timestamp import Timestamp
 from hocket.data.stateful import has_state
 from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.plugins import catalog
 from hocket.plugins.spec import build
 from hocket.schedules import Clock, Plateau, Schedule
-from hocket.state import State
-from hocket.time import Interval, Time, TimeError, Unit, time_of
-from hocket.timestamp import Timestamp
-from hocket.training.watching import label_of, warn_of_nothing, watch
+from hocket.state.state import State
+from hocket.state.watching import label_of, warn_of_nothing, watch
 
 
 class LearningRate(Protocol):
@@ -128,7 +128,7 @@ class Stepped(TimeOnly):
     def start(self, state: State) -> None:
         """Check the scheduler's lengths: it has set the first learning rate when it was created."""
         if self._every == Time(1, Unit.BATCH) and self._steps == 0:
-            from hocket.help import schedulers
+            from hocket.failures import schedulers
 
             schedulers.check_lengths(self._scheduler, state, self.by_default)
 

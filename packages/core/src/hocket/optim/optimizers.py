@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hocket import fast_paths
+from hocket.basics import fast_paths
 from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.help.objects import short
@@ -17,7 +17,7 @@ from hocket.optim.closures import gets_closure
 from hocket.optim.groups import OPTIONS, make_groups, scale_rates
 from hocket.plugins import catalog
 from hocket.plugins.spec import build, read
-from hocket.task import Task
+from hocket.state.task import Task
 
 if TYPE_CHECKING:
     from hocket.surgery import Replacement

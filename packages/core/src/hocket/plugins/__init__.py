@@ -8,19 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hocket.lazy import lazy
+from hocket.help.lazy import lazy
 
 if TYPE_CHECKING:
-    from hocket.plugins.catalog import (
-        Entry as Entry,
-        entries as entries,
-        get as get,
-        names as names,
-        refresh as refresh,
-        register as register,
-        unregister as unregister,
-    )
-    from hocket.plugins.errors import (
+    from hocket.basics.kinds import KINDS as KINDS
+    from hocket.basics.plugin_errors import (
         AmbiguousPluginError as AmbiguousPluginError,
         BrokenPluginError as BrokenPluginError,
         ConflictError as ConflictError,
@@ -31,6 +23,14 @@ if TYPE_CHECKING:
         PluginError as PluginError,
         UnknownPluginError as UnknownPluginError,
     )
-    from hocket.plugins.kinds import KINDS as KINDS
+    from hocket.plugins.catalog import (
+        Entry as Entry,
+        entries as entries,
+        get as get,
+        names as names,
+        refresh as refresh,
+        register as register,
+        unregister as unregister,
+    )
 
 __getattr__, __dir__ = lazy(__name__)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from hocket.basics.plugin_errors import HookError
 from hocket.help import names
+from hocket.help.ours import is_ours
 from hocket.hookspecs import SPECS, Actions, Event, Events, Loggers, PrecisionHooks, StrategyHooks
-from hocket.ours import is_ours
 from hocket.plugins.delivery import Delivery
-from hocket.plugins.errors import HookError
 from hocket.plugins.folding import (
     Listener,
     all_despite_errors,

@@ -13,13 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hocket.elsewhere import NotInstalled
+from hocket.basics.kinds import KINDS, misfit, singular as singular
+from hocket.basics.plugin_errors import (
+    AmbiguousPluginError,
+    BrokenPluginError,
+    PluginError,
+    UnknownPluginError,
+    summarize,
+)
 from hocket.help import names as others
-from hocket.ours import PARTS
+from hocket.help.elsewhere import NotInstalled
+from hocket.help.ours import PARTS
 from hocket.plugins import distributions, switches
 from hocket.plugins.distributions import Problem, normal
-from hocket.plugins.errors import AmbiguousPluginError, BrokenPluginError, PluginError, UnknownPluginError, summarize
-from hocket.plugins.kinds import KINDS, misfit, singular as singular
 
 #: The plug-in API version of this core.
 API = "v1"

@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hocket.plugins.errors import PluginError
-from hocket.plugins.kinds import singular
+from hocket.basics.kinds import singular
+from hocket.basics.plugin_errors import PluginError
 from hocket.plugins.spec import Attachment
 
 #: id of a claimed instance -> (reference to the instance, name of its Trainer's run).

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hocket.plugins.errors import summarize
+from hocket.basics.plugin_errors import summarize
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution

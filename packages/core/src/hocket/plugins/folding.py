@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from hocket.basics.plugin_errors import HookError
+from hocket.basics.timestamp import Timestamp
 from hocket.help import attributes
 from hocket.hookspecs import Event
 from hocket.plugins.delivery import Delivery
-from hocket.plugins.errors import HookError
 from hocket.plugins.spec import Attachment
-from hocket.timestamp import Timestamp
 
 
 class _Timed(Protocol):
@@ -85,7 +85,7 @@ def all_of(listeners: Sequence[Listener], counted: bool) -> Callable[..., Any]:
 
 def _refuse_decision(returned: object, whose: str) -> None:
     """Raise HookError for a listener that returns a decision, or True or False: what events return is not used."""
-    from hocket.training.requests import Decision
+    from hocket.state.requests import Decision
 
     if isinstance(returned, bool | Decision):
         who, _, hook = whose.rpartition(" in ")

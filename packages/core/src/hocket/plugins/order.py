@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from hocket.plugins.errors import ConflictError, OrderError
+from hocket.basics.plugin_errors import ConflictError, OrderError
 from hocket.plugins.spec import Attachment
 
 #: On an event, kinds run in this order; an action asks them in reverse, and the last of them wraps all others.

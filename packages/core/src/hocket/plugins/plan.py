@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hocket.display import html
+from hocket.basics.display import html
+from hocket.basics.kinds import singular
+from hocket.basics.plugin_errors import PlanError
 from hocket.hookspecs import Actions, Event
 from hocket.hookspecs.needs import Need
 from hocket.plugins.bus import Bus
-from hocket.plugins.errors import PlanError
-from hocket.plugins.kinds import singular
 from hocket.plugins.spec import Attachment
 
 if TYPE_CHECKING:
     from hocket.hookspecs import StrategyLike
-    from hocket.task import Task
+    from hocket.state.task import Task
 
 #: Events that a strategy without ``microbatch_events`` does not call.
 _MICROBATCH_EVENTS = (

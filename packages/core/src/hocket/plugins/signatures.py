@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hocket.ours import is_ours
+from hocket.help.ours import is_ours
 
 _TEXT_AND_NUMBERS = bool | int | float | str | None
 

@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hocket.basics.kinds import misfit
+from hocket.basics.plugin_errors import BrokenPluginError, PluginConfigError
 from hocket.help import names as others
+from hocket.help.ours import is_ours
 from hocket.hookspecs import SPECS, PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
-from hocket.ours import is_ours
 from hocket.plugins import catalog, signatures
-from hocket.plugins.errors import BrokenPluginError, PluginConfigError
-from hocket.plugins.kinds import misfit
 
 if TYPE_CHECKING:
-    from hocket.types import PluginLike
+    from hocket.basics.types import PluginLike
 
 
 @dataclass(eq=False, slots=True)
@@ -42,7 +42,7 @@ class Attachment:
     def __post_init__(self) -> None:
         self.arguments = self.config
         if self.config:
-            from hocket.masking import masked
+            from hocket.plugins.masking import masked
 
             self.config = masked(self.config, self.name)
 
@@ -108,7 +108,7 @@ def parse_spec(text: str, hides: bool = True) -> tuple[str, dict[str, Any]]:
     """
 
     def shown(given: str) -> str:
-        from hocket.masking import masked
+        from hocket.plugins.masking import masked
 
         return str(masked(given)) if hides else given
 
@@ -308,7 +308,7 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[object, ...], config:
     hints = signatures.hints(cls)
     for key, value in config.items():
         if key in hints and not signatures.fits(value, hints[key]):
-            from hocket.masking import masked
+            from hocket.plugins.masking import masked
 
             raise PluginConfigError(
                 f"{what} was given {key}={masked(value, name, key)!r}, which is {type(value).__name__}; it should be "
@@ -318,7 +318,7 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[object, ...], config:
     try:
         return cls(*arguments, **config)
     except (TypeError, ValueError) as error:
-        from hocket.masking import masked
+        from hocket.plugins.masking import masked
 
         error.add_note(
             f"While instantiating {what} with {dict(masked(config, name))!r}. Its signature is "

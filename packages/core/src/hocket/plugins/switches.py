@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from hocket.errors import WrongType
 from hocket.help import warn
-from hocket.ours import PARTS
+from hocket.help.ours import PARTS
 from hocket.plugins.distributions import normal
 
 if TYPE_CHECKING:

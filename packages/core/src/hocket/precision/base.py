@@ -14,7 +14,7 @@ from hocket.data.stateful import Stateful
 from hocket.optim import optimizers
 
 if TYPE_CHECKING:
-    from hocket.types import Batch
+    from hocket.basics.types import Batch
 
 
 class Precision(Stateful):

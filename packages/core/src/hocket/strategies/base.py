@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from hocket.basics.unusual import sized_like
 from hocket.data.global_batches import sized
 from hocket.devices import Device
 from hocket.errors import Unsupported
 from hocket.hookspecs.needs import Need
-from hocket.unusual import sized_like
 
 
 class Strategy:
@@ -163,13 +163,13 @@ class Strategy:
 
 
 def _packed(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Let a strategy's collective of objects send and receive bytes; see `hocket.distributed.objects`."""
+    """Let a strategy's collective of objects send and receive bytes; see `hocket.basics.objects`."""
 
     @functools.wraps(function)
     def call(self: Any, item: Any) -> Any:
         if self.world_size == 1:
             return function(self, item)
-        from hocket.distributed import objects
+        from hocket.basics import objects
 
         received = function(self, objects.pack(item))
         return list(map(objects.unpack, received)) if isinstance(received, list) else objects.unpack(received)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from hocket.distributed.dtensors import local
+from hocket.basics.dtensors import local
+from hocket.basics.plugin_errors import PlanError
 from hocket.errors import WrongValue
-from hocket.plugins.errors import PlanError
-from hocket.state import State
-from hocket.training.metric_adapters import is_metric
+from hocket.state.metric_adapters import is_metric
+from hocket.state.state import State
 from hocket_insight.callbacks.choosing import chosen, patterns_of
 from hocket_insight.callbacks.histograms import Histograms, histogram
 from hocket_insight.callbacks.measuring import Measuring

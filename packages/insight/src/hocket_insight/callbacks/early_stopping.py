@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from hocket.callback import Callback
+from hocket.basics.direction import check_mode, mode_of
+from hocket.basics.time import Time, Unit, time_of
 from hocket.data.nesting import map_tensors
 from hocket.errors import WrongValue
 from hocket.help import warn
-from hocket.state import State
-from hocket.time import Time, Unit, time_of
-from hocket.training.direction import check_mode, mode_of
-from hocket.training.requests import Decision
-from hocket.training.watching import label_of, warn_of_nothing, watch
+from hocket.hookspecs.callback import Callback
+from hocket.state.requests import Decision
+from hocket.state.state import State
+from hocket.state.watching import label_of, warn_of_nothing, watch
 
 
 class EarlyStopping(Callback):

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from hocket.help import warn
-from hocket.periodic import Periodic
-from hocket.state import State
-from hocket.ticking import Ticking
+from hocket.hookspecs.periodic import Periodic
+from hocket.hookspecs.ticking import Ticking
+from hocket.state.state import State
 from hocket_insight.callbacks import nvml
 
 

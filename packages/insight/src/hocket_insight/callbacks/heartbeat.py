@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hocket import safe_files
-from hocket.callback import Callback
+from hocket.basics import safe_files
 from hocket.help import warn
-from hocket.state import State
-from hocket.ticking import Ticking
+from hocket.hookspecs.callback import Callback
+from hocket.hookspecs.ticking import Ticking
+from hocket.state.state import State
 
 
 class Heartbeat(Callback):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hocket.distributed.dtensors import local, sum_over_shards
-from hocket.state import State
+from hocket.basics.dtensors import local, sum_over_shards
+from hocket.state.state import State
 
 #: Powers of two at the edges of the bins: magnitudes from 2**-24 to 2**16, twice, for negative and positive values. Bins that
 #: depend on no value can be added up over microbatches and ranks, and show magnitudes that vanish or explode.

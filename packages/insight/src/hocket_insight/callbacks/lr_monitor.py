@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hocket.callback import Callback
-from hocket.state import State
+from hocket.hookspecs.callback import Callback
+from hocket.state.state import State
 
 
 class LRMonitor(Callback):

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hocket.distributed.dtensors import norms
-from hocket.state import State
+from hocket.basics.dtensors import norms
+from hocket.state.state import State
 from hocket_insight.callbacks.measuring import Measuring
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hocket.callback import Callback
+from hocket.basics.time import batches
 from hocket.help import warn
-from hocket.state import State
-from hocket.time import batches
+from hocket.hookspecs.callback import Callback
+from hocket.state.state import State
 
 
 class Measuring(Callback):

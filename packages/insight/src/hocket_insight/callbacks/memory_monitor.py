@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from hocket.periodic import Periodic
-from hocket.state import State
+from hocket.hookspecs.periodic import Periodic
+from hocket.state.state import State
 
 
 class MemoryMonitor(Periodic):

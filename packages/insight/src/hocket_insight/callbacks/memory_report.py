@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket import safe_files
-from hocket.callback import Callback
+from hocket.basics import safe_files
+from hocket.basics.dtensors import local
+from hocket.basics.time import batches
 from hocket.data.nesting import map_tensors
 from hocket.devices.memory import is_out_of_memory
-from hocket.distributed.dtensors import local
 from hocket.help import warn
-from hocket.state import State
-from hocket.time import batches
+from hocket.hookspecs.callback import Callback
+from hocket.state.state import State
 from hocket_insight.callbacks.memory_monitor import resident_peak
 
 

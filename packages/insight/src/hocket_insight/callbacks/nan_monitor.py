@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from hocket.callback import Callback
-from hocket.distributed.dtensors import non_finite
+from hocket.basics.dtensors import non_finite
+from hocket.basics.time import batches
 from hocket.errors import NotFinite
-from hocket.state import State
-from hocket.time import batches
+from hocket.hookspecs.callback import Callback
+from hocket.state.state import State
 
 
 class NaNMonitor(Callback):

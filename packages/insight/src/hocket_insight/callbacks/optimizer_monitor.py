@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 
-from hocket.distributed.dtensors import total_norm
-from hocket.state import State
+from hocket.basics.dtensors import total_norm
+from hocket.state.state import State
 from hocket_insight.callbacks.measured_step import MeasuredStep
 
 

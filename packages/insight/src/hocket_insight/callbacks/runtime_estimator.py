@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 
-from hocket.periodic import Periodic
-from hocket.state import State
-from hocket.time import Time, Unit
+from hocket.basics.time import Time, Unit
+from hocket.hookspecs.periodic import Periodic
+from hocket.state.state import State
 
 
 class RuntimeEstimator(Periodic):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from hocket.data import items
-from hocket.data.batch_part import BatchPart
 from hocket.data.nesting import map_tensors
 from hocket.errors import WrongType, WrongValue
-from hocket.state import State
-from hocket.task import SupervisedTask
-from hocket.training.step import count
+from hocket.state.batch_part import BatchPart
+from hocket.state.state import State
+from hocket.state.step import count
+from hocket.state.task import SupervisedTask
 from hocket_insight.callbacks.measuring import Measuring
 
 #: Tensors of more elements are shown in a cell as their shape.

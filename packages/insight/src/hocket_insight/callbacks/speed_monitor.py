@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from hocket import hookimpl
+from hocket.basics.timestamp import Timestamp
 from hocket.errors import WrongType
 from hocket.help import warn
-from hocket.periodic import Periodic
-from hocket.state import State
-from hocket.timestamp import Timestamp
+from hocket.hookspecs.periodic import Periodic
+from hocket.state.state import State
 
 
 class SpeedMonitor(Periodic):

@@ -11,9 +11,9 @@ from typing import Any
 
 from hocket.errors import MissingPackage
 from hocket.help import installing
-from hocket.periodic import Periodic
-from hocket.state import State
-from hocket.ticking import Ticking
+from hocket.hookspecs.periodic import Periodic
+from hocket.hookspecs.ticking import Ticking
+from hocket.state.state import State
 from hocket_insight.callbacks import nvml
 
 #: The list of child processes is refreshed in every so many samples, because it reads an entry of each process of the host.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hocket.callback import Callback
 from hocket.errors import WrongValue
-from hocket.state import State
-from hocket.training.requests import Decision
-from hocket.training.watching import check_name, label_of, warn_of_nothing
+from hocket.hookspecs.callback import Callback
+from hocket.state.requests import Decision
+from hocket.state.state import State
+from hocket.state.watching import check_name, label_of, warn_of_nothing
 
 
 class ThresholdStopper(Callback):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from hocket.periodic import Periodic
-from hocket.state import State
+from hocket.hookspecs.periodic import Periodic
+from hocket.state.state import State
 
 
 class TimeMonitor(Periodic):

@@ -7,13 +7,13 @@ import json
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from hocket.command import Command
 from hocket.errors import WrongValue
+from hocket.hookspecs.command import Command
 from hocket_cli.arguments import add_arguments as add_configuration
 from hocket_cli.template import print_config
 
 if TYPE_CHECKING:
-    from hocket.trainer import Trainer
+    from hocket.run.trainer import Trainer
     from hocket_insight.memory.rehearsal import Make, Rehearsal, Stage
 
 

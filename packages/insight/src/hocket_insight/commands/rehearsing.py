@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from hocket.trainer import Trainer
+from hocket.run.trainer import Trainer
 from hocket_cli.config import Configuration, trainer_from
 from hocket_cli.document import Node
 from hocket_cli.objects import is_checking

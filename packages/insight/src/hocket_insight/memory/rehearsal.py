@@ -22,13 +22,13 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import _foreach_supported_types
 
-from hocket import elsewhere
+from hocket.basics import objects
+from hocket.basics.launching import WorkerError
 from hocket.data.nesting import map_tensors
-from hocket.distributed import objects
 from hocket.errors import Mistake, WrongValue
-from hocket.launching import WorkerError
-from hocket.state import State
-from hocket.trainer import Trainer
+from hocket.help import elsewhere
+from hocket.run.trainer import Trainer
+from hocket.state.state import State
 from hocket_insight.memory.hollow import Hollow, quiet
 from hocket_insight.memory.ledger import DataDependentError, Ledger
 
@@ -163,7 +163,7 @@ def rehearse(make: Make, ranks: int = 1, microbatch: int | None = None) -> Rehea
 
     Raises:
         EstimateError: the run computes something whose shape depends on values, or a mistake of the user.
-        hocket.launching.WorkerError: another exception of the run.
+        hocket.basics.launching.WorkerError: another exception of the run.
         ImportError: hocket-strategies, which starts the process, is not installed.
     """
 

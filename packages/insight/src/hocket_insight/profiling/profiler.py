@@ -6,13 +6,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from hocket import hookimpl, summary
-from hocket.callback import Callback
-from hocket.distributed.agreement import ranks_of
+from hocket import hookimpl
+from hocket.basics.time import Time, TimeError, Unit
 from hocket.errors import WrongValue
+from hocket.hookspecs.callback import Callback
+from hocket.loop.agreement import ranks_of
 from hocket.plugins.spec import Attachment
-from hocket.state import State
-from hocket.time import Time, TimeError, Unit
+from hocket.run import summary
+from hocket.state.state import State
 from hocket_insight.profiling.window import NAME, WARM_UP, Settings, Window
 
 _FORM = "Write how many batches, and after how much training, such as '5ba after 10ba', '5ba after 1ep' or '5ba'."

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hocket.ours import PARTS
+from hocket.help.ours import PARTS
 
 #: Functions whose result the host has to read.
 _READING: dict[Any, str] = {

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from hocket import hookimpl, safe_files, summary
-from hocket.state import State
+from hocket import hookimpl
+from hocket.basics import safe_files
+from hocket.run import summary
+from hocket.state.state import State
 from hocket_insight.profiling.phases import Phases
 from hocket_insight.profiling.summary import in_words, summarize
 from hocket_insight.profiling.trace import Trace

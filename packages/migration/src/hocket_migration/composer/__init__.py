@@ -6,7 +6,7 @@ says what maps to what.
 
 from __future__ import annotations
 
-from hocket.lazy import lazy
+from hocket.help.lazy import lazy
 
 _MODULES = (
     "algorithms", "callbacks", "core", "devices", "functional", "loggers", "loss", "metrics", "models", "optim", "trainer",

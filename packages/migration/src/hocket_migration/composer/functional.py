@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 import hocket.plugins
 from hocket.errors import WrongValue
-from hocket.lazy import Absent
+from hocket.help.lazy import Absent
 from hocket.surgery import update_optimizer
 from hocket_migration.composer.plugins import no_counterpart
 

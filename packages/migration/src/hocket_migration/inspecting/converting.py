@@ -11,8 +11,8 @@ import shutil
 import stat
 from pathlib import Path
 
+from hocket.basics.safe_files import replacing
 from hocket.errors import ExistingFile
-from hocket.safe_files import replacing
 from hocket_migration.inspecting import project
 from hocket_migration.inspecting.moving import Mover, apply
 from hocket_migration.inspecting.names import framework_of

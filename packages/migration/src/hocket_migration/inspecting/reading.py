@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hocket import safe_files
+from hocket.basics import safe_files
 from hocket.errors import WrongType
 
 #: Folders that are not part of a project.

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from hocket import hookimpl
+from hocket.basics.plugin_errors import PlanError
 from hocket.data.windows import Window
 from hocket.errors import WrongState, WrongType
 from hocket.hookspecs.needs import Need
 from hocket.hookspecs.strategies import replicas
-from hocket.plugins.errors import PlanError
 from hocket.plugins.spec import Attachment
 from hocket_migration.lightning.framework import overrides
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
     from hocket_migration.lightning.task import LightningTask
 
 

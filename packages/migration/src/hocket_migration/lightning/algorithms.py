@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hocket.basics.plugin_errors import PlanError
 from hocket.hookspecs import Event
 from hocket.plugins.bus import Bus
-from hocket.plugins.errors import PlanError
 
 #: What to write in ``training_step`` instead, by the name of an algorithm.
 INSTEAD: Mapping[str, str] = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hocket import safe_files
+from hocket.basics import safe_files
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket_checkpoints import CheckpointError, pickles

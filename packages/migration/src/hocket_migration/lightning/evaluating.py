@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 import hocket
+from hocket.basics import seeding
 from hocket.data.nesting import map_tensors
 from hocket.errors import WrongType
-from hocket.training import seeding
 from hocket_migration.lightning.framework import overrides
 from hocket_migration.lightning.logged import Results, of_loader
 from hocket_migration.lightning.view import TrainerView
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 class EvaluatedModule(hocket.Task):

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+from hocket.basics import seeding
+from hocket.basics.time import Time, Unit
 from hocket.data.adapters import adapt
 from hocket.data.several import prepared
 from hocket.errors import WrongType, WrongValue
-from hocket.time import Time, Unit
-from hocket.training import seeding
 from hocket_migration.lightning import arguments, data
 from hocket_migration.lightning.framework import overrides
 from hocket_migration.lightning.task import LightningTask

@@ -15,7 +15,7 @@ from hocket_migration import files
 
 if TYPE_CHECKING:
     from hocket.plugins.bus import Bus
-    from hocket.state import State
+    from hocket.state.state import State
     from hocket_migration.lightning.optimizers import SchedulerConfig
     from hocket_migration.lightning.view import TrainerView
 

@@ -24,7 +24,7 @@ from hocket_migration.lightning.training import TrainedModule
 from hocket_migration.lightning.view import TrainerView
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 #: Keys of a Lightning checkpoint that hocket's checkpoints have elsewhere.
 _STANDARD = ("epoch", "global_step", "pytorch-lightning_version", "state_dict")

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from hocket.basics.time import Time, Unit
 from hocket.data.batches import Counts
 from hocket.data.windows import Window
 from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
-from hocket.time import Time, Unit
-from hocket.training.evaluate import evaluate
-from hocket.training.requests import Decision
+from hocket.loop.evaluate import evaluate
+from hocket.state.requests import Decision
 from hocket_migration.lightning.evaluating import EvaluatedModule
 from hocket_migration.lightning.framework import framework_of, overrides
 from hocket_migration.lightning.logged import Results
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
     from hocket_migration.lightning.actions import Actions
     from hocket_migration.lightning.validating import Check
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hocket.basics.time import Interval
+from hocket.basics.timestamp import Timestamp
 from hocket.errors import WrongValue
-from hocket.time import Interval
-from hocket.timestamp import Timestamp
 from hocket_migration.lightning.arguments import seconds_of
 from hocket_migration.lightning.view import TrainerView
 

@@ -19,7 +19,7 @@ from hocket_migration.lightning.logged import Results
 from hocket_migration.lightning.strategy import StrategyView
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
     from hocket_migration.lightning.optimizers import SchedulerConfig
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hocket.lazy import Absent, lazy
+from hocket.help.lazy import Absent, lazy
 
 if TYPE_CHECKING:
     from hocket_migration.transformers.arguments import configuration

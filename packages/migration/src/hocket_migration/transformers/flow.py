@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hocket.callback import Callback
 from hocket.data import Window
 from hocket.errors import Unsupported
 from hocket.hookspecs import hookimpl
-from hocket.training.requests import Decision
+from hocket.hookspecs.callback import Callback
+from hocket.state.requests import Decision
 from hocket_migration.transformers.overrides import IGNORED_DECISION
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
     from hocket_migration.transformers.trainer import OnHocket, Plan
 
 

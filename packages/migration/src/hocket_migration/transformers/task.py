@@ -14,14 +14,14 @@ import torch
 from accelerate.utils import convert_to_fp32
 from torch import Tensor
 
+from hocket.basics.losses import Loss
+from hocket.basics.types import Batch
 from hocket.data import Window
 from hocket.errors import WrongType
-from hocket.losses import Loss
-from hocket.task import Task
-from hocket.types import Batch
+from hocket.state.task import Task
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
     from hocket_migration.transformers.trainer import OnHocket
 
 

@@ -14,9 +14,9 @@ from torch import nn
 
 from hocket.errors import WrongState
 from hocket.help import warn
+from hocket.loop.weighing import Weighting
 from hocket.optim.closures import needs_closure
 from hocket.plugins.bus import Bus
-from hocket.training.weighing import Weighting
 
 
 class Blocks:

@@ -13,22 +13,22 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hocket import settings
-from hocket.distributed.comparison import of_values, over_ranks
+from hocket.basics.run_folder import Run, TemporaryFolder
 from hocket.errors import WrongState, WrongType, WrongValue
 from hocket.help import attributes
 from hocket.hookspecs.needs import Need
-from hocket.run_folder import Run, TemporaryFolder
-from hocket.state import State
-from hocket.task import SupervisedTask, Task
-from hocket.training.actions import gradients_again
-from hocket.training.guard import NonFiniteGuard
-from hocket.training.step import parameters_of
-from hocket.training.steps import StepResult, Steps
+from hocket.loop import settings
+from hocket.loop.actions import gradients_again
+from hocket.loop.guard import NonFiniteGuard
+from hocket.loop.steps import StepResult, Steps
+from hocket.run.comparison import of_values, over_ranks
+from hocket.state.state import State
+from hocket.state.step import parameters_of
+from hocket.state.task import SupervisedTask, Task
 from hocket_strategies.custom_loops.prepared import PreparedModel, inner, is_whole
 
 if TYPE_CHECKING:
-    from hocket.types import Batch
+    from hocket.basics.types import Batch
     from hocket_strategies.custom_loops.accumulation import Gradients
     from hocket_strategies.custom_loops.runtime import Runtime
 
@@ -60,7 +60,7 @@ class LoopSteps(Steps):
         try:
             return super().__call__(*args, **kwargs)
         except TypeError as error:
-            from hocket.help import failures  # only needed for error messages
+            from hocket.failures import explaining as failures  # only needed for error messages
 
             failures.explain_step(error, None)
             raise
@@ -143,7 +143,7 @@ def make_steps(
     state.optimization.loss_reduction = settings.reduction(state.task.loss_reduction)
     state.optimization.parameters = list(model.parameters())
     if "torch._dynamo" in sys.modules:  # without it nothing is compiled
-        from hocket.training.graphs import may_overwrite
+        from hocket.loop.graphs import may_overwrite
 
         state.overwrites = may_overwrite(state.task, None, state.device)
     state.optimization.optimizer_names = list(optimizers)

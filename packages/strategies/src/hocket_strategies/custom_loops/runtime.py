@@ -13,32 +13,32 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hocket.basics import seeding
 from hocket.data.checks import check_batches
 from hocket.data.several import prepared
 from hocket.devices import placement
 from hocket.errors import WrongState, WrongType, WrongValue
+from hocket.failures.arguments import explained, understood, unknown
 from hocket.help import attributes, objects
-from hocket.help.arguments import explained, understood, unknown
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
 from hocket.hookspecs.needs import Need
 from hocket.hookspecs.strategies import replicas
-from hocket.joined import Joined
+from hocket.loop.guard import Policy
 from hocket.optim.clipping import clip_gradients
 from hocket.optim.closures import closure_for
 from hocket.optim.optimizers import check_parameters
-from hocket.parts import Parts, resolve
 from hocket.plugins import switches
 from hocket.plugins.bus import Bus
-from hocket.training import seeding
-from hocket.training.guard import Policy
+from hocket.run.joined import Joined
+from hocket.run.parts import Parts, resolve
 from hocket_strategies.custom_loops import checks, saving
 from hocket_strategies.custom_loops.accumulation import Gradients
 from hocket_strategies.custom_loops.first_step import FirstStep
 from hocket_strategies.custom_loops.prepared import Owner, PreparedData, PreparedModel, inner
 
 if TYPE_CHECKING:
-    from hocket.types import PluginLike
+    from hocket.basics.types import PluginLike
     from hocket_strategies.custom_loops.loop_steps import LoopSteps
 
 
@@ -205,7 +205,7 @@ class Runtime(Joined):
         """Return ``step(loss_function, batch, *names)``, which takes steps as in a `hocket.Task.train_batch`.
 
         It does everything between two batches: microbatches with exact weights, means over ranks, a loss scale for each step,
-        clipping, the guard against non-finite values. See `hocket.training.steps.Steps` for its arguments and its result.
+        clipping, the guard against non-finite values. See `hocket.loop.steps.Steps` for its arguments and its result.
 
         Args:
             model: as `setup` returned it. Several networks are parts of one, such as an `nn.ModuleDict`. Loss functions may
@@ -326,7 +326,7 @@ class Runtime(Joined):
                 scaled = self.bus.scale_loss(loss if factor == 1 else loss * factor)
                 scaled.backward(retain_graph=retain_graph, inputs=inputs)
         except Exception as error:
-            from hocket.help import failures  # only needed for error messages
+            from hocket.failures import explaining as failures  # only needed for error messages
 
             failures.explain_backward(error, loss, bool(self._steppers))
             raise

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hocket import elsewhere
-from hocket.distributed.ranks import Ranks
+from hocket.basics import seeding
+from hocket.basics.plain_data import decode, encode
 from hocket.errors import CheckpointError, WrongType
-from hocket.help import warn
-from hocket.plain_data import decode, encode
-from hocket.training import seeding
+from hocket.help import elsewhere, warn
+from hocket.state.ranks import Ranks
 from hocket_strategies.custom_loops import checks
 from hocket_strategies.custom_loops.prepared import PreparedData, inner, tensors
 

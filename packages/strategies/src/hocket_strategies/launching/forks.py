@@ -18,8 +18,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from hocket.basics.launching import WorkerError
 from hocket.errors import WrongState, WrongValue
-from hocket.launching import WorkerError
 from hocket_strategies.launching import loopback
 from hocket_strategies.launching.errors import Failure
 from hocket_strategies.launching.parent import end_with
@@ -172,7 +172,7 @@ def _rank(
     )
     os.environ.update(loopback.variables())
     try:
-        from hocket.distributed.objects import pack
+        from hocket.basics.objects import pack
 
         # Pickled here and not by the pipe, which would send tensors as handles of shared memory that ends with this process.
         report = (True, pack(function(rank)))
@@ -218,7 +218,7 @@ def _collect(pipes: dict[Any, int], processes: list[Any], timeout: float | None)
                 if ended_by:
                     raise _died(ended_by[0], processes)
                 raise WorkerError(rank, f"Rank {rank} of {world_size} raised:\n{pickle.loads(content)}")
-            from hocket.distributed.objects import unpack
+            from hocket.basics.objects import unpack
 
             results[rank] = unpack(content, "cpu")
     return [results[rank] for rank in range(world_size)]

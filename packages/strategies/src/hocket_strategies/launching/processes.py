@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hocket import launching
-from hocket.launching import Environment, WorkerError
+from hocket.basics import launching
+from hocket.basics.launching import Environment, WorkerError
 from hocket_strategies.launching import loopback, parent
 from hocket_strategies.launching.errors import ERROR_FILE, Failure, first, read_failure
 from hocket_strategies.launching.script import command_again

@@ -15,7 +15,7 @@ from hocket.optim.closures import needs_closure
 from hocket_strategies.precisions.loss_scaling import LossScaler
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 _DEVICES = ("cpu", "cuda")
 

@@ -12,7 +12,7 @@ from hocket.errors import WrongValue
 from hocket_strategies.precisions.extra import torchao
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 class INT8(Precision):

@@ -11,7 +11,7 @@ import torch
 from hocket import Precision, hookimpl
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 
 class TF32(Precision):

@@ -14,7 +14,7 @@ from hocket.data.nesting import map_tensors
 from hocket.errors import WrongValue
 
 if TYPE_CHECKING:
-    from hocket.state import State
+    from hocket.state.state import State
 
 _LOW = (torch.bfloat16, torch.float16)
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)

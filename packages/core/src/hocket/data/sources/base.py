@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 from weakref import ReferenceType, ref
 
+from hocket.basics import seeding
 from hocket.data import loaders
 from hocket.data.errors import DataError
 from hocket.data.generators import DataGenerators
@@ -13,7 +14,6 @@ from hocket.data.samplers import skip_items
 from hocket.data.slices import Slices
 from hocket.data.source import Position, known_length, set_epoch
 from hocket.data.workers import sheltered
-from hocket.training import seeding
 
 
 class DataSource:
@@ -79,7 +79,7 @@ class DataSource:
         try:
             batches: Iterator[Any] = iter(self.data)
         except Exception as error:
-            from hocket.help import starting_workers
+            from hocket.data import starting_workers
 
             starting_workers.explain(error, self.data)
             raise

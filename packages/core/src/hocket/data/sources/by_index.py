@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from hocket.basics.plain_data import decode, encode
 from hocket.data import loaders
 from hocket.data.errors import DataError
 from hocket.data.samplers import Indices
@@ -14,7 +15,6 @@ from hocket.data.sources.base import DataSource
 from hocket.data.stateful import has_state
 from hocket.data.workers import sheltered
 from hocket.help import warn
-from hocket.plain_data import decode, encode
 
 
 class ByIndex(DataSource):

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 from weakref import ReferenceType
 
+from hocket.basics.plain_data import decode, encode
 from hocket.data import loaders
 from hocket.data.slices import Slices
 from hocket.data.source import Position
 from hocket.data.sources.base import DataSource
-from hocket.plain_data import decode, encode
 
 
 class Stateful(DataSource):

@@ -6,13 +6,13 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from hocket.basics.plain_data import decode
 from hocket.data import loaders
 from hocket.data.slices import Slices
 from hocket.data.source import Position
 from hocket.data.sources.stateful import Stateful
 from hocket.data.sources.torchdata import is_loader_state
 from hocket.data.stateful import has_state
-from hocket.plain_data import decode
 
 
 class StatefulDataset(Stateful):

@@ -11,9 +11,9 @@ from torch import nn
 
 import hocket
 from hocket import Timestamp as Position
-from hocket.content import by_own_names
 from hocket.data.items import get_item, set_item
 from hocket.errors import Unsupported, WrongState, WrongValue
+from hocket.run.content import by_own_names
 from hocket_migration.composer.core.event import Event
 from hocket_migration.composer.core.precision import Precision
 from hocket_migration.composer.core.time import Time, Timestamp

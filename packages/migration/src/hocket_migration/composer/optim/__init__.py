@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import hocket.plugins
-from hocket.lazy import lazy
+from hocket.help.lazy import lazy
 
 _OPTIMIZERS = {"DecoupledAdamW": "decoupled-adamw", "DecoupledSGDW": "decoupled-sgdw"}
 _SCHEDULERS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.lazy import lazy
+from hocket.help.lazy import lazy
 from hocket_migration.composer.utils.refused import _INSTEAD
 
 _PUBLIC = {

@@ -12,7 +12,7 @@ import torch
 from torch import distributed
 from torch.utils.data import Dataset, DistributedSampler
 
-from hocket.distributed.objects import pack, unpack
+from hocket.basics.objects import pack, unpack
 from hocket.errors import WrongState
 
 

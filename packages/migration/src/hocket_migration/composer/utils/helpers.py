@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from hocket.basics.display import notebook
 from hocket.data.items import get_item, set_item
-from hocket.display import notebook
 from hocket.errors import WrongValue
 from hocket_migration.composer.core.event import Event
 from hocket_migration.composer.core.time import Time, TimeUnit

@@ -1,1 +1,0 @@
-"""Distributed helpers: sharded tensors, comparison of arguments over ranks, and agreement during training."""

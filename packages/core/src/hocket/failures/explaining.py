@@ -1,0 +1,135 @@
+"""Explanations of exceptions of the user's model and loss: shapes and dtypes, the probable cause, and what to write.
+
+They are notes of the exception, so its type and message stay. Nothing here runs unless something was raised.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from hocket.failures.causes import CAUSES
+from hocket.failures.failure import Failure
+from hocket.help import names
+from hocket.state.task import Task
+
+if TYPE_CHECKING:
+    from hocket.basics.types import Batch
+
+#: How to use what a step returns.
+RESULT = (
+    "step(…) returns an object with loss, losses, gradient_norm, taken and kept. Write step(…).loss for the loss, a tensor, "
+    "and step(…).loss.item() for the number."
+)
+
+
+def explain(error: BaseException, where: str, task: Task, batch: Batch, outputs: object = None) -> None:
+    """Add a note to an exception that was raised in ``"forward"``, ``"loss"`` or ``"backward"``. Never raises."""
+    with suppress(Exception):
+        failure = Failure(error, where, task, batch, outputs)
+        described = "; ".join(f"{name}: {describe(part)}" for name, part in failure.parts().items())
+        cause = next(
+            (text for pattern, tell in CAUSES[where] if re.search(pattern, failure.text) and (text := tell(failure))),
+            "",
+        )
+        place = {"forward": "the forward pass", "loss": "the loss", "backward": "the backward pass"}[where]
+        note = f"In {place} of {type(failure.network).__name__}, with {described}. {cause}".rstrip()
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+
+
+def explain_backward(error: BaseException, loss: object, stepper: bool) -> None:
+    """Add a note to an exception of ``Runtime.backward``. Never raises."""
+    with suppress(Exception):
+        if not isinstance(loss, Tensor):
+            error.add_note(
+                f"backward(loss) was given {type(loss).__name__}; it takes a scalar tensor. Write the loss as it was "
+                "computed, without .item() or float()."
+            )
+        elif loss.dim():
+            error.add_note(
+                f"backward(loss) was given a tensor of shape {tuple(loss.shape)}; it takes a scalar. Write loss.mean()."
+            )
+        elif not loss.requires_grad and stepper:
+            error.add_note(
+                "The loss has no gradient. step(…) of runtime.stepper computes gradients and steps: after it, omit "
+                "runtime.backward and runtime.step."
+            )
+        elif not loss.requires_grad:
+            error.add_note(
+                "The loss has no gradient. Write it without .detach(), .item() and torch.no_grad() on the way."
+            )
+
+
+def explain_metric(error: BaseException, name: str, metric: object, outputs: object, batch: Batch) -> None:
+    """Add a note to an exception of a metric's update. Never raises."""
+    with suppress(Exception):
+        error.add_note(
+            f"In the update of metric '{name}' ({type(metric).__name__}), with outputs: {describe(outputs)}; batch: "
+            f"{describe(batch)}. {_other_classes(metric, outputs)}A metric gets update(outputs, targets); a hocket.Task "
+            "chooses other arguments in update_metric(self, metric, outputs, batch)."
+        )
+
+
+def _other_classes(metric: Any, outputs: Any) -> str:
+    """Return what to write instead of a metric of torchmetrics for another number of classes; empty if it is for as many."""
+    outputs = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
+    each = next(iter(metric.values())) if hasattr(metric, "compute_groups") else metric
+    kind = type(each).__name__
+    if not isinstance(outputs, Tensor) or outputs.dim() < 2 or not type(each).__module__.startswith("torchmetrics"):
+        return ""
+    classes = outputs.shape[1]
+    expected = getattr(each, "num_classes", None) or getattr(each, "num_labels", None)
+    if kind.startswith("Binary") and classes == 1:
+        return "The outputs are (samples, 1); write outputs.squeeze(1) at the end of the model. "
+    if kind.startswith("Binary"):
+        several = kind.replace("Binary", "Multiclass")
+        return f"The outputs are of {classes} classes, and {kind} takes one. Write {several}({classes}). "
+    if isinstance(expected, int) and expected != classes:
+        return f"The metric is for {expected} classes, and the outputs are of {classes}. Write {kind}({classes}). "
+    return ""
+
+
+def explain_step(error: BaseException, batch: Batch) -> None:
+    """Add a note to an exception of ``train_batch`` if ``step`` was called, or its result used, in another way."""
+    text = str(error)
+    call = re.match(r"Steps\.__call__\(\) (missing|got an unexpected keyword argument '(\w+)')", text)
+    indexed = "tuple indices must be integers or slices, not str" in text and not isinstance(batch, tuple)
+    name = getattr(error, "name", None)
+    if (
+        isinstance(error, AttributeError)
+        and isinstance(error.obj, Task)
+        and (text := names.listed(str(name), "task") or "")
+    ):
+        error.add_note(f"{name!r} belongs to Lightning. Write {text}.")
+    elif call and call[2]:
+        error.add_note(
+            "step(…) takes the names of optimizers by position. Write step(loss_function, batch, 'generator'), for instance."
+        )
+    elif call:
+        function = "loss_function" if batch is None else "self.loss_of"
+        error.add_note(
+            f"step(…) was not given a batch. Write step({function}, batch): the function itself, which is called with the "
+            "batch, perhaps several times, and not a loss that was computed already."
+        )
+    elif indexed:
+        error.add_note(RESULT)
+
+
+def describe(value: object, depth: int = 2) -> str:
+    """Return shapes and dtypes of a batch or of outputs in one line."""
+    if isinstance(value, Tensor):
+        where = "" if value.device.type == "cpu" else f" on {value.device}"
+        return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}{where}"
+    kind = type(value).__name__
+    if isinstance(value, Mapping):
+        items = [f"{key!r}: {describe(item, depth - 1)}" for key, item in list(value.items())[:8]]
+        return f"{kind} {{{', '.join(items)}}}" if depth else kind
+    if isinstance(value, list | tuple):
+        items = [describe(item, depth - 1) for item in value[:4]] + (["…"] if len(value) > 4 else [])
+        return f"{kind} of {len(value)} ({', '.join(items)})" if depth else f"{kind} of {len(value)}"
+    return kind if value is not None else "None"

@@ -1,0 +1,125 @@
+"""The state of a run for people: the result, a few lines about the Trainer, and the last lines of a fit."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hocket.basics.display import listed, position
+from hocket.errors import CheckpointError
+from hocket.help import attributes
+from hocket.loop.agreement import ranks_of
+from hocket.run.result import Cost, Result
+
+if TYPE_CHECKING:
+    from hocket.checkpoints import Checkpoints
+    from hocket.plugins.plan import Plan
+    from hocket.state.state import State
+
+
+def result(state: State, checkpoints: Checkpoints | None) -> Result:
+    """Return the result so far. Every rank has to call it."""
+    names: Sequence[str] = ()
+    best = None
+    if checkpoints is not None:
+        names, best = checkpoints.store.names(), ranks_of(state).first(checkpoints.listing.best)
+    return Result(
+        metrics=attributes.Values({**dict(state.history.latest("train/")), **state.metrics}),
+        timestamp=state.timestamp.copy(),
+        run_folder=state.folder.path,
+        stop_reason=state.stop_reason,
+        costs={key: Cost(int(calls), *seconds) for key, (calls, *seconds) in state.bus.account.items()},
+        checkpoints=names,
+        history=state.history.table(),
+        best=best,
+    )
+
+
+def of_trainer(state: State, plan: Plan, checkpoints: Checkpoints | None) -> tuple[str, dict[str, str]]:
+    """Return a title and rows of text."""
+    from hocket.plugins.masking import masked
+
+    rows = {name: plan.run[name] for name in ("model", "duration")} | {"device": str(state.device)}
+    for each in state.bus.attachments:
+        if each.kind != "actions":
+            rows[each.kind] = f"{rows[each.kind]}, {each.name}" if each.kind in rows else each.name
+    if checkpoints is not None:
+        rows["checkpoints"] = masked(str(checkpoints.store.folder))
+    rows["run folder"] = str(state.folder.path)
+    return f"Trainer after {position(state.timestamp)}", rows
+
+
+def show(state: State, checkpoints: Checkpoints | None, command: Sequence[str] | None, interrupted: bool) -> None:
+    """Show the last lines of a fit; see `last_lines`."""
+    if _shows(state, command):
+        show_lines(state, last_lines(state, checkpoints, command, interrupted))
+
+
+def show_resumed(state: State, command: Sequence[str] | None) -> None:
+    """Show where a resumed run continues, before its first fit."""
+    where, state.identity.resumed_from = state.identity.resumed_from, None
+    if where is not None and _shows(state, command):
+        show_lines(state, [f"resumed from {where}, at ep {state.timestamp.epoch} ba {state.timestamp.batch}"])
+
+
+def _shows(state: State, command: Sequence[str] | None) -> bool:
+    return state.strategy.rank == 0 and bool(command or state.bus.listeners("log_summary"))
+
+
+def show_lines(state: State, lines: Sequence[str]) -> None:
+    """Pass lines to the loggers that show them, or print them if there is none."""
+    from hocket.plugins.masking import masked
+
+    lines = [masked(line) for line in lines]  # URLs of checkpoints
+    if state.bus.listeners("log_summary"):
+        state.bus.log_summary(state, lines)
+    else:
+        for line in lines:
+            print(f"hocket: {line}", file=sys.stderr, flush=True)
+
+
+def last_lines(
+    state: State, checkpoints: Checkpoints | None, command: Sequence[str] | None, interrupted: bool
+) -> list[str]:
+    """Return at most three lines. Reads the store of the checkpoints, and never raises because of it.
+
+    Args:
+        checkpoints: those of this run, if it writes any.
+        command: the words of the command line that resumes the run, if it was started by one.
+        interrupted: whether a signal ended the fit before its duration.
+    """
+    if not state.folder.lasting:
+        return ["this was a test, which writes nothing"]
+    try:
+        written = "" if checkpoints is None else checkpoints.listing.summary()
+    except (CheckpointError, OSError) as error:
+        written = f"the checkpoints cannot be listed: {error}"
+    lines = [
+        f"{'interrupted' if interrupted else 'done'} at ep {state.timestamp.epoch} ba {state.timestamp.batch}: "
+        + (written or "no checkpoint was written")
+    ]
+    if state.timestamp.batch and (files := state.folder.files()):  # before the first step, the command removes them
+        lines.append(f"{listed(files)} in {state.folder.path}")
+    resumable = written and checkpoints is not None and checkpoints.listing.resumable
+    return [*lines, _how_to_continue(bool(resumable), command, interrupted)]
+
+
+def _how_to_continue(resumable: bool, command: Sequence[str] | None, interrupted: bool) -> str:
+    aim, here = ("continue", "trainer.fit()") if interrupted else ("train longer", "trainer.fit('1ep')")
+    longer = "" if interrupted else "duration=…"
+    # At a prompt or in a notebook the Trainer still exists, unless this is a fork of it.
+    interactive = hasattr(sys, "ps1") and multiprocessing.parent_process() is None
+    if not resumable and command is not None:
+        return f"to resume runs in another process, write `checkpoints: runs/…` and `resume: auto` in {command[2]}"
+    if not resumable:
+        later = "to resume runs in another process, pass checkpoints=hocket.Checkpoints('runs/…')"
+        return f"to {aim}: {here}; {later}" if interactive else later
+    if command is not None:
+        words = command if interrupted else [*(each for each in command if not each.startswith("duration=")), longer]
+        import shlex
+
+        return f"to {aim}: {' '.join(map(shlex.quote, words))}"
+    resume = ", ".join(filter(None, ["Trainer(…", longer, "resume='auto')"]))
+    return f"to {aim}: {here}, or in another process {resume}" if interactive else f"to {aim}: {resume}"

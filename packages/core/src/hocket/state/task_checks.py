@@ -1,0 +1,112 @@
+"""Mistakes in a model or a Task that is given to the Trainer: methods that nothing calls, or that take other arguments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from hocket.errors import WrongType
+from hocket.help import attributes, installing, names, warn
+from hocket.help.objects import short
+from hocket.hookspecs import Event
+from hocket.state.task import Task
+
+if TYPE_CHECKING:
+    from hocket.basics.types import Where
+
+#: Methods of a Task whose arguments are checked in advance; exceptions of forward and loss get notes about the batch.
+_CALLED = (
+    "train_batch", "eval_forward", "metrics", "update_metric", "count", "split", "join", "configure_optimizers",
+    "extra_state", "load_extra_state",
+)  # fmt: skip
+#: Names of outputs.
+_OUTPUTS = ("outputs", "output", "out", "preds", "pred", "predictions", "logits", "y_hat", "y_pred")
+
+
+def check(task: Task, loss: object, inputs: Where, targets: Where, outputs: Where) -> None:
+    """Raise TypeError for a Task that cannot be trained, or given with these arguments. Warn of methods that nothing calls."""
+    kind = type(task)
+    if kind.loss is Task.loss and not task.owns_steps:
+        _check_foreign(task)
+    if text := attributes.uncalled(kind, Task, [event.value for event in Event]):
+        warn(text)
+    if inputs is not None or targets is not None or outputs is not None:
+        raise WrongType(
+            f"{kind.__name__} is a Task: its forward, loss and update_metric select their inputs from a batch and from the "
+            "outputs. Omit inputs=, targets= and outputs=."
+        )
+    if loss is not None:
+        raise WrongType(f"{kind.__name__} is a Task, which defines its own loss. Omit loss=.")
+    _check_methods(task)
+
+
+def check_module(model: nn.Module, loss: object, inputs: Where, targets: Where, outputs: Where) -> None:
+    """Raise TypeError for a module that another library trains, or for several names in one of these arguments."""
+    if loss is None:
+        _check_foreign(model)
+    for name, given in (("inputs", inputs), ("targets", targets), ("outputs", outputs)):
+        if isinstance(given, list | set):
+            whole = "output" if name == "outputs" else "batch"
+            parts = ", ".join(f"{whole}[{key!r}]" for key in given)
+            omit = (
+                f" From a dict a model gets the entries by name: omit «inputs=», and write def forward(self, "
+                f"{', '.join(map(str, given))}, **others)."
+            )
+            raise WrongType(
+                f"{name}={short(given)} is a {type(given).__name__}; it should be one name, one index or a function. Write "
+                f"{name}=lambda {whole}: ({parts}), which passes on one tuple.{omit if name == 'inputs' else ''}"
+            )
+
+
+def _check_foreign(model: nn.Module) -> None:
+    """Raise TypeError for a model whose loss is in a method that another library calls."""
+    kind = type(model)
+    foreign = [(method, library) for method, library in names.table("steps").items() if hasattr(kind, method)]
+    if not foreign:
+        return
+    method, library = foreign[0]
+    runs = "Write"
+    if library == "Lightning" and hasattr(kind, "training_step") and not isinstance(model, Task):
+        runs = (
+            f"hocket_migration runs it as it is: model=hocket_migration.lightning.LightningTask({kind.__name__}(…)); "
+            f"{installing.command('lightning', 'hocket-migration')}. Or write"
+        )
+    library = names.library(model) or library
+    raise WrongType(
+        f"{kind.__name__} has {method}(), which belongs to another library ({library}) and is not called here. {runs} a "
+        "hocket.Task with forward(self, batch) and loss(self, outputs, batch) instead; a task of several steps has "
+        "train_batch(self, batch, step). Or give the inner torch.nn.Module and loss=."
+    )
+
+
+def _check_methods(task: Task) -> None:
+    """Raise TypeError for methods of a task that cannot be called with the arguments that hocket gives."""
+    for name in ("forward", "loss", *_CALLED):
+        declared, method = getattr(Task, name), getattr(task, name)
+        if getattr(method, "__func__", None) is not declared:
+            _check_method(type(task).__name__, name, declared, method)
+
+
+def _check_method(kind: str, name: str, declared: Callable[..., object], method: object) -> None:
+    first, *arguments = inspect.signature(declared).parameters
+    form = f"Define def {name}({', '.join([first, *arguments])})."
+    if not callable(method):
+        raise WrongType(f"{kind}.{name} is {short(method)}, and has to be a method. {form}")
+    if name in _CALLED:
+        try:
+            inspect.signature(method).bind(*arguments)
+        except TypeError as error:
+            raise WrongType(
+                f"{name} of {kind} takes other arguments than ({', '.join(arguments)}): {error}. {form}"
+            ) from None
+    if arguments[-2:] in (["outputs", "batch"], ["batch", "step"]):
+        given = [parameter.lower() for parameter in inspect.signature(method).parameters]
+        given = given[len(arguments) - 2 : len(arguments)]
+        if len(given) == 2 and (given[0] == arguments[-1] or given[1] in _OUTPUTS):
+            raise WrongType(
+                f"{name} of {kind} takes ({', '.join(given)}) in another order: it is called with "
+                f"({', '.join(arguments)}). {form}"
+            )
