@@ -19,12 +19,12 @@ from hocket.basics.plugin_errors import PlanError
 from hocket.basics.time import Interval
 from hocket.basics.unusual import taken_apart
 from hocket.errors import WrongValue
-from hocket.failures.arguments import understood
 from hocket.help import objects
 from hocket.hookspecs import hookimpl
 from hocket.hookspecs.callback import Callback
 from hocket.hookspecs.due import Due
 from hocket.loop.agreement import ranks_of
+from hocket.loop.arguments import understood
 from hocket.run.content import by_own_names
 from hocket.state.requests import Decision
 from hocket.state.state import State

@@ -23,10 +23,10 @@ from hocket.basics import display, seeding
 from hocket.data.nesting import map_tensors
 from hocket.data.windows import Window
 from hocket.errors import Mistake, WrongValue
-from hocket.failures.arguments import understood
 from hocket.help import objects, warn
 from hocket.help.raised import raised
 from hocket.hookspecs.callback import Callback
+from hocket.loop.arguments import understood
 from hocket.plugins.spec import Attachment
 from hocket.state.task import Task, task_of
 from hocket_insight.memory.estimate import aligned, shown

@@ -38,7 +38,7 @@ class OutputObserver(Protocol):
 class DefaultActions:
     """Each action in plain PyTorch. See the hooks in :mod:`hocket.hookspecs.actions`."""
 
-    #: Computes the first loss of a fit, with checks, in place of the task; None otherwise. See `hocket.loop.first_loss`.
+    #: Computes the first loss of a fit, with checks, in place of the task; None otherwise. See `hocket_insight.first_loss`.
     first_loss: Callable[[object, Batch], Any] | None = None
 
     def gradients(self, state: State) -> bool:
@@ -159,7 +159,7 @@ class DefaultActions:
 
 def _explain(error: Exception, where: str, task: Any, batch: Batch, outputs: Any = None) -> None:
     """Add a note to an exception of the user's model or loss."""
-    from hocket.failures import explaining as failures  # only needed for error messages
+    from hocket.help import failures  # only needed for error messages
 
     failures.explain(error, where, task, batch, outputs)
 

@@ -19,9 +19,9 @@ from hocket.data.several import prepared
 from hocket.data.source import Source, limited, one_epoch
 from hocket.data.training_iterator import ENDLESS, iterates_once
 from hocket.errors import WrongType, WrongValue
-from hocket.failures.arguments import understood
 from hocket.help import objects, warn
 from hocket.loop import loss_weights
+from hocket.loop.arguments import understood
 from hocket.loop.loss_watch import LossWatch
 from hocket.loop.metrics import MetricSet, named_loss
 from hocket.loop.modes import eval_mode

@@ -111,9 +111,9 @@ class MetricSet:
                 try:
                     self._state.bus.update_metric(self._state, each.metric, outputs, batch)
                 except Exception as error:
-                    from hocket.failures import explaining as failures  # only needed for error messages
+                    from hocket.help import failures  # only needed for error messages
 
-                    failures.explain_metric(error, name, each.metric, outputs, batch)
+                    failures.explain(error, "metric", name, each.metric, outputs, batch)
                     raise
 
     def compute(self) -> dict[str, float]:

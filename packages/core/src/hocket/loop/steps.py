@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from hocket.state.state import State
 
 
+#: How to use what a step returns.
+RESULT = (
+    "step(…) returns an object with loss, losses, gradient_norm, taken and kept. Write step(…).loss for the loss, a tensor, "
+    "and step(…).loss.item() for the number."
+)
+
+
 class StepResult(NamedTuple):
     """The result of a step.
 
@@ -44,9 +51,7 @@ class StepResult(NamedTuple):
 
 
 def _missing(result: StepResult, name: str) -> NoReturn:
-    from hocket.failures import explaining as failures  # only needed for error messages
-
-    raise AttributeError(f"'StepResult' object has no attribute {name!r}. {failures.RESULT}", name=name, obj=result)
+    raise AttributeError(f"'StepResult' object has no attribute {name!r}. {RESULT}", name=name, obj=result)
 
 
 StepResult.__getattr__ = _missing  # type: ignore[attr-defined]

@@ -143,9 +143,9 @@ class TaskSteps(Steps):
             self._agree("return", "", 0.0)
             self._broadcast_buffers()
         except (TypeError, AttributeError) as error:
-            from hocket.failures import explaining as failures  # only needed for error messages
+            from hocket.help import failures  # only needed for error messages
 
-            failures.explain_step(error, whole)
+            failures.explain(error, "step", whole)
             raise
         finally:
             self._open, self._whole = False, None

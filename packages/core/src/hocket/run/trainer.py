@@ -21,10 +21,10 @@ from hocket.basics.losses import Reduction
 from hocket.basics.time import Interval, Time
 from hocket.data.checks import check_batches
 from hocket.errors import WrongState, WrongType, WrongValue
-from hocket.failures.arguments import understood
 from hocket.help import attributes, elsewhere, objects, warn
 from hocket.loop import until
 from hocket.loop.agreement import ranks_of
+from hocket.loop.arguments import understood
 from hocket.loop.evaluate import EvalData, evaluate, evaluate_unseen, prepare_sets, sanity_check
 from hocket.loop.guard import NonFiniteGuard, Policy
 from hocket.loop.metrics import MetricSet
@@ -351,7 +351,7 @@ class Trainer:
             self._data.evaluate_on(eval_data)
         self._data.make("train", "eval", running=self._running)
         self._loop.check()
-        from hocket.loop import first_loss
+        from hocket.help import failures
         from hocket.run import before_fit, summary
 
         before_fit.check(state, self.settings, bool(self.settings.metrics))
@@ -367,7 +367,7 @@ class Trainer:
                     state.bus.log_hyperparameters(state, self.settings.hyperparameters(state.bus.attachments))
                 if not state.progress.ready:
                     sanity_check(state, state.eval_sets, self.settings.sanity_eval, interruption.check)
-                with first_loss.watched(state):
+                with failures.first_loss_checked(state):
                     self._loop.run(interruption)
                 before_fit.warn_of_spans(state, unopened)
                 state.bus.after_fit(state)
@@ -448,9 +448,9 @@ class Trainer:
                 return evaluate_unseen(state, sets)
         with self._running():
             state.bus.eval_standalone_start(state)
-            from hocket.loop import first_loss
+            from hocket.help import failures
 
-            with first_loss.watched(state) if not state.timestamp.batch else nullcontext():
+            with failures.first_loss_checked(state) if not state.timestamp.batch else nullcontext():
                 values = evaluate(state, sets)
             state.bus.eval_standalone_end(state)
             state.bus.flush(state)

@@ -60,9 +60,9 @@ class LoopSteps(Steps):
         try:
             return super().__call__(*args, **kwargs)
         except TypeError as error:
-            from hocket.failures import explaining as failures  # only needed for error messages
+            from hocket.help import failures  # only needed for error messages
 
-            failures.explain_step(error, None)
+            failures.explain(error, "step", None)
             raise
 
     def report(self) -> None:

@@ -18,12 +18,12 @@ from hocket.data.checks import check_batches
 from hocket.data.several import prepared
 from hocket.devices import placement
 from hocket.errors import WrongState, WrongType, WrongValue
-from hocket.failures.arguments import explained, understood, unknown
 from hocket.help import attributes, objects
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
 from hocket.hookspecs.needs import Need
 from hocket.hookspecs.strategies import replicas
+from hocket.loop.arguments import explained, understood, unknown
 from hocket.loop.guard import Policy
 from hocket.optim.clipping import clip_gradients
 from hocket.optim.closures import closure_for
@@ -326,9 +326,9 @@ class Runtime(Joined):
                 scaled = self.bus.scale_loss(loss if factor == 1 else loss * factor)
                 scaled.backward(retain_graph=retain_graph, inputs=inputs)
         except Exception as error:
-            from hocket.failures import explaining as failures  # only needed for error messages
+            from hocket.help import failures  # only needed for error messages
 
-            failures.explain_backward(error, loss, bool(self._steppers))
+            failures.explain(error, "runtime.backward", loss, bool(self._steppers))
             raise
         finally:
             self._gradients.end_backward()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hocket.failures import backward, forward, loss
-from hocket.failures.shared import ANYWHERE, Cause
+from hocket_insight.failures import backward, forward, loss
+from hocket_insight.failures.shared import ANYWHERE, Cause
 
 #: The causes of each place in the order in which they are tried, each with a pattern of the message.
 CAUSES: Mapping[str, Sequence[tuple[str, Cause]]] = {

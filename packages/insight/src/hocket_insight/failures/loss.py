@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from hocket.basics.losses import own_loss
-from hocket.failures.failure import Failure
-from hocket.failures.shared import (
+from hocket.state.task import SupervisedTask
+from hocket_insight.failures.failure import Failure
+from hocket_insight.failures.shared import (
     SIGNATURE,
     Cause,
     float_targets,
@@ -19,7 +20,6 @@ from hocket.failures.shared import (
     said,
     whole_batch,
 )
-from hocket.state.task import SupervisedTask
 
 
 def _outputs(failure: Failure) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hocket.failures.failure import Failure
 from hocket.help import names
 from hocket.state.task import SupervisedTask
+from hocket_insight.failures.failure import Failure
 
 #: Tells a cause and its remedy in one or two sentences, or returns empty where they do not apply.
 Cause = Callable[[Failure], str]

@@ -6,28 +6,29 @@ They are notes of the exception, so its type and message stay. Nothing here runs
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hocket.failures.causes import CAUSES
-from hocket.failures.failure import Failure
 from hocket.help import names
+from hocket.loop.steps import RESULT
 from hocket.state.task import Task
+from hocket_insight.failures.causes import CAUSES
+from hocket_insight.failures.failure import Failure
 
 if TYPE_CHECKING:
     from hocket.basics.types import Batch
 
-#: How to use what a step returns.
-RESULT = (
-    "step(…) returns an object with loss, losses, gradient_norm, taken and kept. Write step(…).loss for the loss, a tensor, "
-    "and step(…).loss.item() for the number."
-)
+
+def explain(error: BaseException, place: str, *facts: object) -> None:
+    """Add a note to an exception that was raised in a place, by its function in `PLACES`."""
+    PLACES[place](error, *facts)
 
 
-def explain(error: BaseException, where: str, task: Task, batch: Batch, outputs: object = None) -> None:
+def _explain_model(where: str, error: BaseException, task: Task, batch: Batch, outputs: object = None) -> None:
     """Add a note to an exception that was raised in ``"forward"``, ``"loss"`` or ``"backward"``. Never raises."""
     with suppress(Exception):
         failure = Failure(error, where, task, batch, outputs)
@@ -42,7 +43,7 @@ def explain(error: BaseException, where: str, task: Task, batch: Batch, outputs:
             error.add_note(note)
 
 
-def explain_backward(error: BaseException, loss: object, stepper: bool) -> None:
+def _explain_backward(error: BaseException, loss: object, stepper: bool) -> None:
     """Add a note to an exception of ``Runtime.backward``. Never raises."""
     with suppress(Exception):
         if not isinstance(loss, Tensor):
@@ -65,7 +66,7 @@ def explain_backward(error: BaseException, loss: object, stepper: bool) -> None:
             )
 
 
-def explain_metric(error: BaseException, name: str, metric: object, outputs: object, batch: Batch) -> None:
+def _explain_metric(error: BaseException, name: str, metric: object, outputs: object, batch: Batch) -> None:
     """Add a note to an exception of a metric's update. Never raises."""
     with suppress(Exception):
         error.add_note(
@@ -94,7 +95,7 @@ def _other_classes(metric: Any, outputs: Any) -> str:
     return ""
 
 
-def explain_step(error: BaseException, batch: Batch) -> None:
+def _explain_step(error: BaseException, batch: Batch) -> None:
     """Add a note to an exception of ``train_batch`` if ``step`` was called, or its result used, in another way."""
     text = str(error)
     call = re.match(r"Steps\.__call__\(\) (missing|got an unexpected keyword argument '(\w+)')", text)
@@ -133,3 +134,12 @@ def describe(value: object, depth: int = 2) -> str:
         items = [describe(item, depth - 1) for item in value[:4]] + (["…"] if len(value) > 4 else [])
         return f"{kind} of {len(value)} ({', '.join(items)})" if depth else f"{kind} of {len(value)}"
     return kind if value is not None else "None"
+
+
+#: The function that explains an exception of each place.
+PLACES: Mapping[str, Callable[..., None]] = {
+    **{place: partial(_explain_model, place) for place in ("forward", "loss", "backward")},
+    "metric": _explain_metric,
+    "step": _explain_step,
+    "runtime.backward": _explain_backward,
+}

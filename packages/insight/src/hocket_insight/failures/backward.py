@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hocket.failures.failure import Failure
-from hocket.failures.shared import Cause, float_targets
+from hocket_insight.failures.failure import Failure
+from hocket_insight.failures.shared import Cause, float_targets
 
 
 def _backward_twice(failure: Failure) -> str:

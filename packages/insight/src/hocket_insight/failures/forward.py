@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from hocket.data import nesting
-from hocket.failures.failure import Failure
-from hocket.failures.shared import (
+from hocket.state.task import SupervisedTask, Task
+from hocket_insight.failures.failure import Failure
+from hocket_insight.failures.shared import (
     SIGNATURE,
     Cause,
     missing_attribute,
@@ -20,7 +21,6 @@ from hocket.failures.shared import (
     said,
     whole_batch,
 )
-from hocket.state.task import SupervisedTask, Task
 
 
 def _swapped(failure: Failure, fits: Callable[[Tensor], bool]) -> str:
