@@ -23,10 +23,10 @@ from hocket.help import warn
 from hocket.hookspecs.callback import Callback
 from hocket.loop.actions import compute_gradients, compute_microbatch
 from hocket.loop.carry import split_carry
-from hocket.loop.metrics import MetricSet
 from hocket.loop.trial import without_trace
 from hocket.plugins.spec import Attachment
 from hocket.run import comparison
+from hocket.state.metrics import MetricSet
 from hocket.state.state import State
 from hocket.state.step import UserStep, count
 

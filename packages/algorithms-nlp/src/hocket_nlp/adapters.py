@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from hocket.basics.plain_data import json_like
 from hocket.errors import MissingPackage, WrongType, WrongValue
 from hocket.help import installing
 from hocket.hookspecs.component import Check, Component, Saved
-from hocket.loop.settings import plain
 from hocket_nlp.projections import Finisher
 
 #: Heads that are new and have to be trained, and what peft calls their tasks.
@@ -92,7 +92,7 @@ class AdapterSettings(Component):
         """Return the settings of each adapter as text."""
         return {
             adapter: {
-                name: repr(sorted(value) if isinstance(value, set) else plain(value))
+                name: repr(sorted(value) if isinstance(value, set) else json_like(value))
                 for name, value in config.to_dict().items()
                 if name not in _NOT_COMPARED and not name.startswith("init_")
             }

@@ -6,8 +6,8 @@ import math
 from numbers import Integral, Real
 from typing import Any
 
+from hocket.basics.short import short
 from hocket.errors import WrongType, WrongValue
-from hocket.help.objects import short
 
 
 def whole_number(

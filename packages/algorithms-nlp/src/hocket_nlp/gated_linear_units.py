@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hocket.basics.short import short
 from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
-from hocket.help.objects import short
 from hocket.hookspecs import Event
 from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules, why_no_effect

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from hocket.data import items
 from hocket.errors import MissingPackage, WrongValue
-from hocket.help import installing, objects
+from hocket.help import installing
+from hocket.state import conversions
 from hocket.state.task import SupervisedTask
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class _ImageTask(SupervisedTask):
         targets: Any = None,
         outputs: Any = None,
     ) -> None:
-        function = nn.CrossEntropyLoss(ignore_index=ignore_index) if loss is None else objects.loss(loss)
+        function = nn.CrossEntropyLoss(ignore_index=ignore_index) if loss is None else conversions.loss(loss)
         super().__init__(model, function, inputs, targets, outputs)
         self.num_classes = _classes_of(model) if num_classes is None else num_classes
         plain = function is nn.functional.cross_entropy

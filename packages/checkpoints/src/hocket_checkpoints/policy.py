@@ -19,13 +19,13 @@ from hocket.basics.plugin_errors import PlanError
 from hocket.basics.time import Interval
 from hocket.basics.unusual import taken_apart
 from hocket.errors import WrongValue
-from hocket.help import objects
 from hocket.hookspecs import hookimpl
 from hocket.hookspecs.callback import Callback
 from hocket.hookspecs.due import Due
 from hocket.loop.agreement import ranks_of
 from hocket.loop.arguments import understood
 from hocket.run.content import by_own_names
+from hocket.state import conversions
 from hocket.state.requests import Decision
 from hocket.state.state import State
 from hocket_checkpoints import offered, resuming
@@ -111,7 +111,7 @@ class Checkpoints(Callback):
         self._retention = Retention(keep, best)
         if on_error not in ("stop", "warn"):
             raise WrongValue(f"«on_error={on_error!r}» is neither 'stop' nor 'warn'.")
-        self.store = Store(objects.path(folder))
+        self.store = Store(conversions.path(folder))
         self._owned = Ownership(self.store, overwrite)
         #: What this run has written so far.
         self.listing = Listing(self.store, self._owned, self._retention, resumable=not weights_only)

@@ -15,17 +15,17 @@ from torch import nn
 
 import hocket
 from hocket.basics import types
+from hocket.basics.losses import named_loss
 from hocket.basics.safe_files import printable
 from hocket.data.module import is_module
 from hocket.errors import Mistake
-from hocket.help import objects
 from hocket.help.raised import raised
 from hocket.loop.settings import Settings
 from hocket.optim.groups import OPTIONS
 from hocket.plugins import Entry, PluginError, catalog, signatures, spec
 from hocket.plugins.masking import masked
 from hocket.run.trainer import Trainer
-from hocket.state import simple_metrics
+from hocket.state import conversions, simple_metrics
 from hocket.state.ranks import ALONE
 from hocket_checkpoints import CheckpointError, resuming
 from hocket_cli import forms, imports, recorded
@@ -190,7 +190,7 @@ class Configuration:
 
     def _check_resume(self, settings: Mapping[str, Any]) -> None:
         """Raise ConfigError where there is no checkpoint to resume from, before a model is made."""
-        where = objects.resume(settings.get("resume"))
+        where = conversions.resume(settings.get("resume"))
         if where is None or settings.get("fast_dev_run") or settings.get("overfit"):
             return
         with self._about("resume"):
@@ -213,9 +213,9 @@ class Configuration:
     def _check_names(self) -> None:
         """Check losses and metrics that are given by a name of hocket's. Raises ConfigError."""
         for key, find, convert in (
-            ("loss", objects.named_loss, objects.loss),
-            ("metrics", simple_metrics.find, objects.metrics),
-            ("train_metrics", simple_metrics.find, objects.metrics),
+            ("loss", named_loss, conversions.loss),
+            ("metrics", simple_metrics.find, conversions.metrics),
+            ("train_metrics", simple_metrics.find, conversions.metrics),
         ):
             node = self._given.get(key, Node(None, "", ""))
             if key != "loss":

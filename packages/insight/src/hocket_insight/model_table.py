@@ -23,11 +23,12 @@ from hocket.basics import display, seeding
 from hocket.data.nesting import map_tensors
 from hocket.data.windows import Window
 from hocket.errors import Mistake, WrongValue
-from hocket.help import objects, warn
+from hocket.help import warn
 from hocket.help.raised import raised
 from hocket.hookspecs.callback import Callback
 from hocket.loop.arguments import understood
 from hocket.plugins.spec import Attachment
+from hocket.state import conversions
 from hocket.state.task import Task, task_of
 from hocket_insight.memory.estimate import aligned, shown
 from hocket_insight.memory.hollow import Hollow, quiet
@@ -140,7 +141,7 @@ def model_summary(
         module  type        output  calls  parameters  trainable  buffers  size   forward      backward
         ...
     """
-    task = task_of(model, objects.loss(loss), inputs, targets, None)
+    task = task_of(model, conversions.loss(loss), inputs, targets, None)
     if (batch is None and not _takes_steps(task)) or (isinstance(batch, tuple | list | Mapping) and not batch):
         raise WrongValue(
             f"batch={batch!r} has no tensors. Give a batch as training has it: next(iter(loader)), or tensors of its shapes, "

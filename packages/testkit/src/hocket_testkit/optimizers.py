@@ -14,7 +14,7 @@ from torch import nn
 
 import hocket
 from hocket.basics import seeding
-from hocket.help.objects import short
+from hocket.basics.short import short
 from hocket.plugins.spec import read
 from hocket_testkit.compare import difference
 from hocket_testkit.conformance import Planned, raiser, weights

@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hocket.basics.plain_data import decode
+from hocket.basics.plain_data import decode, json_like
 from hocket.hookspecs.component import Check, Component, Saved, Tree
-from hocket.loop.settings import plain
 from hocket.plugins import catalog
 from hocket.schedules import Schedule
 from hocket.state.state import State
@@ -41,7 +40,7 @@ class Configuration(Component):
         given = {name: self._arguments[name] for name in _ARGUMENTS}
         given["schedule_every"] = given["schedule_every"] or "1ba"
         texts = {
-            name: repr(each) if isinstance(each, Schedule) else repr(masked(plain(each), name))
+            name: repr(each) if isinstance(each, Schedule) else repr(masked(json_like(each), name))
             for name, each in given.items()
         }
         return {"arguments": texts, "optimizers": self._hyperparameters}
@@ -96,7 +95,7 @@ def _plugins(state: State, attached: Sequence[Mapping[str, Any]]) -> Iterator[st
             then, now = dict(masked(decode(there[name]["config"]), name)), dict(attachment.config)
             for option in sorted(then.keys() | now.keys()):
                 default = _default(attachment.obj, option)
-                was, is_now = (plain(each.get(option, default)) for each in (then, now))
+                was, is_now = (json_like(each.get(option, default)) for each in (then, now))
                 if was != is_now:
                     yield f"{option} of the {catalog.singular(kind)} '{name}' was {was!r}, is {is_now!r}"
 

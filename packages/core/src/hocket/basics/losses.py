@@ -19,6 +19,22 @@ Reduction = Literal["mean", "sum", "batch", "gathered"]
 #: The reductions that need the whole batch.
 WHOLE = ("batch", "gathered")
 
+#: Functions of torch.nn.functional that are losses of (outputs, targets), and the names that people use for them.
+LOSSES = {
+    "cross_entropy": "crossentropy crossentropyloss ce celoss categoricalcrossentropy sparsecategoricalcrossentropy xent",
+    "binary_cross_entropy_with_logits": "bcewithlogits bcewithlogitsloss bcelogits",
+    "binary_cross_entropy": "bce bceloss binarycrossentropy",
+    "mse_loss": "mse mseloss l2 l2loss meansquarederror squarederror",
+    "l1_loss": "l1 l1loss mae meanabsoluteerror",
+    "smooth_l1_loss": "smoothl1 smoothl1loss",
+    "huber_loss": "huber huberloss",
+    "nll_loss": "nll nllloss negativeloglikelihood",
+    "kl_div": "kl kldiv kldivloss kldivergence",
+    "poisson_nll_loss": "poisson poissonnllloss poissonnll",
+    "soft_margin_loss": "softmargin softmarginloss",
+    "multilabel_soft_margin_loss": "multilabelsoftmarginloss",
+    "multi_margin_loss": "multimarginloss hinge",
+}
 _NO_PARTS: Mapping[str, Tensor] = {}
 
 
@@ -176,7 +192,7 @@ def _check_added(losses: Mapping[str, Tensor]) -> None:
         return
     training = len(constant) < len(losses)
     for name, value in constant.items():
-        if (value != 0) if training else len(losses) > 1 and name.lower() in _NOT_LOSSES:
+        if (value != 0) if training else len(losses) > 1 and name.lower() in _NOTLOSSES:
             raise WrongValue(
                 f"The loss function returned a dict of {', '.join(map(repr, losses))}, which would be added up, and {name!r} "
                 f"{'has no gradient' if training else 'is not a loss'}: call the loss 'total', so that the others are only "
@@ -186,7 +202,7 @@ def _check_added(losses: Mapping[str, Tensor]) -> None:
 
 
 _TOTALS = ("total", "totalloss", "losstotal", "sumloss", "overall", "overallloss")
-_NOT_LOSSES = ("accuracy", "acc", "top1", "f1")
+_NOTLOSSES = ("accuracy", "acc", "top1", "f1")
 
 
 def _check_weight(weight: object) -> None:
@@ -237,3 +253,9 @@ def classes(loss: Any) -> tuple[Tensor | None, int] | None:
     if loss in (F.cross_entropy, F.nll_loss):
         return keywords.get("weight"), keywords.get("ignore_index", -100)
     return None
+
+
+def named_loss(text: str) -> str | None:
+    """Return the function of torch.nn.functional that a text names, or None."""
+    wanted = plain(text.rpartition(".")[2])
+    return next((name for name, others in LOSSES.items() if wanted == plain(name) or wanted in others.split()), None)

@@ -124,3 +124,14 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "~tensor": put_together,
     "~torch": lambda name: DTYPES.get(name) or torch.device(name),
 }
+
+
+def json_like(value: object) -> Any:
+    """Return JSON-like values unchanged, and other objects as their class names."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): json_like(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_like(item) for item in value]
+    return getattr(value, "__qualname__", None) or type(value).__qualname__

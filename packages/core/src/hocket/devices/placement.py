@@ -9,15 +9,15 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from hocket.basics.short import short
 from hocket.errors import WrongType, WrongValue
-from hocket.help import objects
 
 
 def check_model(model: nn.Module, device: object, materializes: bool = False) -> None:
     """Raise TypeError or ValueError for a model that cannot be moved to its device; the message names the parameter."""
     if not isinstance(model, nn.Module):
         raise WrongType(
-            f"«model={objects.short(model)}» is {type(model).__name__}; give a torch.nn.Module or a hocket.Task. "
+            f"«model={short(model)}» is {type(model).__name__}; give a torch.nn.Module or a hocket.Task. "
             f"{_instead(model)}"
         )
     lazy = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if is_lazy(tensor)]

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING
 
 from hocket.help import elsewhere
-
-if TYPE_CHECKING:
-    from hocket.state.state import State
 
 
 def explain(error: BaseException, place: str, *facts: object) -> None:
@@ -22,8 +18,8 @@ def explain(error: BaseException, place: str, *facts: object) -> None:
         elsewhere.module("hocket_insight.failures.explaining").explain(error, place, *facts)
 
 
-def first_loss_checked(state: State) -> AbstractContextManager[None]:
-    """Return a context in which the first loss is checked for mistakes that raise nothing."""
+def first_loss_checked(state: object) -> AbstractContextManager[None]:
+    """Return a context in which the first loss is checked for mistakes that raise nothing; ``state`` is that of the run."""
     try:
         return elsewhere.module("hocket_insight.first_loss").watched(state)  # type: ignore[no-any-return]
     except elsewhere.NotInstalled:

@@ -15,11 +15,11 @@ from hocket.data.reading import how_divided
 from hocket.data.windows import Window
 from hocket.errors import WrongType, WrongValue
 from hocket.help import elsewhere
-from hocket.loop.loss_watch import LossWatch
 from hocket.loop.loss_weights import try_again
 from hocket.loop.weighing import Kind, Part, Weight, Weighting, mean, stop_gradients_of_nothing, weigh, zero_loss
 from hocket.optim.clipping import clip_gradients
 from hocket.optim.closures import closure_for
+from hocket.state.loss_watch import LossWatch
 from hocket.state.state import State
 from hocket.state.step import UserStep, count_part
 

@@ -14,9 +14,11 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
+from hocket.basics.losses import named_loss
+from hocket.basics.short import short
 from hocket.basics.time import Time
 from hocket.errors import WrongType
-from hocket.help import names, objects
+from hocket.help import names
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -114,10 +116,10 @@ def _explain(
             write = f"{what}({', '.join(shown or [f'{name}=…' for name in list(known)[:2]])})"
         return (
             f"{what} takes {_words(positional)} by position, and was given {len(given)} values: "
-            f"{', '.join(objects.short(each) for each in given)}.{by_name} Write {write}."
+            f"{', '.join(short(each) for each in given)}.{by_name} Write {write}."
         )
     if twice := [name for name in positional[: len(given)] if name in kwargs]:
-        here = objects.short(given[positional.index(twice[0])])
+        here = short(given[positional.index(twice[0])])
         return f"{what} was given {twice[0]} twice, {here} and by name. Write each by its name: {twice[0]}=…, duration='10ep'."
     missing = [
         n for n, each in known.items() if each.default is each.empty and n not in (*kwargs, *positional[: len(given)])
@@ -131,7 +133,7 @@ def _explain(
 
 
 def _unknown(what: str, known: Mapping[str, inspect.Parameter], name: str, value: object) -> str:
-    given = f"{what} has no argument {name}={objects.short(value)}."
+    given = f"{what} has no argument {name}={short(value)}."
     trainer = _SIGNATURES.get("Trainer.__init__")
     own = names.listed(name, "arguments", what)
     if own is None and trainer is not None and name in trainer.parameters:
@@ -149,7 +151,7 @@ def _unknown(what: str, known: Mapping[str, inspect.Parameter], name: str, value
         where = "in the Trainer " if of_trainer else ""
         return f"{given} Write {where}{text}.{_about_it(target)}{there}"
     if spelt:
-        return f"{given} Did you mean {spelt[0]}? Write {spelt[0]}={objects.short(value)}.{_about_it(spelt[0])}{there}"
+        return f"{given} Did you mean {spelt[0]}? Write {spelt[0]}={short(value)}.{_about_it(spelt[0])}{there}"
     return f"{given} Its arguments are {', '.join(known)}. Remove {name}, or write one of them."
 
 
@@ -193,7 +195,7 @@ def _named(text: str) -> str:
     from hocket.plugins import catalog  # only needed for error messages
 
     name = text.partition("(")[0].strip()
-    if objects.named_loss(name):
+    if named_loss(name):
         return "loss"
     kinds = {"optimizers": "optimizer", "schedules": "schedule", "precisions": "precision", "devices": "device"}
     for kind, argument in kinds.items():
@@ -215,7 +217,7 @@ class _Shown:
 
     def __repr__(self) -> str:
         plain = isinstance(self._value, str | int | float)
-        return repr(self._value) if plain else objects.short(self._value) if callable(self._value) else "…"
+        return repr(self._value) if plain else short(self._value) if callable(self._value) else "…"
 
     def __str__(self) -> str:
         return self._value if isinstance(self._value, str) else repr(self)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from hocket.basics.short import short
 from hocket.data.nesting import map_tensors, move
 from hocket.errors import WrongType, WrongValue
-from hocket.help.objects import short
 from hocket.plugins.spec import Attachment
 
 if TYPE_CHECKING:

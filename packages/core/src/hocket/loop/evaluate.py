@@ -19,14 +19,14 @@ from hocket.data.several import prepared
 from hocket.data.source import Source, limited, one_epoch
 from hocket.data.training_iterator import ENDLESS, iterates_once
 from hocket.errors import WrongType, WrongValue
-from hocket.help import objects, warn
+from hocket.help import warn
 from hocket.loop import loss_weights
 from hocket.loop.arguments import understood
-from hocket.loop.loss_watch import LossWatch
-from hocket.loop.metrics import MetricSet, named_loss
 from hocket.loop.modes import eval_mode
 from hocket.loop.weighing import on_device
-from hocket.state import scalars
+from hocket.state import conversions, scalars
+from hocket.state.loss_watch import LossWatch
+from hocket.state.metrics import MetricSet, named_loss
 from hocket.state.state import State
 from hocket.state.step import KnownWeights, count
 from hocket.state.task import Task
@@ -63,7 +63,7 @@ class EvalSet:
         every: str | Interval | None = None,
     ) -> None:
         self.data = data
-        self.metrics = objects.metrics(metrics)
+        self.metrics = conversions.metrics(metrics)
         # An Interval may be of a subclass with a `due` of its own.
         self.every = every if isinstance(every, Interval | None) else Interval(time_of(every, "every"))
 

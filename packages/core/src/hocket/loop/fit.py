@@ -20,10 +20,10 @@ from hocket.loop import agreement, stages
 from hocket.loop.actions import gradients_again
 from hocket.loop.evaluate import PreparedSet, evaluate
 from hocket.loop.guard import NonFiniteGuard
-from hocket.loop.metrics import MetricSet
 from hocket.loop.modes import train_mode
 from hocket.loop.stages import Stage
 from hocket.state import scalars
+from hocket.state.metrics import MetricSet
 from hocket.state.requests import Decision
 from hocket.state.state import State
 from hocket.state.step import count

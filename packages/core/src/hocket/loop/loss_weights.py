@@ -1,4 +1,4 @@
-"""Determine, once and if needed, the weight of a loss that does not state it: which `hocket.loop.loss_watch` did not see.
+"""Determine, once and if needed, the weight of a loss that does not state it: which `hocket.state.loss_watch` did not see.
 
 A batch that is not split, on one rank, needs no weights. Several microbatches or ranks do, and so does an evaluation.
 """
@@ -18,7 +18,7 @@ from hocket.basics.losses import WHOLE, Loss, as_loss, own_loss
 from hocket.data import batches, nesting
 from hocket.errors import WrongValue
 from hocket.help import elsewhere, names, warn
-from hocket.loop.loss_watch import LossWatch
+from hocket.state.loss_watch import LossWatch
 from hocket.state.step import UserStep, count
 from hocket.state.task import SupervisedTask
 

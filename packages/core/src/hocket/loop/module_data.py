@@ -11,10 +11,10 @@ import torch
 
 from hocket.basics import seeding
 from hocket.basics.plain_data import encode
+from hocket.basics.short import short
 from hocket.data.module import DataModule, is_foreign
 from hocket.errors import WrongType
 from hocket.help import attributes, names, warn
-from hocket.help.objects import short
 from hocket.loop.agreement import ranks_of
 from hocket.state.state import State
 

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 from torch import nn
 
 from hocket.basics.losses import Reduction
+from hocket.basics.plain_data import json_like
 from hocket.basics.run_folder import check_name
 from hocket.basics.seeding import check_seed
 from hocket.basics.time import Interval, Time, TimeError, Unit, batches, interval_of, share, time_of
 from hocket.data.stateful import one_sided
 from hocket.errors import WrongType, WrongValue
-from hocket.help import objects
 from hocket.hookspecs import StrategyLike
 from hocket.hookspecs.needs import Need
 from hocket.loop.guard import Policy
 from hocket.loop.until import check_minimum, durations
 from hocket.plugins.spec import Attachment
+from hocket.state import conversions
 
 if TYPE_CHECKING:
     from hocket.basics.types import BatchTransformLike, Metric, OptimizerLike, PartLike, PluginLike, ScheduleLike
@@ -156,12 +157,37 @@ def policy(given: object) -> Policy:
     return given  # type: ignore[return-value]  # just checked
 
 
+def _plugins(argument: str) -> Callable[[object], Sequence[PluginLike]]:
+    """Return the conversion of an argument that takes several plug-ins to a list.
+
+    One plug-in, as a name, an instance or a class, becomes a list of one; None and False become an empty list. A mapping of
+    names to arguments becomes a list of such mappings with one name each.
+    """
+
+    def convert(given: object) -> Sequence[PluginLike]:
+        if given is None or given is False:
+            return []
+        if isinstance(given, Mapping):
+            return [{name: config} for name, config in given.items()]
+        if isinstance(given, bool | int | float):
+            from hocket.plugins import catalog  # only needed for error messages
+
+            example = next(iter(catalog.names(argument)), "name")
+            raise WrongType(
+                f"{argument}={given!r} should be a list of names, {{'name': {{…}}}} and instances, such as "
+                f"{argument}=[{example!r}]."
+            )
+        return given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+
+    return convert
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The arguments of a `hocket.Trainer` except the model, each checked when it is assigned, before anything is built."""
 
     train_data: Argument[Iterable[Any] | None] = Argument(ranks="given", part=True)
-    loss: Argument[Callable[..., Any] | None] = Argument(objects.loss, ranks="given", recorded="converted")
+    loss: Argument[Callable[..., Any] | None] = Argument(conversions.loss, ranks="given", recorded="converted")
     loss_reduction: Argument[Reduction | None] = Argument(reduction)
     inputs: Argument[PartLike | None] = Argument()
     targets: Argument[PartLike | None] = Argument()
@@ -170,8 +196,8 @@ class Settings:
     global_batch: Argument[int | None] = Argument()
     eval_data: Argument[EvalData | None] = Argument(ranks="given", part=True)
     data: Argument[DataModule | None] = Argument(ranks="given", part=True)
-    metrics: Argument[Metrics] = Argument(objects.metrics, ranks="given", recorded="converted")
-    train_metrics: Argument[Metrics] = Argument(objects.metrics, ranks="given", recorded="converted")
+    metrics: Argument[Metrics] = Argument(conversions.metrics, ranks="given", recorded="converted")
+    train_metrics: Argument[Metrics] = Argument(conversions.metrics, ranks="given", recorded="converted")
     optimizer: Argument[OptimizerLike | None] = Argument(ranks="given")
     schedule: Argument[ScheduleLike | None] = Argument()
     schedule_every: Argument[str | Time | None] = Argument()
@@ -179,12 +205,12 @@ class Settings:
     duration: Argument[Time | None] = Argument(_first_duration)
     #: Requests to stop take effect after this long.
     min_duration: Argument[Time | None] = Argument(_or_none(partial(time_of, argument="min_duration")))
-    algorithms: Argument[Sequence[PluginLike]] = Argument(objects.plugins("algorithms"), ranks="any", part=True)
-    callbacks: Argument[Sequence[PluginLike]] = Argument(objects.plugins("callbacks"), ranks="any", part=True)
-    loggers: Argument[Sequence[PluginLike]] = Argument(objects.plugins("loggers"), ranks="any", part=True)
+    algorithms: Argument[Sequence[PluginLike]] = Argument(_plugins("algorithms"), ranks="any", part=True)
+    callbacks: Argument[Sequence[PluginLike]] = Argument(_plugins("callbacks"), ranks="any", part=True)
+    loggers: Argument[Sequence[PluginLike]] = Argument(_plugins("loggers"), ranks="any", part=True)
     strategy: Argument[PluginLike] = Argument(ranks="any", part=True)
-    precision: Argument[PluginLike] = Argument(objects.precision, ranks="any", part=True)
-    device: Argument[PluginLike] = Argument(objects.device, ranks="any", recorded="converted")
+    precision: Argument[PluginLike] = Argument(conversions.precision, ranks="any", part=True)
+    device: Argument[PluginLike] = Argument(conversions.device, ranks="any", recorded="converted")
     devices: Argument[int | None] = Argument(ranks="any")
     actions: Argument[PluginLike] = Argument(ranks="any", part=True)
     microbatch: Argument[int | Literal["auto"] | None] = Argument(microbatch, ranks="any")
@@ -195,24 +221,24 @@ class Settings:
     clip_gradients: Argument[Clipping | None] = Argument(partial(clipping, "clip_gradients"))
     nonfinite: Argument[Policy] = Argument(policy)
     seed: Argument[int | None] = Argument(check_seed)
-    deterministic: Argument[bool] = Argument(objects.switch("deterministic"), recorded="converted")
+    deterministic: Argument[bool] = Argument(conversions.switch("deterministic"), recorded="converted")
     #: The arguments of `torch.compile`; None to compile nothing.
-    compile: Argument[Mapping[str, Any] | None] = Argument(objects.compiled)
-    checkpoints: Argument[Checkpoints | None] = Argument(objects.checkpoints, ranks="given", recorded="converted")
-    resume: Argument[str | Path | None] = Argument(objects.resume, ranks="given", recorded="converted")
+    compile: Argument[Mapping[str, Any] | None] = Argument(conversions.compiled)
+    checkpoints: Argument[Checkpoints | None] = Argument(conversions.checkpoints, ranks="given", recorded="converted")
+    resume: Argument[str | Path | None] = Argument(conversions.resume, ranks="given", recorded="converted")
     run_name: Argument[str | None] = Argument(check_name)
-    folder: Argument[Path] = Argument(objects.folder, ranks="any")
+    folder: Argument[Path] = Argument(conversions.folder, ranks="any")
     plugins: Argument[bool | Sequence[str] | None] = Argument(ranks="any")
-    profile_plugins: Argument[bool] = Argument(objects.switch("profile_plugins"), ranks="any", recorded="converted")
-    profile: Argument[Sequence[PluginLike]] = Argument(objects.profile, ranks="any", part=True)
+    profile_plugins: Argument[bool] = Argument(conversions.switch("profile_plugins"), ranks="any", recorded="converted")
+    profile: Argument[Sequence[PluginLike]] = Argument(conversions.profile, ranks="any", part=True)
     limit_train: Argument[float | None] = Argument(_or_none(partial(share, argument="limit_train")))
     limit_eval: Argument[float | None] = Argument(_or_none(partial(share, argument="limit_eval")))
     limit_predict: Argument[float | None] = Argument(_or_none(partial(share, argument="limit_predict")))
     fast_dev_run: Argument[int | None] = Argument(_fast_dev_run)
     overfit: Argument[int | None] = Argument(_or_none(partial(batches, argument="overfit")))
-    detect_anomaly: Argument[bool] = Argument(objects.switch("detect_anomaly"), ranks="any", recorded="converted")
+    detect_anomaly: Argument[bool] = Argument(conversions.switch("detect_anomaly"), ranks="any", recorded="converted")
     sanity_eval: Argument[int] = Argument(_sanity_eval)
-    summary: Argument[bool] = Argument(objects.switch("summary"), recorded="converted")
+    summary: Argument[bool] = Argument(conversions.switch("summary"), recorded="converted")
     _recorded: dict[str, Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -290,9 +316,9 @@ class Settings:
 
         attached: dict[str, Any] = {}
         for attachment in attachments:
-            attached.setdefault(attachment.kind, {})[attachment.name] = plain(attachment.config)
+            attached.setdefault(attachment.kind, {})[attachment.name] = json_like(attachment.config)
         shown = {name: self.given[name] for name, argument in self.arguments().items() if not argument.part}
-        return {name: masked(plain(value), name) for name, value in shown.items()} | attached
+        return {name: masked(json_like(value), name) for name, value in shown.items()} | attached
 
     def of_all_ranks(self) -> dict[str, Any]:
         """Return the arguments that have to be equal on all ranks."""
@@ -302,14 +328,3 @@ class Settings:
         """Return whether each argument was given that either all ranks or no rank must be given, with any value."""
         names = [name for name, argument in self.arguments().items() if argument.ranks == "given"]
         return {name: self.given[name] is not None for name in names}
-
-
-def plain(value: object) -> Any:
-    """Return JSON-like values unchanged, and other objects as their class names."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return getattr(value, "__qualname__", None) or type(value).__qualname__

@@ -19,7 +19,7 @@ not divided is not weighed: its loss is multiplied by nothing, so that its gradi
 What an ELEMENTS loss is a mean over, `weigh` learns in this order:
 
 1. the loss function says it: ``(mean, weight)`` or `hocket.Loss`;
-2. it called torch's cross-entropy or NLL loss: the labels that count (`hocket.loop.loss_watch`);
+2. it called torch's cross-entropy or NLL loss: the labels that count (`hocket.state.loss_watch`);
 3. it divided a sum by another, such as a mask's, or averaged selected elements, and a trial confirms that this is the weight;
    or the model computes its loss itself, and it equals a usual one (`hocket.loop.loss_weights`). Otherwise it is SAMPLES.
 

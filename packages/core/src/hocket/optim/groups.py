@@ -10,9 +10,9 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from hocket.basics.plain_data import json_like
 from hocket.basics.plugin_errors import PluginConfigError
 from hocket.help import elsewhere
-from hocket.loop.settings import plain
 from hocket.state.task import Task
 
 #: The options of a configuration that `make_groups` takes; the others are arguments of the optimizer.
@@ -206,5 +206,5 @@ def hyperparameters(optimizers: Sequence[Optimizer]) -> dict[str, str]:
     for number, optimizer in enumerate(optimizers):
         for index, group in enumerate(optimizer.param_groups):
             place = f"optimizers.{number}" + (f".group{index}" if len(optimizer.param_groups) > 1 else "")
-            found |= {f"{place}.{name}": repr(plain(each)) for name, each in group.items() if name != "params"}
+            found |= {f"{place}.{name}": repr(json_like(each)) for name, each in group.items() if name != "params"}
     return found

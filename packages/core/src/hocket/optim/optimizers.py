@@ -10,9 +10,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hocket.basics import fast_paths
+from hocket.basics.short import short
 from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
-from hocket.help.objects import short
 from hocket.optim.closures import gets_closure
 from hocket.optim.groups import OPTIONS, make_groups, scale_rates
 from hocket.plugins import catalog

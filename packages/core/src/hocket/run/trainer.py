@@ -21,19 +21,20 @@ from hocket.basics.losses import Reduction
 from hocket.basics.time import Interval, Time
 from hocket.data.checks import check_batches
 from hocket.errors import WrongState, WrongType, WrongValue
-from hocket.help import attributes, elsewhere, objects, warn
+from hocket.help import attributes, elsewhere, warn
 from hocket.loop import until
 from hocket.loop.agreement import ranks_of
 from hocket.loop.arguments import understood
 from hocket.loop.evaluate import EvalData, evaluate, evaluate_unseen, prepare_sets, sanity_check
 from hocket.loop.guard import NonFiniteGuard, Policy
-from hocket.loop.metrics import MetricSet
 from hocket.loop.settings import Settings
 from hocket.plugins import switches
 from hocket.plugins.bus import Bus
 from hocket.run import assembly, comparison
 from hocket.run.joined import Joined
 from hocket.run.parts import Parts, shows_only
+from hocket.state import conversions
+from hocket.state.metrics import MetricSet
 from hocket.state.state import State
 from hocket.state.task import Task
 from hocket.state.task_log import connected
@@ -228,7 +229,7 @@ class Trainer:
             strategy=strategy, precision=precision, device=device, devices=devices, actions=actions, microbatch=microbatch,
             accumulate=accumulate, eval_every=eval_every, log_every=log_every, clip_gradients=clip_gradients,
             nonfinite=nonfinite, seed=seed, deterministic=deterministic, compile=compile,
-            checkpoints=objects.checkpoints(checkpoints, folder), resume=resume, run_name=run_name, folder=folder,
+            checkpoints=conversions.checkpoints(checkpoints, folder), resume=resume, run_name=run_name, folder=folder,
             plugins=plugins, profile_plugins=profile_plugins, profile=profile, limit_train=limit_train,
             limit_eval=limit_eval, limit_predict=limit_predict, fast_dev_run=fast_dev_run, overfit=overfit,
             detect_anomaly=detect_anomaly, sanity_eval=sanity_eval, summary=summary,
@@ -425,7 +426,7 @@ class Trainer:
             >>> trainer.evaluate({"test": data})
             {'test/loss': 1.0}
         """
-        state, own = self.state, objects.metrics(metrics)
+        state, own = self.state, conversions.metrics(metrics)
         if isinstance(data, str | Path) and checkpoint is None:
             data, checkpoint = None, data
         if data is None:
@@ -549,7 +550,7 @@ class Trainer:
             >>> report.missing
             ('bias',)
         """
-        load_into, given = elsewhere.module("hocket_checkpoints.weights").load_into, objects.weights(weights)
+        load_into, given = elsewhere.module("hocket_checkpoints.weights").load_into, conversions.weights(weights)
         if self._loop.stage:
             raise WrongState("Weights cannot be loaded during a fit. Load them before fit starts.")
         report: Report = load_into(self.state, self.model_state_dict(evaluated=False), given, strict, ignore, remap)
@@ -579,7 +580,7 @@ class Trainer:
         Every rank has to call it. Entries that globs in ``ignore`` match, such as ``"optimizers.*"`` or
         ``"model.network.head.*"``, are not loaded.
         """
-        saved = objects.tree(tree)
+        saved = conversions.tree(tree)
         if self._loop.stage:
             raise WrongState("State cannot be loaded during a fit. Load it before fit starts.")
         self.state.content.load_state_dict(saved, strict, ignore)

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch import Tensor, strided
 
 from hocket.basics.history import POSITION
+from hocket.basics.short import short
 from hocket.errors import WrongType, WrongValue
 from hocket.help import names
-from hocket.help.objects import short
 
 _REDUCTIONS = ("mean", "sum", "min", "max", "last", "metric")
 _OVER = ("interval", "epoch")

@@ -18,9 +18,9 @@ from hocket.state.task import Task
 
 if TYPE_CHECKING:
     from hocket.basics.types import Batch
-    from hocket.loop.loss_watch import LossWatch
     from hocket.loop.loss_weights import CountedLabels, MeanOver
-    from hocket.loop.metrics import MetricSet
+    from hocket.state.loss_watch import LossWatch
+    from hocket.state.metrics import MetricSet
     from hocket.state.state import State
 
 

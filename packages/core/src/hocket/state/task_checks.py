@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from hocket.basics.short import short
 from hocket.errors import WrongType
 from hocket.help import attributes, installing, names, warn
-from hocket.help.objects import short
 from hocket.hookspecs import Event
 from hocket.state.task import Task
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hocket.basics.short import short
 from hocket.data.nesting import map_tensors
 from hocket.errors import WrongState, WrongType
-from hocket.help.objects import short
 from hocket.state import log_names as help_logged
 
 if TYPE_CHECKING:

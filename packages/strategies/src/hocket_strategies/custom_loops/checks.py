@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from hocket.basics.short import short
 from hocket.errors import WrongType, WrongValue
-from hocket.help import objects
 
 #: The operations of ``all_reduce``, each with the names that it has elsewhere.
 OPERATIONS = {"mean": "avg average", "sum": "add summ reduce total", "min": "minimum", "max": "maximum"}
@@ -41,12 +41,12 @@ def _other(each: Any) -> tuple[str, str]:
         name = each.partition("(")[0] if isinstance(each, str) else each.__name__
         near = difflib.get_close_matches(name.casefold(), {each.casefold(): each for each in dir(torch.optim)}, 1, 0.8)
         made = next((each for each in dir(torch.optim) if near and each.casefold() == near[0]), "AdamW")
-        return objects.short(each), f"optimizer = torch.optim.{made}(model.parameters(), lr=1e-3), and then {both}"
+        return short(each), f"optimizer = torch.optim.{made}(model.parameters(), lr=1e-3), and then {both}"
     if isinstance(each, LRScheduler):
         return f"a schedule ({kind})", f"{both}, and schedule.step() after runtime.step(optimizer): it needs no set-up"
     if isinstance(each, Iterable) and not isinstance(each, type):
         return f"data ({kind})", "data = runtime.setup_data(loader), and for evaluation train=False"
-    return objects.short(each), f"{both}, and data = runtime.setup_data(loader)"
+    return short(each), f"{both}, and data = runtime.setup_data(loader)"
 
 
 def check_optimizer(given: Any, call: str) -> None:
@@ -55,7 +55,7 @@ def check_optimizer(given: Any, call: str) -> None:
         what = "a loss" if isinstance(given, torch.Tensor) and given.grad_fn is not None else "a model"
         what = f" ({what})" if isinstance(given, torch.Tensor | nn.Module) else ""
         raise WrongType(
-            f"{call.partition('(')[0]} was given {objects.short(given)}{what} as its optimizer. It takes an optimizer "
+            f"{call.partition('(')[0]} was given {short(given)}{what} as its optimizer. It takes an optimizer "
             f"that setup returned. Write runtime.{call}{', after runtime.backward(loss)' if 'loss' in what else ''}."
         )
 
@@ -80,7 +80,7 @@ def refuse_model(given: Any) -> NoReturn:
     else:
         each = "model = runtime.setup(model), and with runtime.accumulate(model, last=number % 4 == 3): …"
     raise WrongType(
-        f"accumulate was given {objects.short(given)}. It takes a model that setup returned, and whether this is the last "
+        f"accumulate was given {short(given)}. It takes a model that setup returned, and whether this is the last "
         f"microbatch before a step. Write {each}."
     )
 
@@ -89,7 +89,7 @@ def check_folder(path: Any, method: str) -> None:
     """Raise TypeError unless it is the path of a checkpoint."""
     if not isinstance(path, str | os.PathLike):
         raise WrongType(
-            f"{method} was given path={objects.short(path)}. It takes the path of a folder, and what it holds by name. Write "
+            f"{method} was given path={short(path)}. It takes the path of a folder, and what it holds by name. Write "
             f"runtime.{method}('runs/a', model=model, optimizer=optimizer)."
         )
 
@@ -99,7 +99,7 @@ def check_loaded(path: Any, things: Mapping[str, Any]) -> None:
     for name, thing in things.items():
         if not hasattr(thing, "load_state_dict"):
             raise WrongType(
-                f"load was given {name}={objects.short(thing)}, which has no load_state_dict. It takes objects to load into, "
+                f"load was given {name}={short(thing)}, which has no load_state_dict. It takes objects to load into, "
                 f"and returns other values. Write rest = runtime.load({str(path)!r}, model=model), and {name} = rest[{name!r}]."
             )
 

@@ -18,7 +18,7 @@ from hocket.data.checks import check_batches
 from hocket.data.several import prepared
 from hocket.devices import placement
 from hocket.errors import WrongState, WrongType, WrongValue
-from hocket.help import attributes, objects
+from hocket.help import attributes
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
 from hocket.hookspecs.needs import Need
@@ -32,6 +32,7 @@ from hocket.plugins import switches
 from hocket.plugins.bus import Bus
 from hocket.run.joined import Joined
 from hocket.run.parts import Parts, resolve
+from hocket.state import conversions
 from hocket_strategies.custom_loops import checks, saving
 from hocket_strategies.custom_loops.accumulation import Gradients
 from hocket_strategies.custom_loops.first_step import FirstStep
@@ -84,8 +85,8 @@ class Runtime(Joined):
         with switches.use(plugins):
             parts = resolve(
                 strategy=strategy,
-                precision=objects.precision(precision),
-                device=objects.device(device),
+                precision=conversions.precision(precision),
+                device=conversions.device(device),
                 devices=devices,
             )
         _check_own_loop(parts)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from hocket.basics.losses import LOSSES, named_loss
+from hocket.basics.short import short
 from hocket.errors import WrongType, WrongValue
 from hocket.help import elsewhere, names, warn
 
@@ -20,36 +22,8 @@ if TYPE_CHECKING:
     from hocket.basics.types import Metric, PluginLike
     from hocket.checkpoints import Checkpoints
 
-#: Functions of torch.nn.functional that are losses of (outputs, targets), and the names that people use for them.
-_LOSSES = {
-    "cross_entropy": "crossentropy crossentropyloss ce celoss categoricalcrossentropy sparsecategoricalcrossentropy xent",
-    "binary_cross_entropy_with_logits": "bcewithlogits bcewithlogitsloss bcelogits",
-    "binary_cross_entropy": "bce bceloss binarycrossentropy",
-    "mse_loss": "mse mseloss l2 l2loss meansquarederror squarederror",
-    "l1_loss": "l1 l1loss mae meanabsoluteerror",
-    "smooth_l1_loss": "smoothl1 smoothl1loss",
-    "huber_loss": "huber huberloss",
-    "nll_loss": "nll nllloss negativeloglikelihood",
-    "kl_div": "kl kldiv kldivloss kldivergence",
-    "poisson_nll_loss": "poisson poissonnllloss poissonnll",
-    "soft_margin_loss": "softmargin softmarginloss",
-    "multilabel_soft_margin_loss": "multilabelsoftmarginloss",
-    "multi_margin_loss": "multimarginloss hinge",
-}
 _PRECISIONS = {torch.float32: "fp32", torch.float64: "fp64", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-
-
-def short(value: object) -> str:
-    """Return a value as text of one short line."""
-    if isinstance(value, type) or inspect.isroutine(value):
-        return f"{getattr(value, '__qualname__', value)}"
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    if isinstance(value, nn.Module) or type(value).__repr__ is object.__repr__:
-        return f"{type(value).__name__}(…)"
-    text = repr(value)
-    return text if len(text) <= 60 and "\n" not in text else f"{type(value).__name__}(…)"
 
 
 def precision(given: PluginLike) -> PluginLike:
@@ -85,14 +59,6 @@ def device(given: PluginLike) -> PluginLike:
     return one.type
 
 
-def named_loss(text: str) -> str | None:
-    """Return the function of torch.nn.functional that a text names, or None."""
-    wanted = names.plain(text.rpartition(".")[2])
-    return next(
-        (name for name, others in _LOSSES.items() if wanted == names.plain(name) or wanted in others.split()), None
-    )
-
-
 def loss(given: object) -> Callable[..., Any] | None:
     """Convert the name of a loss in torch, or its class, to a function of (outputs, targets)."""
     if isinstance(given, str):
@@ -102,11 +68,11 @@ def loss(given: object) -> Callable[..., Any] | None:
                 warn(f"«loss={given!r}» is read as «loss=torch.nn.functional.{name}».")
             function: Callable[..., Any] = getattr(nn.functional, name)
             return function
-        near = difflib.get_close_matches(given, _LOSSES, 1)
+        near = difflib.get_close_matches(given, LOSSES, 1)
         raise WrongValue(
             f"«loss={given!r}» is not the name of a loss.{f' Did you mean {near[0]!r}?' if near else ''} Give a function of "
             "(outputs, targets), such as «loss=torch.nn.functional.cross_entropy», or one of these names: "
-            f"{', '.join(map(repr, _LOSSES))}."
+            f"{', '.join(map(repr, LOSSES))}."
         )
     if isinstance(given, type) and issubclass(given, nn.Module):
         return _instance(given, "loss")
@@ -246,31 +212,6 @@ def compiled(given: object) -> Mapping[str, Any] | None:
             "«compile={'mode': 'max-autotune', 'dynamic': False}»."
         )
     return {"mode": given}
-
-
-def plugins(argument: str) -> Callable[[object], Sequence[PluginLike]]:
-    """Return the conversion of an argument that takes several plug-ins to a list.
-
-    One plug-in, as a name, an instance or a class, becomes a list of one; None and False become an empty list. A mapping of
-    names to arguments becomes a list of such mappings with one name each.
-    """
-
-    def convert(given: object) -> Sequence[PluginLike]:
-        if given is None or given is False:
-            return []
-        if isinstance(given, Mapping):
-            return [{name: config} for name, config in given.items()]
-        if isinstance(given, bool | int | float):
-            from hocket.plugins import catalog  # only needed for error messages
-
-            example = next(iter(catalog.names(argument)), "name")
-            raise WrongType(
-                f"{argument}={given!r} should be a list of names, {{'name': {{…}}}} and instances, such as "
-                f"{argument}=[{example!r}]."
-            )
-        return given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
-
-    return convert
 
 
 def profile(given: object) -> Sequence[PluginLike]:

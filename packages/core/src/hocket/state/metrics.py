@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.basics.plain_data import decode, encode
+from hocket.basics.short import short
 from hocket.data.nesting import move
 from hocket.errors import WrongType, WrongValue
-from hocket.help import objects
 from hocket.hookspecs.strategies import replicas
-from hocket.state import scalars
+from hocket.state import conversions, scalars
 from hocket.state.metric_adapters import adapted, copy_of
 from hocket.state.simple_metrics import Accuracy
 from hocket.state.state import State
@@ -189,10 +189,10 @@ class MetricSet:
 def _made(returned: object, function: str) -> Mapping[str, Any]:
     """Return metrics by name, from what a function returned. Raises TypeError or ValueError for what are no metrics."""
     try:
-        made = objects.metrics(returned)
+        made = conversions.metrics(returned)
         if isinstance(made, Mapping):
             return made
-        raise WrongType(f"{function} returned {objects.short(returned)}. Return metrics by name, {{}} for none.")
+        raise WrongType(f"{function} returned {short(returned)}. Return metrics by name, {{}} for none.")
     except (TypeError, ValueError) as error:
         error.add_note(f"Returned by {function}, which may return {{'accuracy': MyMetric()}}, names, or {{}} for none.")
         raise
