@@ -204,6 +204,8 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports", "--no-logo")
+    session.run("lint-imports", "--no-logo", "--config", "packages/core/pyproject.toml")
+    session.run("python", ".ci/circles.py", "12")
     session.run("mypy")
     session.run("mypy", "tests/typing/calls.py")
 

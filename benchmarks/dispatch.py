@@ -11,8 +11,8 @@ from harness import Series, table
 
 import hocket
 from hocket.hookspecs import SPECS, Event
+from hocket.hookspecs.attachment import Attachment
 from hocket.plugins.bus import Bus
-from hocket.plugins.spec import Attachment
 
 NUMBER = 20_000
 

@@ -16,7 +16,7 @@ import torch
 import yaml
 
 import hocket
-from hocket.plugins.masking import is_masked, masked
+from hocket.basics.masking import is_masked, masked
 from hocket_cli import main
 
 SECRETS = [f"s3cr3t{letter}" for letter in "ABCDEFGH"]

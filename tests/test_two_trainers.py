@@ -18,8 +18,8 @@ from torch.nn import functional as F
 import hocket
 from hocket import plugins
 from hocket.basics.seeding import RandomStream
+from hocket.hookspecs.attachment import Attachment
 from hocket.loggers.memory import MemoryLogger
-from hocket.plugins.spec import Attachment
 from hocket.precision.bf16 import BF16
 from hocket.strategies.single import SingleDevice
 

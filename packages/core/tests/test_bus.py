@@ -12,9 +12,9 @@ from hypothesis import given, strategies as st
 
 from hocket import Algorithm, Callback, Event, Phase, hookimpl
 from hocket.hookspecs import SPECS
+from hocket.hookspecs.attachment import Attachment
 from hocket.plugins import ConflictError, HookError, OrderError
 from hocket.plugins.bus import Bus
-from hocket.plugins.spec import Attachment
 
 
 def bus_of(*plugins: Any, kind: str = "callbacks", **options: Any) -> Bus:

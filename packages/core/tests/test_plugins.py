@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hocket import Callback, Precision, Strategy, plugins
+from hocket.basics.specification import parse_spec
 from hocket.hookspecs import PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
 from hocket.plugins import PluginConfigError, catalog, switches
-from hocket.plugins.spec import build, parse_spec
+from hocket.plugins.spec import build
 from hocket.run import parts
 from hocket_cli import main
 from hocket_cli.source import summary

@@ -20,11 +20,11 @@ from hocket.data.stateful import has_state
 from hocket.data.windows import Window
 from hocket.devices.memory import is_out_of_memory
 from hocket.help import warn
+from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.callback import Callback
 from hocket.loop.actions import compute_gradients, compute_microbatch
 from hocket.loop.carry import split_carry
 from hocket.loop.trial import without_trace
-from hocket.plugins.spec import Attachment
 from hocket.run import comparison
 from hocket.state.metrics import MetricSet
 from hocket.state.state import State

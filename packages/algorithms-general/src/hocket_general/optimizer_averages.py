@@ -13,7 +13,7 @@ from hocket.basics.dtensors import shard_like
 from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.hookspecs.algorithm import Algorithm, Phase
-from hocket.plugins.spec import Attachment
+from hocket.hookspecs.attachment import Attachment
 from hocket.schedules import Constant
 
 if TYPE_CHECKING:

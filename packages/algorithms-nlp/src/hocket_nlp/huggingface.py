@@ -17,7 +17,7 @@ from hocket.basics.losses import own_loss
 from hocket.data import batches
 from hocket.data.batches import Counts
 from hocket.errors import WrongType, WrongValue
-from hocket.loop.loss_weights import CountedLabels, MeanOver
+from hocket.state.known_weights import CountedLabels, MeanOver
 from hocket.state.task import SupervisedTask
 from hocket_nlp.adapters import AdapterSettings, check_targets, with_adapters
 from hocket_nlp.generation import Prompts, check_options, new_tokens, padding_of, prompts_of

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from hocket.basics.losses import own_loss
 from hocket.basics.types import Batch
 from hocket.data import nesting
-from hocket.loop.loss_weights import CountedLabels, MeanOver
+from hocket.state.known_weights import CountedLabels, MeanOver
 
 
 def of_own_loss(outputs: object, batch: Batch, model: nn.Module) -> MeanOver | CountedLabels | None:

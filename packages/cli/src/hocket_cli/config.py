@@ -16,6 +16,7 @@ from torch import nn
 import hocket
 from hocket.basics import types
 from hocket.basics.losses import named_loss
+from hocket.basics.masking import masked
 from hocket.basics.safe_files import printable
 from hocket.data.module import is_module
 from hocket.errors import Mistake
@@ -23,7 +24,6 @@ from hocket.help.raised import raised
 from hocket.loop.settings import Settings
 from hocket.optim.groups import OPTIONS
 from hocket.plugins import Entry, PluginError, catalog, signatures, spec
-from hocket.plugins.masking import masked
 from hocket.run.trainer import Trainer
 from hocket.state import conversions, simple_metrics
 from hocket.state.ranks import ALONE

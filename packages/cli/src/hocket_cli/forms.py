@@ -6,9 +6,9 @@ import re
 from inspect import isroutine, signature
 from typing import Any
 
+from hocket.basics.specification import parse_spec
 from hocket.help import names
 from hocket.plugins import Entry, PluginConfigError, PluginError, catalog
-from hocket.plugins.spec import parse_spec
 from hocket_cli.advice import in_yaml
 from hocket_cli.document import ConfigError, Node, as_node, flow, suggestion
 from hocket_cli.imports import as_call, reference, resolve

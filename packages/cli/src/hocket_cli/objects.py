@@ -18,11 +18,11 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from hocket.basics.masking import masked
 from hocket.basics.time import Interval, Time
 from hocket.errors import Mistake
 from hocket.help.raised import raised
 from hocket.plugins import signatures
-from hocket.plugins.masking import masked
 from hocket_cli.advice import argument_of, in_yaml
 from hocket_cli.calls import BY_NAME, almost, lacking, lacks, takes, unexpected
 from hocket_cli.document import ConfigError, Node, flow, parse_value, suggestion

@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hocket.basics.masking import is_masked, masked
 from hocket.errors import Setting
 from hocket.help import names
 from hocket.plugins import PluginConfigError, catalog
-from hocket.plugins.masking import is_masked, masked
 from hocket_cli import forms, recorded
 from hocket_cli.advice import key_of, spelled
 from hocket_cli.document import ConfigError, Node, flow, parse_value, read, suggestion

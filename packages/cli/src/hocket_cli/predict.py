@@ -75,7 +75,7 @@ def _data(trainer: Trainer, label: str | None) -> Any:
     trainer._data.make("eval", running=trainer._running)
     sets = trainer.state.eval_sets
     label = next(iter(sets)) if label is None and len(sets) == 1 else label
-    if label not in sets:
+    if label is None or label not in sets:
         there = ", ".join(sets) or "none"
         write = f"--set {shlex.quote(next(iter(sets), ''))}"
         if label is None and sets:

@@ -299,7 +299,7 @@ def _check_sweep(sweep: Sweep) -> None:
 
 def _refuse_secrets(space: Space) -> None:
     """Raise PluginError for a key with values that no file and no table may have."""
-    from hocket.plugins.masking import masked
+    from hocket.basics.masking import masked
     from hocket_cli.overrides import parts
 
     for key, values in space.items():
@@ -325,7 +325,7 @@ def _check_prefix(prefix: str) -> None:
 
 def _check(sweep: Sweep) -> None:
     """Check the configuration with every value, before any trial is started. Raises ConfigError."""
-    from hocket.plugins.masking import masked
+    from hocket.basics.masking import masked
     from hocket_cli.config import Configuration
     from hocket_cli.document import flow
     from hocket_cli.origins import importable

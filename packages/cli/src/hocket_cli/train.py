@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from hocket.plugins.spec import Attachment
+    from hocket.hookspecs.attachment import Attachment
     from hocket_checkpoints.weights import write_tensors
     from hocket_cli.config import trainer_from
     from hocket_cli.sweeps.trial import Trial, note_plan

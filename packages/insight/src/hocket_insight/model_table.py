@@ -25,11 +25,12 @@ from hocket.data.windows import Window
 from hocket.errors import Mistake, WrongValue
 from hocket.help import warn
 from hocket.help.raised import raised
+from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.callback import Callback
 from hocket.loop.arguments import understood
-from hocket.plugins.spec import Attachment
 from hocket.state import conversions
-from hocket.state.task import Task, task_of
+from hocket.state.given_task import task_of
+from hocket.state.task import Task
 from hocket_insight.memory.estimate import aligned, shown
 from hocket_insight.memory.hollow import Hollow, quiet
 

@@ -31,9 +31,9 @@ from hocket.basics import seeding
 from hocket.basics.kinds import HEAVY
 from hocket.errors import Unsupported, WrongType
 from hocket.hookspecs import Event
+from hocket.hookspecs.attachment import Attachment
 from hocket.plugins import catalog
 from hocket.plugins.bus import Bus
-from hocket.plugins.spec import Attachment
 from hocket_testkit.compare import difference
 from hocket_testkit.footprint import changed, footprint
 from hocket_testkit.imports import Imported, import_in_fresh_process

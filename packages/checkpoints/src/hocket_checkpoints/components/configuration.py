@@ -35,7 +35,7 @@ class Configuration(Component):
 
     def state_dict(self, gather: bool) -> Tree:
         """Return both as text."""
-        from hocket.plugins.masking import masked
+        from hocket.basics.masking import masked
 
         given = {name: self._arguments[name] for name in _ARGUMENTS}
         given["schedule_every"] = given["schedule_every"] or "1ba"
@@ -80,7 +80,7 @@ def _different(before: Mapping[str, str], now: Mapping[str, str], text: str) -> 
 
 
 def _plugins(state: State, attached: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    from hocket.plugins.masking import masked
+    from hocket.basics.masking import masked
 
     for kind in _ATTACHED:
         there = {each["name"]: each for each in attached if each["kind"] == kind}

@@ -84,7 +84,7 @@ class DefaultActions:
             try:
                 loss_of = state.task.loss if self.first_loss is None else self.first_loss
                 if (watch := state.step.watch) is not None:
-                    return watch.weighed(state, loss_of, outputs, batch)
+                    return watch.weighed(state.loss_reduction, loss_of, outputs, batch)
                 returned = loss_of(outputs, batch)
             except Exception as error:
                 _explain(error, "loss", state.task, batch, outputs)
@@ -352,7 +352,7 @@ def _compute_microbatch(
         weight = weigh(state, loss, samples)
         with watch:
             bus.after_loss(state)
-        if not watch.covers_additions(state, loss) and loss.weight is not None:
+        if not watch.covers_additions(state.loss_reduction, loss, step.loss, step.weighing) and loss.weight is not None:
             weight = Weight(Kind.SAMPLES, samples)
         step.watch = watch = None  # it holds the outputs
     if metrics is not None and samples and step.loss_function is None:

@@ -11,7 +11,7 @@ from torch import nn
 from hocket.basics.short import short
 from hocket.data.nesting import map_tensors, move
 from hocket.errors import WrongType, WrongValue
-from hocket.plugins.spec import Attachment
+from hocket.hookspecs.attachment import Attachment
 
 if TYPE_CHECKING:
     from hocket.basics.types import Batch

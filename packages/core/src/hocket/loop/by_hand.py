@@ -21,9 +21,9 @@ from hocket.optim.closures import needs_closure
 from hocket.strategies.base import Strategy
 
 if TYPE_CHECKING:
+    from hocket.hookspecs.attachment import Attachment
     from hocket.loop.guard import NonFiniteGuard
     from hocket.loop.task_steps import TaskSteps
-    from hocket.plugins.spec import Attachment
     from hocket.state.state import State
     from hocket.state.step import Step, UserStep
 

@@ -25,15 +25,17 @@ from hocket.loop.arguments import understood
 from hocket.loop.modes import eval_mode
 from hocket.loop.weighing import on_device
 from hocket.state import conversions, scalars
+from hocket.state.known_weights import KnownWeights
 from hocket.state.loss_watch import LossWatch
 from hocket.state.metrics import MetricSet, named_loss
 from hocket.state.state import State
-from hocket.state.step import KnownWeights, count
+from hocket.state.step import count
 from hocket.state.task import Task
 
 if TYPE_CHECKING:
     from hocket.basics.types import MetricsLike
     from hocket.loop.settings import Metrics, Settings
+    from hocket.state.parts import EvaluationSet
 
 
 class EvalSet:
@@ -166,7 +168,7 @@ def prepare_sets(
 
 
 def evaluate(
-    state: State, sets: Mapping[str, PreparedSet], between: Callable[[], None] | None = None
+    state: State, sets: Mapping[str, EvaluationSet], between: Callable[[], None] | None = None
 ) -> dict[str, float]:
     """Evaluate all sets, and return their metrics as ``label/name`` and losses as ``label/loss``.
 
@@ -183,7 +185,7 @@ def evaluate(
 
 def evaluate_unseen(
     state: State,
-    sets: Mapping[str, PreparedSet],
+    sets: Mapping[str, EvaluationSet],
     between: Callable[[], None] | None = None,
     limit: int | None = None,
 ) -> dict[str, float]:
@@ -203,7 +205,7 @@ def evaluate_unseen(
 
 def _evaluate_sets(
     state: State,
-    sets: Mapping[str, PreparedSet],
+    sets: Mapping[str, EvaluationSet],
     between: Callable[[], None] | None,
     limit: int | None = None,
 ) -> dict[str, float]:
@@ -235,7 +237,7 @@ def _evaluate_sets(
 def _evaluate_set(
     state: State,
     label: str,
-    evaluated: PreparedSet,
+    evaluated: EvaluationSet,
     between: Callable[[], None] | None,
     limit: int | None,
 ) -> dict[str, float]:
@@ -299,7 +301,7 @@ def _evaluate_set(
 
 
 def sanity_check(
-    state: State, sets: Mapping[str, PreparedSet], batches: int, between: Callable[[], None] | None = None
+    state: State, sets: Mapping[str, EvaluationSet], batches: int, between: Callable[[], None] | None = None
 ) -> None:
     """Evaluate on the first ``batches`` batches of every set, and discard the results.
 

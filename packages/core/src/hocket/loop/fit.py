@@ -18,7 +18,7 @@ from hocket.data.errors import DataError
 from hocket.data.training_iterator import TrainingIterator
 from hocket.loop import agreement, stages
 from hocket.loop.actions import gradients_again
-from hocket.loop.evaluate import PreparedSet, evaluate
+from hocket.loop.evaluate import evaluate
 from hocket.loop.guard import NonFiniteGuard
 from hocket.loop.modes import train_mode
 from hocket.loop.stages import Stage
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hocket.basics.types import Batch
     from hocket.loop.task_steps import TaskSteps
     from hocket.loop.windows import Windows
+    from hocket.state.parts import EvaluationSet
 
 
 class FitLoop:
@@ -368,7 +369,7 @@ class FitLoop:
         self._evaluate({label: evaluated for label, evaluated in state.eval_sets.items() if label in self._due})
         self._due = None
 
-    def _evaluate(self, sets: dict[str, PreparedSet]) -> None:
+    def _evaluate(self, sets: Mapping[str, EvaluationSet]) -> None:
         if sets:
             values = evaluate(self.state, sets, self._interruption.check)
             self._measured(values)

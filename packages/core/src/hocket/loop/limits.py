@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from hocket.basics.time import Time, Unit
 from hocket.data.errors import DataError
+from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.callback import Callback
 from hocket.loop.until import first_reached
-from hocket.plugins.spec import Attachment
 from hocket.state.requests import Decision
 from hocket.state.state import State
 

@@ -38,7 +38,7 @@ def call_loss_function(state: State) -> Loss:
             loss = as_loss(noting_apart(*args))
         else:
             with step.watch:
-                loss = step.watch.weighed(state, noting_apart, *args)
+                loss = step.watch.weighed(state.loss_reduction, noting_apart, *args)
         if state.overwrites:
             from hocket.loop.graphs import copied
 

@@ -5,8 +5,6 @@ A batch that is not split, on one rank, needs no weights. Several microbatches o
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
@@ -18,50 +16,19 @@ from hocket.basics.losses import WHOLE, Loss, as_loss, own_loss
 from hocket.data import batches, nesting
 from hocket.errors import WrongValue
 from hocket.help import elsewhere, names, warn
+from hocket.state.known_weights import CountedLabels, KnownWeights, MeanOver
 from hocket.state.loss_watch import LossWatch
 from hocket.state.step import UserStep, count
 from hocket.state.task import SupervisedTask
 
 if TYPE_CHECKING:
-    from hocket.basics.types import Batch
     from hocket.state.state import State
-    from hocket.state.step import KnownWeights
 
 _WITH_WEIGHT = (
     "or return it with its weight: «loss=lambda outputs, batch: (outputs.loss, (batch['labels'] != -100).sum())»; "
 )
 _IN_TASK = "or return (outputs.loss, weight) in the task's loss(outputs, batch), where weight is the number of elements in it; "
 _TASK = " For models of transformers there is hocket_nlp.HuggingFaceTask(model)."
-
-
-class MeanOver(enum.Enum):
-    """What a loss is a mean over."""
-
-    SAMPLES = enum.auto()
-    #: A mean by hand, of as many elements as it is divided by.
-    DIVISOR = enum.auto()
-    #: No label at all in this batch; a later one will show it.
-    NOTHING = enum.auto()
-
-
-@dataclasses.dataclass(frozen=True)
-class CountedLabels:
-    """A loss is a mean over labels of a batch: those under ``key`` other than -100.
-
-    ``shifted``: without the first of each row, as in causal language models, which predict label i + 1 at position i.
-    """
-
-    key: str | int
-    shifted: bool = False
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """Return their number as a scalar tensor."""
-        return (self.of(batch) != -100).sum()
-
-    def of(self, batch: Batch) -> Tensor:
-        """Return the labels that may count: ``(B, L)``, or ``(B, L - 1)`` if shifted."""
-        labels: Tensor = batch[self.key]
-        return labels[:, 1:] if self.shifted else labels
 
 
 def weight(
@@ -226,10 +193,10 @@ def tried(state: State, samples: int, by_divisor: bool = False) -> Literal["mean
                 with watch:
                     if isinstance(step, UserStep) and step.loss_function is not None:
                         carry = (batches.take_samples(carried, indices, samples) for carried in step.carry)
-                        loss = watch.weighed(state, step.loss_function, batch, *carry)
+                        loss = watch.weighed(state.loss_reduction, step.loss_function, batch, *carry)
                     else:
                         outputs = batches.take_samples(state.outputs, indices, samples)
-                        loss = watch.weighed(state, state.task.loss, outputs, batch)
+                        loss = watch.weighed(state.loss_reduction, state.task.loss, outputs, batch)
                 return loss._replace(weight=watch.divisor) if by_divisor else loss
 
             value, total = loss_of(several)[:2]

@@ -19,10 +19,10 @@ from hocket.basics.time import Interval, Time, TimeError, Unit, batches, interva
 from hocket.data.stateful import one_sided
 from hocket.errors import WrongType, WrongValue
 from hocket.hookspecs import StrategyLike
+from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.needs import Need
 from hocket.loop.guard import Policy
 from hocket.loop.until import check_minimum, durations
-from hocket.plugins.spec import Attachment
 from hocket.state import conversions
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ class Settings:
 
     def hyperparameters(self, attachments: Sequence[Attachment]) -> dict[str, Any]:
         """Return arguments and attached plug-ins as JSON-like values, without secrets; other objects as their class names."""
-        from hocket.plugins.masking import masked
+        from hocket.basics.masking import masked
 
         attached: dict[str, Any] = {}
         for attachment in attachments:

@@ -41,8 +41,8 @@ from hocket.data.nesting import map_tensors
 from hocket.errors import WrongValue
 from hocket.hookspecs.strategies import replicas
 from hocket.loop import loss_weights
-from hocket.loop.loss_weights import CountedLabels, MeanOver
 from hocket.loop.whole_batch import check_part
+from hocket.state.known_weights import CountedLabels, MeanOver
 
 if TYPE_CHECKING:
     from hocket.state.state import State

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -18,37 +18,9 @@ from hocket.help import warn
 from hocket.plugins import catalog
 from hocket.plugins.spec import build
 from hocket.schedules import Clock, Plateau, Schedule
+from hocket.state.parts import LearningRate
 from hocket.state.state import State
 from hocket.state.watching import label_of, warn_of_nothing, watch
-
-
-class LearningRate(Protocol):
-    """Sets the learning rates of one optimizer."""
-
-    def start(self, state: State) -> None:
-        """Set the learning rates for ``state.timestamp``, as a fit begins."""
-
-    def step(self, state: State) -> None:
-        """Update the learning rates after a step: ``state.timestamp`` already counts the batch.
-
-        ``state.step.taken`` says which optimizers have stepped, and how often.
-        """
-
-    def epoch_end(self, state: State) -> None:
-        """Update the learning rates after an epoch: ``state.timestamp`` already counts it."""
-
-    def measured(self, state: State, names: Collection[str]) -> None:
-        """Update the learning rates after an evaluation, or at the end of an epoch.
-
-        Args:
-            names: the metrics that were computed just now, with values in ``state.metrics``.
-        """
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs, besides the learning rates themselves, which optimizers save."""
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Undo :meth:`state_dict`."""
 
 
 class TimeOnly:

@@ -14,14 +14,16 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pluggy
 
 from hocket.basics.plugin_errors import HookError
 from hocket.help import names
 from hocket.help.ours import is_ours
-from hocket.hookspecs import SPECS, Actions, Event, Events, Loggers, PrecisionHooks, StrategyHooks
+from hocket.hookspecs import SPECS, Event
+from hocket.hookspecs.attachment import Attachment
+from hocket.hookspecs.bus import BusLike
 from hocket.plugins.delivery import Delivery
 from hocket.plugins.folding import (
     Listener,
@@ -35,7 +37,7 @@ from hocket.plugins.folding import (
     positional,
 )
 from hocket.plugins.order import by_option, check_combination, order
-from hocket.plugins.spec import HOOKS, Attachment
+from hocket.plugins.spec import HOOKS
 
 _HOOKS = HOOKS
 _EVENTS = {event.value: event for event in Event}
@@ -74,16 +76,7 @@ class _Implemented:
         vars(self).update(hooks)
 
 
-if TYPE_CHECKING:
-
-    class _Hooks(Events, Actions, StrategyHooks, PrecisionHooks, Loggers):
-        """The signatures of the compiled hooks, for type checkers and editors."""
-
-else:
-    _Hooks = object
-
-
-class Bus(_Hooks):
+class Bus(BusLike):
     """Hold the attached plug-ins and call their hooks. There is one bus per Trainer; two buses share no state.
 
     Raises HookError for an unknown hook or an unknown argument of a hook, and ConflictError or OrderError for algorithms
@@ -94,7 +87,6 @@ class Bus(_Hooks):
         self._pluggy = _Registry("hocket")
         for spec in SPECS:
             self._pluggy.add_hookspecs(spec)
-        #: Whether costs are counted all the time, and not only during `measure`.
         self.profile = profile
         #: Whether a plug-in measures now, and what it marks each call with; see `measure`.
         self._measuring = False
@@ -104,27 +96,20 @@ class Bus(_Hooks):
         self._muted: tuple[str, ...] = ()
         self._deliveries: dict[str, Delivery] = {}
         self._rank = 0
-        #: The smallest interval of `hocket.Callback.every_batches`, of which the others are multiples; 0 for none.
         self.interval = 0
         #: Two functions for each hook: one calls all listeners at their intervals, the other only the listeners of every batch.
         self._at_intervals: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
         self._due: bool | None = None
-        #: (plug-in, hook) -> [calls, own seconds, seconds in nested timed calls], filled if ``profile`` is True, and during
-        #: `measure`.
-        self.account: dict[tuple[str, str], list[float]] = {}
-        #: The same for the implementations of actions, strategies and precisions, filled during `measure`.
-        self.work: dict[tuple[str, str], list[float]] = {}
+        self.account, self.work = {}, {}
         #: Seconds spent in nested calls so far, for each function being timed, outermost first.
         self._nested_seconds: list[float] = []
         self.attach(*attachments)
 
     @property
     def attachments(self) -> tuple[Attachment, ...]:
-        """Return the attached plug-ins, in the order of attachment."""
         return tuple(self._attachments.values())
 
     def attach(self, *attachments: Attachment) -> None:
-        """Add plug-ins and recompile."""
         for attachment in attachments:
             key = f"{attachment.kind}/{attachment.name}"
             if key in self._attachments:
@@ -143,7 +128,6 @@ class Bus(_Hooks):
         self._compile()
 
     def detach(self, attachment: Attachment) -> None:
-        """Remove a plug-in and recompile."""
         key = f"{attachment.kind}/{attachment.name}"
         self._pluggy.unregister(name=key)
         del self._attachments[key]
@@ -151,16 +135,10 @@ class Bus(_Hooks):
         self._compile()
 
     def on_rank(self, rank: int) -> None:
-        """Set the rank of this process. On ranks other than 0, only loggers with ``all_ranks`` are called from now on."""
         self._rank = rank
         self._compile()
 
     def measure(self, on: bool, ranges: Callable[[str], AbstractContextManager[Any]] | None = None) -> None:
-        """Begin or end to fill `account` and `work`, and recompile. Between an end and the next beginning calls cost nothing.
-
-        Args:
-            ranges: a context for each call, which gets the hook as its name, after that of the plug-in and a point.
-        """
         self._measuring, self._ranges = on, ranges
         self._compile()
 
@@ -170,7 +148,6 @@ class Bus(_Hooks):
 
     @contextmanager
     def without(self, *kinds: str) -> Iterator[None]:
-        """Call no event listeners of these kinds inside the context; the actions that they implement still run."""
         self._muted = kinds
         self._compile()
         try:
@@ -180,13 +157,11 @@ class Bus(_Hooks):
             self._compile()
 
     def listeners(self, hook: str, *, wrappers: bool = True) -> list[Attachment]:
-        """Return the plug-ins that implement a hook, in call order. ``wrappers=False`` omits plug-ins that wrap it."""
         return [self._attachments[impl.plugin_name] for impl in self._ordered(hook) if wrappers or not impl.wrapper]
 
     def compiled(
         self, hook: str, without: Collection[Attachment], inner: Callable[..., Any] | None = None
     ) -> Callable[..., Any]:
-        """Return a hook compiled without some plug-ins. ``inner`` replaces all implementations of an action but wrappers."""
         return self._fold(hook, without, inner)
 
     def _listens(self, attachment: Attachment, hook: str) -> bool:
@@ -210,19 +185,11 @@ class Bus(_Hooks):
             setattr(self, hook, self._fold(hook))
 
     def replace(self, hooks: Mapping[str, Callable[..., Any]]) -> None:
-        """Call these functions for hooks, until the next change of plug-ins; listeners at intervals are those of now."""
         self.interval = 0
         for hook, function in hooks.items():
             setattr(self, hook, function)
 
     def begin_batch(self, number: int) -> None:
-        """Leave out, in batches that are no multiple of `interval`, the listeners that are not called there.
-
-        They would not be called otherwise either, but looked at.
-
-        Args:
-            number: of the batch that begins, counted from 1.
-        """
         due = number % self.interval == 0
         if due is not self._due:
             self._due = due

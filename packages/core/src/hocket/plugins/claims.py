@@ -8,7 +8,7 @@ from typing import Any
 
 from hocket.basics.kinds import singular
 from hocket.basics.plugin_errors import PluginError
-from hocket.plugins.spec import Attachment
+from hocket.hookspecs.attachment import Attachment
 
 #: id of a claimed instance -> (reference to the instance, name of its Trainer's run).
 _claimed: dict[int, tuple[Callable[[], Any], str]] = {}

@@ -12,7 +12,7 @@ from typing import Any
 from hocket.errors import Mistake, WrongState
 from hocket.help import warn
 from hocket.hookspecs import Loggers, StrategyHooks
-from hocket.plugins.spec import Attachment
+from hocket.hookspecs.attachment import Attachment
 
 #: Maximum number of calls queued for a logger's thread; further calls are dropped.
 _MAX_QUEUED = 1000

@@ -11,8 +11,8 @@ from hocket.basics.plugin_errors import HookError
 from hocket.basics.timestamp import Timestamp
 from hocket.help import attributes
 from hocket.hookspecs import Event
+from hocket.hookspecs.attachment import Attachment
 from hocket.plugins.delivery import Delivery
-from hocket.plugins.spec import Attachment
 
 
 class _Timed(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from hocket.basics.plugin_errors import ConflictError, OrderError
-from hocket.plugins.spec import Attachment
+from hocket.hookspecs.attachment import Attachment
 
 #: On an event, kinds run in this order; an action asks them in reverse, and the last of them wraps all others.
 KINDS_IN_ORDER = ("actions", "strategies", "precisions", "algorithms", "task", "callbacks", "loggers")

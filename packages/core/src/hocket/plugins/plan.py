@@ -10,9 +10,9 @@ from hocket.basics.display import html
 from hocket.basics.kinds import singular
 from hocket.basics.plugin_errors import PlanError
 from hocket.hookspecs import Actions, Event
+from hocket.hookspecs.attachment import Attachment
+from hocket.hookspecs.bus import BusLike
 from hocket.hookspecs.needs import Need
-from hocket.plugins.bus import Bus
-from hocket.plugins.spec import Attachment
 
 if TYPE_CHECKING:
     from hocket.hookspecs import StrategyLike
@@ -77,7 +77,7 @@ def _table(title: str, hooks: Mapping[str, tuple[str, ...]]) -> list[str]:
     ]
 
 
-def make_plan(bus: Bus, task: Task, strategy: StrategyLike, run: Mapping[str, str]) -> Plan:
+def make_plan(bus: BusLike, task: Task, strategy: StrategyLike, run: Mapping[str, str]) -> Plan:
     """Return the plan of a run, without changing anything.
 
     Raises:
@@ -118,12 +118,12 @@ def make_plan(bus: Bus, task: Task, strategy: StrategyLike, run: Mapping[str, st
     )
 
 
-def calls(bus: Bus) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+def calls(bus: BusLike) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
     """Return the names of the plug-ins on each event, and around each action, in call order."""
     return _listeners(bus, [event.value for event in Event]), _listeners(bus, _ACTIONS)
 
 
-def _listeners(bus: Bus, hooks: list[str]) -> dict[str, tuple[str, ...]]:
+def _listeners(bus: BusLike, hooks: list[str]) -> dict[str, tuple[str, ...]]:
     who = {
         hook: tuple(attachment.name for attachment in bus.listeners(hook) if attachment.kind != "actions")
         for hook in hooks
@@ -135,5 +135,5 @@ def _words(needs: Any) -> str:
     return ", ".join(need.name.lower().replace("_", " ") for need in needs)
 
 
-def _name_of(part: object, bus: Bus) -> str:
+def _name_of(part: object, bus: BusLike) -> str:
     return next((attachment.name for attachment in bus.attachments if attachment.obj is part), type(part).__name__)

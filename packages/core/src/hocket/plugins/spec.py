@@ -2,49 +2,24 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import inspect
 import re
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hocket.basics.kinds import misfit
 from hocket.basics.plugin_errors import BrokenPluginError, PluginConfigError
+from hocket.basics.specification import literal, parse_spec
 from hocket.help import names as others
 from hocket.help.ours import is_ours
 from hocket.hookspecs import SPECS, PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
+from hocket.hookspecs.attachment import Attachment
 from hocket.plugins import catalog, signatures
 
 if TYPE_CHECKING:
     from hocket.basics.types import PluginLike
-
-
-@dataclass(eq=False, slots=True)
-class Attachment:
-    """A plug-in attached to one Trainer: the object, and its name in that Trainer."""
-
-    kind: str
-    name: str
-    obj: Any
-    #: The distribution that provides it and its version, if known.
-    dist: str | None = None
-    version: str | None = None
-    #: The arguments that it was instantiated with, without secrets: they are written and shown.
-    config: Mapping[str, Any] = field(default_factory=dict)
-    #: Whether it was given as an instance, so that its arguments are unknown.
-    instance: bool = False
-    #: The same arguments with secrets.
-    arguments: Mapping[str, Any] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.arguments = self.config
-        if self.config:
-            from hocket.plugins.masking import masked
-
-            self.config = masked(self.config, self.name)
 
 
 def build(kind: str, spec: PluginLike, *arguments: object) -> Attachment:
@@ -99,71 +74,6 @@ def _from_text(kind: str, text: str) -> tuple[str, dict[str, Any]]:
         arguments = rest.strip() if "=" in rest else "key=value"
         error.add_note(f"The {kind} are {', '.join(there)}. Write '{near or (there or ['name'])[0]}({arguments})'.")
         raise
-
-
-def parse_spec(text: str, hides: bool = True) -> tuple[str, dict[str, Any]]:
-    """Parse ``name`` or ``name(key=value, …)``. A value that is not a Python literal is text, such as in ``warmup=0.05dur``.
-
-    Raises PluginConfigError for any other form, without the secrets in the text if it ``hides`` them. Nothing is evaluated.
-    """
-
-    def shown(given: str) -> str:
-        from hocket.plugins.masking import masked
-
-        return str(masked(given)) if hides else given
-
-    match = re.fullmatch(r"\s*([\w./-]+)\s*(?:\((.*)\))?\s*", text, re.DOTALL)
-    if match is None:
-        if text.count("(") != text.count(")"):
-            raise PluginConfigError(f"Brackets in {shown(text)!r} do not match. Close each one.")
-        raise PluginConfigError(
-            f"{shown(text)!r} does not name a plug-in. Write a name, or a name with arguments such as 'cosine(warmup=0.05dur)'."
-        )
-    name, inside = match[1], match[2]
-    config: dict[str, Any] = {}
-    parts = _split(inside or "")
-    if parts is None:
-        raise PluginConfigError(f"Brackets or quotes in {shown(text)!r} do not match. Close each one.")
-    for part in parts:
-        key, equals, value = part.partition("=")
-        key = key.strip()
-        if not equals or not key.isidentifier() or not value.strip():
-            raise PluginConfigError(
-                f"'{shown(part.strip())}' in {shown(text)!r} is not key=value. Write '{name}(key=value, …)'."
-            )
-        if key in config:
-            raise PluginConfigError(f"{key} is given twice in {shown(text)!r}.")
-        config[key] = _value(value.strip())
-    return name, config
-
-
-def _split(inside: str) -> list[str] | None:
-    """Split at commas outside of brackets and quotes; None if these do not match."""
-    parts, depth, quote, start, escaped = [], 0, "", 0, False
-    for index, character in enumerate(inside):
-        if quote:
-            quote = "" if character == quote and not escaped else quote
-            escaped = character == "\\" and not escaped
-        elif character in "'\"":
-            quote = character
-        elif character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
-        elif character == "," and not depth:
-            parts.append(inside[start:index])
-            start = index + 1
-    if depth or quote:
-        return None
-    parts.append(inside[start:])
-    return [] if not inside.strip() else parts if parts[-1].strip() else parts[:-1]
-
-
-def _value(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return {"true": True, "false": False, "null": None}.get(text, text)
 
 
 def _from_mapping(kind: str, spec: Mapping[Any, Any]) -> tuple[str, dict[str, Any]]:
@@ -308,7 +218,7 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[object, ...], config:
     hints = signatures.hints(cls)
     for key, value in config.items():
         if key in hints and not signatures.fits(value, hints[key]):
-            from hocket.plugins.masking import masked
+            from hocket.basics.masking import masked
 
             raise PluginConfigError(
                 f"{what} was given {key}={masked(value, name, key)!r}, which is {type(value).__name__}; it should be "
@@ -318,7 +228,7 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[object, ...], config:
     try:
         return cls(*arguments, **config)
     except (TypeError, ValueError) as error:
-        from hocket.plugins.masking import masked
+        from hocket.basics.masking import masked
 
         error.add_note(
             f"While instantiating {what} with {dict(masked(config, name))!r}. Its signature is "
@@ -341,7 +251,7 @@ def _rewritten(key: str, value: object, hint: object) -> str:
         if value % 1:
             return f"{value!r} has no unit: write {key}='{value}dur' for that fraction of the duration. "
         return f"{value!r} has no unit: write {key}='{value}ba' for batches, or '{value}ep' for epochs. "
-    meant = _value(value.strip()) if isinstance(value, str) else value
+    meant = literal(value.strip()) if isinstance(value, str) else value
     if isinstance(meant, float) and meant.is_integer() and not signatures.fits(meant, hint):
         meant = int(meant)
     return f"Write {key}={meant!r}. " if type(meant) is not type(value) and signatures.fits(meant, hint) else ""

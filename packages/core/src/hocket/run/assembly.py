@@ -14,6 +14,7 @@ from hocket.basics.losses import Reduction, reduction_of
 from hocket.basics.run_folder import Run, RunFolder, TemporaryFolder
 from hocket.devices import placement
 from hocket.help import elsewhere
+from hocket.hookspecs.attachment import Attachment
 from hocket.loop import whole_batch
 from hocket.loop.fit import FitLoop
 from hocket.loop.guard import NonFiniteGuard
@@ -21,11 +22,11 @@ from hocket.loop.settings import Settings, reduction
 from hocket.optim.groups import described, hyperparameters
 from hocket.optim.optimizers import has_modes, make_optimizers
 from hocket.plugins.bus import Bus
-from hocket.plugins.spec import Attachment
 from hocket.run.joined import Joined
 from hocket.run.parts import Parts, resolve, without_writing_loggers
+from hocket.state.given_task import task_of
 from hocket.state.state import State
-from hocket.state.task import Task, events_of, task_of
+from hocket.state.task import Task, events_of
 
 if TYPE_CHECKING:
     from hocket.plugins.plan import Plan

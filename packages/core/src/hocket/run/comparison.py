@@ -15,16 +15,16 @@ from hocket.data.several import Several
 from hocket.errors import WrongValue
 
 if TYPE_CHECKING:
+    from hocket.hookspecs.attachment import Attachment
+    from hocket.hookspecs.bus import BusLike
     from hocket.loop.settings import Settings
-    from hocket.plugins.bus import Bus
-    from hocket.plugins.spec import Attachment
     from hocket.state.state import State
 
 #: Descriptions of the arguments by name, each as lines that are compared one by one.
 Given = Mapping[str, Sequence[str]]
 
 
-def over_ranks(bus: Bus, world_size: int, given: Given) -> None:
+def over_ranks(bus: BusLike, world_size: int, given: Given) -> None:
     """Check that all ranks were given the same arguments. Every rank has to call it; it costs one collective.
 
     Raises:

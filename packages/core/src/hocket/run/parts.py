@@ -16,8 +16,9 @@ from hocket.devices import Device
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import PrecisionLike, StrategyLike
+from hocket.hookspecs.attachment import Attachment
 from hocket.plugins import catalog
-from hocket.plugins.spec import Attachment, build
+from hocket.plugins.spec import build
 
 if TYPE_CHECKING:
     from hocket.basics.types import PluginLike

@@ -39,7 +39,7 @@ def result(state: State, checkpoints: Checkpoints | None) -> Result:
 
 def of_trainer(state: State, plan: Plan, checkpoints: Checkpoints | None) -> tuple[str, dict[str, str]]:
     """Return a title and rows of text."""
-    from hocket.plugins.masking import masked
+    from hocket.basics.masking import masked
 
     rows = {name: plan.run[name] for name in ("model", "duration")} | {"device": str(state.device)}
     for each in state.bus.attachments:
@@ -70,7 +70,7 @@ def _shows(state: State, command: Sequence[str] | None) -> bool:
 
 def show_lines(state: State, lines: Sequence[str]) -> None:
     """Pass lines to the loggers that show them, or print them if there is none."""
-    from hocket.plugins.masking import masked
+    from hocket.basics.masking import masked
 
     lines = [masked(line) for line in lines]  # URLs of checkpoints
     if state.bus.listeners("log_summary"):

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from hocket.data.module import DataModule
     from hocket.plugins.plan import Plan
     from hocket.run.result import Result
+    from hocket.state.parts import EvaluationSet
 
 
 def _is_duration(given: object) -> TypeGuard[str | Time]:
@@ -431,7 +432,7 @@ class Trainer:
             data, checkpoint = None, data
         if data is None:
             self._data.make("eval", running=self._running)
-        sets = state.eval_sets
+        sets: Mapping[str, EvaluationSet] = state.eval_sets
         if data is not None:
             sets = prepare_sets(state, data, own or self.settings.metrics, self.settings)
         if not sets:
@@ -643,7 +644,7 @@ class Trainer:
         with ExitStack() as stack:
             stack.enter_context(self._only_thread())
             stack.enter_context(self._randomness)
-            stack.enter_context(connected(state.task, state.aggregates))
+            stack.enter_context(connected(state.task, state.aggregates.log))
             if self.settings.deterministic:
                 from hocket.loop import determinism
 

@@ -17,6 +17,8 @@ from hocket.help import warn
 from hocket.state.metric_adapters import MetricAdapter, adapted, copy_of
 
 Reduce: TypeAlias = Literal["mean", "sum", "min", "max", "last", "metric"]
+#: What a value is reduced over: the logging interval, the epoch, or both.
+Over: TypeAlias = Literal["interval", "epoch"] | Sequence[Literal["interval", "epoch"]]
 #: The ways to reduce numbers.
 REDUCTIONS = ("mean", "sum", "min", "max", "last")
 #: What one rank has of a name: for a mean its sum and the sum of its weights; for a sum or an extreme its value and the number

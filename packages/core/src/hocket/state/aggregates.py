@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,15 +12,13 @@ from torch.nn import Parameter
 
 from hocket.help import warn
 from hocket.state import log_names as help_logged, scalars
-from hocket.state.accumulators import ACCUMULATORS, REDUCTIONS, Accumulator, Held, OfMetric, Reduce
+from hocket.state.accumulators import ACCUMULATORS, REDUCTIONS, Accumulator, Held, OfMetric, Over, Reduce
 from hocket.state.metric_adapters import adapted, is_metric
 from hocket.state.step import count
 
 if TYPE_CHECKING:
     from hocket.state.state import State
 
-#: What a value is reduced over: the logging interval, the epoch, or both.
-Over: TypeAlias = Literal["interval", "epoch"] | Sequence[Literal["interval", "epoch"]]
 _TENSORS = (Tensor, Parameter)
 
 

@@ -19,7 +19,8 @@ from hocket.help import warn
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
-    from hocket.state.state import State
+    from hocket.basics.losses import Reduction
+    from hocket.state.known_weights import KnownWeights
 
 _MEANS = {torch.mean, Tensor.mean, torch.nanmean, Tensor.nanmean}
 _SUMS = {torch.sum, Tensor.sum, torch.count_nonzero, Tensor.count_nonzero}
@@ -99,10 +100,11 @@ class LossWatch(TorchFunctionMode):
         #: Sums with a gradient, and what they are over.
         self._totals: list[tuple[Tensor, Tensor]] = []
 
-    def weighed(self, state: State, function: Callable[..., object], *args: Any) -> Loss:
+    def weighed(self, declared: Reduction | None, function: Callable[..., object], *args: Any) -> Loss:
         """Return the loss that a function computes. A mean over labels gets their number as its weight.
 
         Args:
+            declared: what losses that do not say it are over.
             args: of the function; the outputs of the model, or a batch, are first.
 
         Raises:
@@ -112,7 +114,7 @@ class LossWatch(TorchFunctionMode):
             noted.clear()
         loss = as_loss(function(*args))
         self.value, self.composed, self.divisor = loss.value, False, None
-        over = loss.reduction or state.loss_reduction
+        over = loss.reduction or declared
         if loss.weight is not None or over == "sum" or over in WHOLE:
             return loss
         if not self.means:
@@ -138,19 +140,20 @@ class LossWatch(TorchFunctionMode):
             return loss
         return loss._replace(weight=first.divisor)
 
-    def covers_additions(self, state: State, loss: Loss) -> bool:
+    def covers_additions(self, declared: Reduction | None, loss: Loss, now: Tensor | None, known: KnownWeights) -> bool:
         """Whether the weight of the loss is the weight of what plug-ins added to it too.
 
         Args:
-            loss: as the task and plug-ins returned it; ``state.step.loss`` is what was made of it since.
+            declared: what losses that do not say it are over.
+            loss: as the task and plug-ins returned it; ``now`` is what was made of it since.
+            known: what is known of earlier batches.
 
         Raises:
             ValueError: they added a mean over another number, so that no weight is right.
         """
-        over = loss.reduction or state.loss_reduction
-        if state.step.loss is self.value or over == "sum" or over in WHOLE:
+        over = loss.reduction or declared
+        if now is self.value or over == "sum" or over in WHOLE:
             return True
-        known = state.step.weighing
         known.additions += 1
         if known.additions & (known.additions - 1) and not (self.value is None or self.value.is_cpu):
             return True  # The host waits for the numbers of the 1st, 2nd, 4th, … microbatch only.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from hocket.basics.history import Recorder
 from hocket.help import attributes
@@ -15,15 +15,16 @@ from hocket.state.aggregates import Aggregates
 from hocket.state.watching import WatchedValues
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, dtype
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
-    from hocket.basics.losses import Reduction
+    from hocket.basics.losses import Loss, Reduction
     from hocket.basics.run_folder import Run, RunFolder
+    from hocket.basics.time import Interval
     from hocket.basics.types import Batch
-    from hocket.loop.evaluate import PreparedSet
-    from hocket.optim.learning_rate import LearningRate
+    from hocket.data.source import Source
+    from hocket.state.metrics import MetricSet
     from hocket.state.state import State
     from hocket.surgery import Replacement
 
@@ -46,6 +47,21 @@ class Identity:
     config: str | None = None
 
 
+class EvaluationSet(Protocol):
+    """An evaluation set as this rank evaluates it; see `hocket.loop.evaluate.PreparedSet`."""
+
+    #: The data as the user gave it, and its source.
+    data: Any
+    source: Source
+    metrics: MetricSet
+    #: When it is evaluated during a fit; and at most how many of its batches, or which fraction of them.
+    every: Interval
+    limit: int | None
+
+    def weighted(self, state: State, label: str, loss: Loss, precise: dtype) -> Tensor:
+        """Return the sum of the loss over the batch and its weight, as a vector of two numbers."""
+
+
 @dataclass(slots=True, eq=False)
 class Data:
     """The data of a run; `hocket.State` has these under the same names."""
@@ -54,11 +70,40 @@ class Data:
     train_data: Iterable[Batch] | None = None
     train_loader: Iterable[Batch] | None = None
     #: Evaluation sets by label.
-    eval_sets: dict[str, PreparedSet] = field(default_factory=dict)
+    eval_sets: Mapping[str, EvaluationSet] = field(default_factory=dict)
     #: Methods of the training-data iterator: `indices`, `is_last` and `another_epoch`, which is None without data.
     sample_indices: Callable[[], list[Any] | None] = lambda: None
     is_last_batch: Callable[[], bool] = lambda: False
     another_epoch: Callable[[], AbstractContextManager[Iterator[tuple[Batch, bool]]]] | None = None
+
+
+class LearningRate(Protocol):
+    """Sets the learning rates of one optimizer."""
+
+    def start(self, state: State) -> None:
+        """Set the learning rates for ``state.timestamp``, as a fit begins."""
+
+    def step(self, state: State) -> None:
+        """Update the learning rates after a step: ``state.timestamp`` already counts the batch.
+
+        ``state.step.taken`` says which optimizers have stepped, and how often.
+        """
+
+    def epoch_end(self, state: State) -> None:
+        """Update the learning rates after an epoch: ``state.timestamp`` already counts it."""
+
+    def measured(self, state: State, names: Collection[str]) -> None:
+        """Update the learning rates after an evaluation, or at the end of an epoch.
+
+        Args:
+            names: the metrics that were computed just now, with values in ``state.metrics``.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that a resumed run needs, besides the learning rates themselves, which optimizers save."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Undo :meth:`state_dict`."""
 
 
 @dataclass(slots=True, eq=False)

@@ -32,16 +32,14 @@ if TYPE_CHECKING:
     from hocket.basics.run_folder import Run, RunFolder
     from hocket.basics.types import Batch
     from hocket.devices import Device
+    from hocket.hookspecs.attachment import Attachment
+    from hocket.hookspecs.bus import BusLike
     from hocket.hookspecs.component import Content
     from hocket.hookspecs.precision import PrecisionLike
     from hocket.hookspecs.strategies import StrategyLike
-    from hocket.loop.evaluate import PreparedSet
-    from hocket.optim.learning_rate import LearningRate
-    from hocket.plugins.bus import Bus
-    from hocket.plugins.spec import Attachment
-    from hocket.state.accumulators import Reduce
-    from hocket.state.aggregates import Aggregates, Over
-    from hocket.state.parts import Clipping
+    from hocket.state.accumulators import Over, Reduce
+    from hocket.state.aggregates import Aggregates
+    from hocket.state.parts import Clipping, EvaluationSet, LearningRate
     from hocket.state.task import Task
     from hocket.state.watching import WatchedValues
     from hocket.surgery import Replacement
@@ -76,7 +74,7 @@ class State:
         self,
         *,
         task: Task,
-        bus: Bus,
+        bus: BusLike,
         strategy: StrategyLike,
         precision: PrecisionLike,
         device: torch.device,
@@ -128,7 +126,7 @@ class State:
     seed: int | None = _part("generators.seed", "The run's seed, or None.")
     train_data: Any = _part("data.train_data", "The training data as the user gave it.")
     train_loader: Any = _part("data.train_loader", "The training data as this rank iterates it.")
-    eval_sets: dict[str, PreparedSet] = _part("data.eval_sets", "Evaluation sets by label.")
+    eval_sets: Mapping[str, EvaluationSet] = _part("data.eval_sets", "Evaluation sets by label.")
     sample_indices: Callable[[], list[Any] | None] = _part(
         "data.sample_indices", "Return the data set's indices of the samples in this rank's latest batch, if known."
     )
@@ -331,7 +329,7 @@ class State:
 
     # --- logging
 
-    def snapshot(self, bus: Callable[[Bus], Any]) -> State:
+    def snapshot(self, bus: Callable[[BusLike], Any]) -> State:
         """Return a copy for another thread: the current state without the current batch and its results.
 
         Args:

@@ -14,30 +14,14 @@ from hocket.data.batches import Counts
 from hocket.data.nesting import map_tensors
 from hocket.data.reading import How, samples_of_part
 from hocket.errors import WrongState, WrongValue
+from hocket.state.known_weights import KnownWeights
 from hocket.state.task import Task
 
 if TYPE_CHECKING:
     from hocket.basics.types import Batch
-    from hocket.loop.loss_weights import CountedLabels, MeanOver
     from hocket.state.loss_watch import LossWatch
     from hocket.state.metrics import MetricSet
     from hocket.state.state import State
-
-
-class KnownWeights:
-    """What is known, from batch to batch, of the weights of the losses of a step; see `hocket.loop.weighing`."""
-
-    __slots__ = ("additions", "batches", "mean_over", "names")
-
-    def __init__(self) -> None:
-        #: What a loss that comes without a weight is a mean over; None until it is needed.
-        self.mean_over: MeanOver | CountedLabels | None = None
-        #: The number of divided batches since that was tried; 0 if it is not to be tried again.
-        self.batches = 0
-        #: The number of microbatches of divided batches to whose loss plug-ins added something.
-        self.additions = 0
-        #: The names of losses that ranks agreed on; None before the first batch, and for a single rank.
-        self.names: Sequence[str] | None = None
 
 
 class Step:

@@ -12,12 +12,12 @@ from hocket.basics.losses import Loss, Reduction, own_loss
 from hocket.data import batches, items
 from hocket.data.batches import Counts
 from hocket.errors import Unsupported, WrongType, WrongValue
-from hocket.hookspecs import Event
+from hocket.hookspecs.events import Event
 from hocket.state.task_log import LogsValues
 
 if TYPE_CHECKING:
     from hocket.basics.types import Batch, Where
-    from hocket.loop.task_steps import TaskSteps
+    from hocket.hookspecs.steps import TakesSteps
 
 
 class Task(LogsValues):
@@ -67,7 +67,7 @@ class Task(LogsValues):
             "scalar tensor, such as torch.nn.functional.cross_entropy(outputs, batch[1])."
         )
 
-    def train_batch(self, batch: Batch, step: TaskSteps) -> None:
+    def train_batch(self, batch: Batch, step: TakesSteps) -> None:
         """Train on a batch: step the optimizers, once or several times.
 
         ``step(loss_function, batch, *optimizers)`` computes the gradients of a loss function of one batch and steps the
@@ -336,28 +336,3 @@ def events_of(task: Task) -> TaskEvents | None:
                 f"such as _{name}."
             )
     return TaskEvents(methods) if methods else None
-
-
-def task_of(
-    model: nn.Module,
-    loss: Any,
-    inputs: Where = None,
-    targets: Where = None,
-    outputs: Where = None,
-) -> Task:
-    """Return a Task as it is, or one made of a module and a loss. Raises TypeError for arguments that a Task does not take."""
-    if isinstance(model, Task):
-        from hocket.state import task_checks as tasks
-
-        tasks.check(model, loss, inputs, targets, outputs)
-        return model
-    if (
-        loss is None
-        or isinstance(inputs, list | set)
-        or isinstance(targets, list | set)
-        or isinstance(outputs, list | set)
-    ):
-        from hocket.state import task_checks as tasks
-
-        tasks.check_module(model, loss, inputs, targets, outputs)
-    return SupervisedTask(model, loss, inputs, targets, outputs)

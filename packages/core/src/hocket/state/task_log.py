@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,7 @@ from hocket.errors import WrongState, WrongType
 from hocket.state import log_names as help_logged
 
 if TYPE_CHECKING:
-    from hocket.state.accumulators import Reduce
-    from hocket.state.aggregates import Aggregates, Over
+    from hocket.state.accumulators import Over, Reduce
 
 _MISSING: Any = object()
 
@@ -25,7 +24,7 @@ class LogsValues(nn.Module):
     """The part of `hocket.Task` that logs values."""
 
     #: Takes the values; None outside of a run. Copies of the task have None.
-    _aggregates: Aggregates | None = None
+    _log_into: Callable[..., None] | None = None
 
     def log(
         self,
@@ -101,10 +100,10 @@ def _log(
         raise WrongType(
             f"self.log was given {short(name)}. Write self.log('name', value), or self.log({{'name': value}})."
         )
-    aggregates = task._aggregates
-    if aggregates is None:
+    log = task._log_into
+    if log is None:
         raise WrongState(help_logged.outside(type(task).__name__))
-    aggregates.log(values, reduce, over, weight, True)
+    log(values, reduce, over, weight, True)
 
 
 def _uncompiled(*arguments: object) -> None:
@@ -116,17 +115,17 @@ def _log_copies(task: LogsValues, *arguments: Any) -> None:
 
 
 @contextmanager
-def connected(task: nn.Module, aggregates: Aggregates) -> Iterator[None]:
-    """Let a task, and the tasks inside it, log values inside the context."""
+def connected(task: nn.Module, log: Callable[..., None]) -> Iterator[None]:
+    """Let a task, and the tasks inside it, log values by this function inside the context."""
     tasks = [module for module in task.modules() if isinstance(module, LogsValues)]
-    before = [vars(inner).get("_aggregates") for inner in tasks]
+    before = [vars(inner).get("_log_into") for inner in tasks]
     for inner in tasks:
-        vars(inner)["_aggregates"] = aggregates
+        vars(inner)["_log_into"] = log
     try:
         yield
     finally:
         for inner, outer in zip(tasks, before, strict=True):
             if outer is None:
-                vars(inner).pop("_aggregates", None)
+                vars(inner).pop("_log_into", None)
             else:
-                vars(inner)["_aggregates"] = outer
+                vars(inner)["_log_into"] = outer

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hocket.hookspecs import Event
 
 if TYPE_CHECKING:
-    from hocket.plugins.bus import Bus
+    from hocket.hookspecs.bus import BusLike
 
 #: The phases in the order of a step, with the words of the summary. Plug-ins come between them by name.
 PHASES = {
@@ -66,7 +66,7 @@ class Phases:
         without: names of plug-ins that are not listed; their time is the loop's.
     """
 
-    def __init__(self, bus: Bus, without: set[str]) -> None:
+    def __init__(self, bus: BusLike, without: set[str]) -> None:
         self._bus, self._without = bus, without
         self.seconds: defaultdict[str, float] = defaultdict(float)
         #: By plug-in, seconds by hook.

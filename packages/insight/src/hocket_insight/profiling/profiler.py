@@ -9,9 +9,9 @@ from typing import Any
 from hocket import hookimpl
 from hocket.basics.time import Time, TimeError, Unit
 from hocket.errors import WrongValue
+from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.callback import Callback
 from hocket.loop.agreement import ranks_of
-from hocket.plugins.spec import Attachment
 from hocket.run import summary
 from hocket.state.state import State
 from hocket_insight.profiling.window import NAME, WARM_UP, Settings, Window

@@ -13,8 +13,8 @@ import torch
 
 from hocket import Decision, EvalSet
 from hocket.errors import WrongValue
+from hocket.hookspecs.attachment import Attachment
 from hocket.optim.learning_rate import make_schedules
-from hocket.plugins.spec import Attachment
 from hocket_migration.composer import arguments, loading
 from hocket_migration.composer.callbacks import CheckpointSaver
 from hocket_migration.composer.core.data_spec import Parts, ensure_data_spec

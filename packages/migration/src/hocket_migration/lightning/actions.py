@@ -13,9 +13,9 @@ from hocket import hookimpl
 from hocket.basics.plugin_errors import PlanError
 from hocket.data.windows import Window
 from hocket.errors import WrongState, WrongType
+from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.needs import Need
 from hocket.hookspecs.strategies import replicas
-from hocket.plugins.spec import Attachment
 from hocket_migration.lightning.framework import overrides
 
 if TYPE_CHECKING:

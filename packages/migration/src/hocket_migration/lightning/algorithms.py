@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hocket.basics.plugin_errors import PlanError
 from hocket.hookspecs import Event
-from hocket.plugins.bus import Bus
+from hocket.hookspecs.bus import BusLike
 
 #: What to write in ``training_step`` instead, by the name of an algorithm.
 INSTEAD: Mapping[str, str] = {
@@ -19,7 +19,7 @@ INSTEAD: Mapping[str, str] = {
 }
 
 
-def refuse(bus: Bus, module: str) -> None:
+def refuse(bus: BusLike, module: str) -> None:
     """Raise PlanError for an algorithm that acts between the model's outputs and the loss of a module of this name."""
     acting = {*bus.listeners(Event.BEFORE_LOSS.value), *bus.listeners("loss", wrappers=False)}
     for each in bus.attachments:

@@ -14,7 +14,7 @@ from hocket.hookspecs.needs import Need
 from hocket_migration import files
 
 if TYPE_CHECKING:
-    from hocket.plugins.bus import Bus
+    from hocket.hookspecs.bus import BusLike
     from hocket.state.state import State
     from hocket_migration.lightning.optimizers import SchedulerConfig
     from hocket_migration.lightning.view import TrainerView
@@ -102,7 +102,7 @@ class StrategyView:
     # --- collectives
 
     @property
-    def _bus(self) -> Bus:
+    def _bus(self) -> BusLike:
         assert self._trainer.run_state is not None
         return self._trainer.run_state.bus
 

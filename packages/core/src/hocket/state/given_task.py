@@ -1,18 +1,18 @@
-"""Mistakes in a model or a Task that is given to the Trainer: methods that nothing calls, or that take other arguments."""
+"""Make a Task of what is given to the Trainer, and explain methods that nothing calls, or that take other arguments."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from hocket.basics.short import short
 from hocket.errors import WrongType
 from hocket.help import attributes, installing, names, warn
-from hocket.hookspecs import Event
-from hocket.state.task import Task
+from hocket.hookspecs.events import Event
+from hocket.state.task import SupervisedTask, Task
 
 if TYPE_CHECKING:
     from hocket.basics.types import Where
@@ -26,7 +26,28 @@ _CALLED = (
 _OUTPUTS = ("outputs", "output", "out", "preds", "pred", "predictions", "logits", "y_hat", "y_pred")
 
 
-def check(task: Task, loss: object, inputs: Where, targets: Where, outputs: Where) -> None:
+def task_of(
+    model: nn.Module,
+    loss: Any,
+    inputs: Where = None,
+    targets: Where = None,
+    outputs: Where = None,
+) -> Task:
+    """Return a Task as it is, or one made of a module and a loss. Raises TypeError for arguments that a Task does not take."""
+    if isinstance(model, Task):
+        _check(model, loss, inputs, targets, outputs)
+        return model
+    if (
+        loss is None
+        or isinstance(inputs, list | set)
+        or isinstance(targets, list | set)
+        or isinstance(outputs, list | set)
+    ):
+        _check_module(model, loss, inputs, targets, outputs)
+    return SupervisedTask(model, loss, inputs, targets, outputs)
+
+
+def _check(task: Task, loss: object, inputs: Where, targets: Where, outputs: Where) -> None:
     """Raise TypeError for a Task that cannot be trained, or given with these arguments. Warn of methods that nothing calls."""
     kind = type(task)
     if kind.loss is Task.loss and not task.owns_steps:
@@ -43,7 +64,7 @@ def check(task: Task, loss: object, inputs: Where, targets: Where, outputs: Wher
     _check_methods(task)
 
 
-def check_module(model: nn.Module, loss: object, inputs: Where, targets: Where, outputs: Where) -> None:
+def _check_module(model: nn.Module, loss: object, inputs: Where, targets: Where, outputs: Where) -> None:
     """Raise TypeError for a module that another library trains, or for several names in one of these arguments."""
     if loss is None:
         _check_foreign(model)

@@ -106,8 +106,8 @@ def _masked_text(text: str, names: tuple[str, ...]) -> str:
     if text and names and _is_secret(text, names):
         return MASK
     if len(names) < 50 and (specified := _SPECIFICATION.fullmatch(text)):
-        from hocket.plugins import PluginConfigError
-        from hocket.plugins.spec import parse_spec
+        from hocket.basics.plugin_errors import PluginConfigError
+        from hocket.basics.specification import parse_spec
 
         try:
             name, config = parse_spec(text, hides=False)
