@@ -11,7 +11,7 @@ from support import weights
 from torch import Tensor, nn
 
 import hocket
-from hocket.hookspecs.component import ContentError
+from hocket.state.component import ContentError
 
 DATA = [(torch.full((3, 3, 2), float(i)), torch.zeros(3)) for i in range(6)]
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 import hocket
 from hocket.data import seeded
-from hocket.hookspecs.component import ContentError
+from hocket.state.component import ContentError
 
 DATA = [(torch.randn(8, 4, generator=torch.Generator().manual_seed(i)), torch.arange(8) % 3) for i in range(6)]
 

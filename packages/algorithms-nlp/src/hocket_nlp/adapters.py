@@ -10,7 +10,7 @@ from torch import nn
 from hocket.basics.plain_data import json_like
 from hocket.errors import MissingPackage, WrongType, WrongValue
 from hocket.help import installing
-from hocket.hookspecs.component import Check, Component, Saved
+from hocket.state.component import Check, Component, Saved
 from hocket_nlp.projections import Finisher
 
 #: Heads that are new and have to be trained, and what peft calls their tasks.

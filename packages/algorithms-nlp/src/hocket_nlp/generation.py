@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 from hocket.basics import seeding
 from hocket.basics.dtensors import mesh_of
 from hocket.errors import WrongType, WrongValue
-from hocket.hookspecs.periodic import Periodic
 from hocket.loop.modes import eval_mode
+from hocket.state.periodic import Periodic
 from hocket.state.state import State
 
 

@@ -15,7 +15,7 @@ from hocket.help.lazy import lazy
 if TYPE_CHECKING:
     from hocket.basics.interruption import Interrupted as Interrupted
     from hocket.errors import CheckpointError as CheckpointError, DamagedCheckpointWarning as DamagedCheckpointWarning
-    from hocket.hookspecs.component import (
+    from hocket.state.component import (
         Check as Check,
         Component as Component,
         ContentError as ContentError,

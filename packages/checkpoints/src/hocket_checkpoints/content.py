@@ -20,8 +20,8 @@ from hocket.basics.plain_data import decode
 from hocket.data.nesting import map_tensors
 from hocket.errors import WrongState
 from hocket.help import warn
-from hocket.hookspecs.component import Check, Component, ContentError, Like, PerRank, Saved, Tree
 from hocket.loop.agreement import ranks_of
+from hocket.state.component import Check, Component, ContentError, Like, PerRank, Saved, Tree
 from hocket.state.state import State
 from hocket_checkpoints.components.data import EvaluationData, TrainingData
 

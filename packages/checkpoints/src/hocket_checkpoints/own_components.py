@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hocket.hookspecs.component import Component
 from hocket.run.content import Parts
+from hocket.state.component import Component
 from hocket.state.state import State
 from hocket_checkpoints.components.aggregates import LoggedValues
 from hocket_checkpoints.components.by_hand import GradientsByHand

@@ -21,11 +21,11 @@ from hocket.basics.unusual import taken_apart
 from hocket.errors import WrongValue
 from hocket.hookspecs import hookimpl
 from hocket.hookspecs.callback import Callback
-from hocket.hookspecs.due import Due
 from hocket.loop.agreement import ranks_of
 from hocket.loop.arguments import understood
 from hocket.run.content import by_own_names
 from hocket.state import conversions
+from hocket.state.due import Due
 from hocket.state.requests import Decision
 from hocket.state.state import State
 from hocket_checkpoints import offered, resuming

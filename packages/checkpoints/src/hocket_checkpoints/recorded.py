@@ -9,8 +9,8 @@ from hocket.basics.plain_data import decode
 from hocket.errors import CheckpointError
 from hocket.help import warn
 from hocket.hookspecs import Event
-from hocket.hookspecs.component import ContentError
 from hocket.plugins import catalog
+from hocket.state.component import ContentError
 from hocket.state.state import State
 from hocket_checkpoints.classes import class_named, full_name
 from hocket_checkpoints.components.plugins import how_to_get, short_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hocket.hookspecs.component import Check, Component, PerRank, Saved, Tree
+from hocket.state.component import Check, Component, PerRank, Saved, Tree
 from hocket.state.state import State
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hocket.basics.plain_data import encode
-from hocket.hookspecs.component import Check, Component, Saved, Tree
+from hocket.state.component import Check, Component, Saved, Tree
 from hocket.state.state import State
 from hocket.state.step import parameters_of
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hocket.basics.plain_data import decode, json_like
-from hocket.hookspecs.component import Check, Component, Saved, Tree
 from hocket.plugins import catalog
 from hocket.schedules import Schedule
+from hocket.state.component import Check, Component, Saved, Tree
 from hocket.state.state import State
 
 #: Trainer arguments that affect the weights and are not compared elsewhere when a checkpoint is loaded.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hocket.help import warn
-from hocket.hookspecs.component import Check, Component, PerRank, Saved, Tree
 from hocket.loop.fit import FitLoop
+from hocket.state.component import Check, Component, PerRank, Saved, Tree
 from hocket.state.state import State
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from hocket.basics.plain_data import encode
 from hocket.help import warn
 from hocket.hookspecs.algorithm import Algorithm
 from hocket.hookspecs.callback import Callback
-from hocket.hookspecs.component import Check, Component, PerRank, Saved, Tree
+from hocket.state.component import Check, Component, PerRank, Saved, Tree
 from hocket.state.task import SupervisedTask
 
 if TYPE_CHECKING:

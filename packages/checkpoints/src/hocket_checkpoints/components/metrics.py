@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hocket.hookspecs.component import Check, Component, PerRank, Saved, Tree
 from hocket.loop.fit import FitLoop
+from hocket.state.component import Check, Component, PerRank, Saved, Tree
 from hocket.state.state import State
 from hocket.state.watching import label_of, may_log
 from hocket_checkpoints.components.values import Attribute

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from hocket.basics.plain_data import decode, encode
-from hocket.hookspecs.component import Check, Component, Like, Saved, Tree
+from hocket.state.component import Check, Component, Like, Saved, Tree
 from hocket.state.state import State
 from hocket_checkpoints.report import Report, listed, shapes_of
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hocket.basics.dtensors import mesh_of
-from hocket.hookspecs.component import Check, Component, Saved, Tree
+from hocket.state.component import Check, Component, Saved, Tree
 from hocket.state.state import State
 from hocket_checkpoints.frozen import checksum
 from hocket_checkpoints.report import listed

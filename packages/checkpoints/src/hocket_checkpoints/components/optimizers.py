@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from hocket.basics.plain_data import encode
-from hocket.hookspecs.component import Check, Component, Like, Saved, Tree
+from hocket.state.component import Check, Component, Like, Saved, Tree
 from hocket.state.state import State
 from hocket_checkpoints.classes import class_named, class_of
 from hocket_checkpoints.report import Shape, listed

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hocket.basics.plain_data import encode
 from hocket.data.batches import Counts
-from hocket.hookspecs.component import Check, Component, ContentError, PerRank, Saved, Tree
+from hocket.state.component import Check, Component, ContentError, PerRank, Saved, Tree
 from hocket.state.state import State
 from hocket_checkpoints.components.values import Decoded
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hocket.basics.plain_data import encode
-from hocket.hookspecs.component import Check, Component, PerRank, Saved, Tree
+from hocket.state.component import Check, Component, PerRank, Saved, Tree
 from hocket.state.state import State
 from hocket.state.task import Task
 

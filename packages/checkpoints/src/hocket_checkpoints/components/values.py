@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from hocket.basics.plain_data import encode
 from hocket.basics.time import Time, Unit
-from hocket.hookspecs.component import Check, Component, PerRank, Saved, Tree
+from hocket.state.component import Check, Component, PerRank, Saved, Tree
 
 
 class HasState(Protocol):

@@ -11,10 +11,10 @@ from hocket.help import elsewhere
 
 if TYPE_CHECKING:
     from hocket.basics.seeding import RandomStream
-    from hocket.hookspecs.component import Content
     from hocket.loop.fit import FitLoop
     from hocket.loop.guard import NonFiniteGuard
     from hocket.loop.module_data import ModuleData
+    from hocket.state.component import Content
     from hocket.state.state import State
 
 

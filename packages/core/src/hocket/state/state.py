@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from hocket.devices import Device
     from hocket.hookspecs.attachment import Attachment
     from hocket.hookspecs.bus import BusLike
-    from hocket.hookspecs.component import Content
     from hocket.hookspecs.precision import PrecisionLike
     from hocket.hookspecs.strategies import StrategyLike
     from hocket.state.accumulators import Over, Reduce
     from hocket.state.aggregates import Aggregates
+    from hocket.state.component import Content
     from hocket.state.parts import Clipping, EvaluationSet, LearningRate
     from hocket.state.task import Task
     from hocket.state.watching import WatchedValues

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from hocket.help import warn
-from hocket.hookspecs.periodic import Periodic
 from hocket.hookspecs.ticking import Ticking
+from hocket.state.periodic import Periodic
 from hocket.state.state import State
 from hocket_insight.callbacks import nvml
 

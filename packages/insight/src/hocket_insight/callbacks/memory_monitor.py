@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from hocket.hookspecs.periodic import Periodic
+from hocket.state.periodic import Periodic
 from hocket.state.state import State
 
 

@@ -6,7 +6,7 @@ import math
 import time
 
 from hocket.basics.time import Time, Unit
-from hocket.hookspecs.periodic import Periodic
+from hocket.state.periodic import Periodic
 from hocket.state.state import State
 
 

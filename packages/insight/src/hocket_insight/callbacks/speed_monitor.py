@@ -9,7 +9,7 @@ from hocket import hookimpl
 from hocket.basics.timestamp import Timestamp
 from hocket.errors import WrongType
 from hocket.help import warn
-from hocket.hookspecs.periodic import Periodic
+from hocket.state.periodic import Periodic
 from hocket.state.state import State
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from hocket.errors import MissingPackage
 from hocket.help import installing
-from hocket.hookspecs.periodic import Periodic
 from hocket.hookspecs.ticking import Ticking
+from hocket.state.periodic import Periodic
 from hocket.state.state import State
 from hocket_insight.callbacks import nvml
 

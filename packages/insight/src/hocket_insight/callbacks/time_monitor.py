@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from hocket.hookspecs.periodic import Periodic
+from hocket.state.periodic import Periodic
 from hocket.state.state import State
 
 
