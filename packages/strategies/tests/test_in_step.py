@@ -98,7 +98,7 @@ def test_an_optimizer_that_cannot_step_on_shards_says_what_to_do(tmp_path):
 
     for kind, text, _ in run_ranks(rank_main, 2):
         assert (
-            kind == "TypeError" and "Adafactor cannot step on sharded parameters" in text and "strategy='ddp'" in text
+            kind == "WrongType" and "Adafactor cannot step on sharded parameters" in text and "strategy='ddp'" in text
         )
 
 
