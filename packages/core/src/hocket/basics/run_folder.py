@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hocket.errors import WrongType, WrongValue
+from hocket.errors import WrongFile, WrongType, WrongValue
 
 #: The file in a run's folder that names its owner.
 RECORD = "run.json"
@@ -86,7 +86,7 @@ def writable(folder: Path, write: str) -> Iterator[None]:
         yield
     except OSError as error:
         why = error.strerror or str(error)
-        raise type(error)(
+        raise WrongFile(
             f"Nothing can be written to {folder}: {why}. Make it a folder that this user may write to, or give another, such "
             f"as {write}."
         ) from error

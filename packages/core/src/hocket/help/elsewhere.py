@@ -28,7 +28,7 @@ def module(name: str, needing: str = "") -> ModuleType:
         NotInstalled: the package is absent. An error in the package itself remains what it is.
 
     Example:
-        >>> from hocket import elsewhere
+        >>> from hocket.help import elsewhere
         >>> elsewhere.module("hocket_testkit.sync").no_sync
         <function no_sync at ...>
     """

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hocket.basics.masking import masked
 
 
 @dataclass(eq=False, slots=True)
@@ -29,4 +28,6 @@ class Attachment:
     def __post_init__(self) -> None:
         self.arguments = self.config
         if self.config:
+            from hocket.basics.masking import masked  # here, so that importing the Trainer stays cheap
+
             self.config = masked(self.config, self.name)

@@ -111,7 +111,7 @@ class TaskSteps(Steps):
         self._agree("manual", f"step.manual({', '.join(map(repr, optimizers))})", 0.0)
         block, state, outer = self._gradients_by_hand(optimizers), self._state, self._state.step
         by_hand.check(state, state.optimizers if block.current.optimizers is None else block.current.optimizers)
-        if not hasattr(self, "hooks"):
+        if not hasattr(self, "_hooks"):
             self._hooks = by_hand.hooks_without_idle(state, self._complete, self._compiled is not None)
         self._open_by_hand, self._outer = block, outer
         try:

@@ -85,7 +85,7 @@ def fit_until(
     if left <= 0 and resumed_from is not None:
         warn(
             f"Training is over: {until} were done before the checkpoint {resumed_from}. Nothing is trained; give a "
-            "longer duration=, or fit(duration=…) for more."
+            "longer «duration=», or «fit(duration=…)¦`duration: …`» for more."
         )
     loop.data.check(left if until.unit is Unit.EPOCH else 0, left if until.unit is Unit.BATCH else 0)
     return until

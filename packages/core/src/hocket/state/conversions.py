@@ -261,7 +261,7 @@ def folder(given: object) -> Path:
     """Refuse a folder of runs that is a URL, which would be a folder of this machine with its name, or in a file."""
     runs = Path(path(given))
     above = next((parent for parent in (runs, *runs.parents) if os.path.lexists(parent)), None)
-    if above is not None and not above.is_dir():
+    if above is not None and not above.is_dir() and runs != Path("runs"):  # the default, in which nothing may be written
         raise WrongValue(
             f"«folder={str(given)!r}»: {above} is a file and no folder. Give a folder to write to, such as «folder='runs'»."
         )

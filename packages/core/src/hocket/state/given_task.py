@@ -10,7 +10,7 @@ from torch import nn
 
 from hocket.basics.short import short
 from hocket.errors import WrongType
-from hocket.help import attributes, installing, names, warn
+from hocket.help import attributes, names, warn
 from hocket.hookspecs.events import Event
 from hocket.state.task import SupervisedTask, Task
 
@@ -91,6 +91,8 @@ def _check_foreign(model: nn.Module) -> None:
     method, library = foreign[0]
     runs = "Write"
     if library == "Lightning" and hasattr(kind, "training_step") and not isinstance(model, Task):
+        from hocket.help import installing  # only needed for error messages
+
         runs = (
             f"hocket_migration runs it as it is: model=hocket_migration.lightning.LightningTask({kind.__name__}(…)); "
             f"{installing.command('lightning', 'hocket-migration')}. Or write"
