@@ -11,17 +11,17 @@ import pytest
 PACKAGES = Path(__file__).parent.parent / "packages"
 #: Lines of code of each package's sources.
 BUDGETS = {
-    "algorithms-general": 3620,
-    "algorithms-nlp": 3410,
+    "algorithms-general": 3610,
+    "algorithms-nlp": 3480,
     "algorithms-vision": 2420,
-    "checkpoints": 5110,
-    "cli": 4830,
-    "core": 17380,
-    "insight": 3650,
-    "loggers": 1450,
-    "migration": 10080,
+    "checkpoints": 5120,
+    "cli": 4710,
+    "core": 16870,
+    "insight": 4550,
+    "loggers": 1430,
+    "migration": 10140,
     "report": 1070,
-    "strategies": 4440,
+    "strategies": 4460,
     "testkit": 1950,
 }
 _NO_CODE = {

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-
 @dataclass(eq=False, slots=True)
 class Attachment:
     """A plug-in attached to one Trainer: the object, and its name in that Trainer."""

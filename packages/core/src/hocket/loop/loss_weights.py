@@ -121,7 +121,7 @@ def in_evaluation(state: State, loss: Loss, label: str) -> MeanOver | CountedLab
         warn(
             f"{type(state.model).__name__} computes its loss itself, and it is not certain what that is a mean over: "
             f"{label}/loss is the mean over batches, weighted by their samples. If that is right, pass "
-            f"loss_reduction='mean'; for another weight, loss= a function that returns (mean, weight).{hint}"
+            f"«loss_reduction='mean'»; for another weight, «loss=» a function that returns (mean, weight).{hint}"
         )
     return over or MeanOver.SAMPLES
 

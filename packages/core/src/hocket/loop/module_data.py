@@ -87,7 +87,7 @@ def misfits(module: ModuleData | None, extra: object) -> list[str]:
         return []
     if module is None:
         return [
-            "The checkpoint has the state of a data module, and this Trainer has none. Give the same one: data=module."
+            "The checkpoint has the state of a data module, and this Trainer has none. Give the same one: «data=module»."
         ]
     kind = type(module.module)
     if kind.load_extra_state is DataModule.load_extra_state:
@@ -110,7 +110,7 @@ def check(data: object, train_data: object, eval_data: object) -> None:
         raise WrongType(
             f"«data={kind}(…)» has the methods of a LightningDataModule. Inherit from hocket.data.DataModule, write "
             f"setup(self) without a stage, and {'; '.join(f'instead of {name}: {write}' for name, write in theirs.items())}. "
-            "Or give its loaders: train_data=module.train_dataloader(), eval_data={'val': module.val_dataloader()}."
+            "Or give its loaders: «train_data=module.train_dataloader()», «eval_data={'val': module.val_dataloader()}»."
         )
     if not isinstance(data, DataModule):
         what = f"«data={short(data)}» is not a hocket.data.DataModule, an object with the method train() and others. "

@@ -110,7 +110,7 @@ def check_minimum(least: Time | None, planned: Time | None) -> None:
         return
     longest = Time(1, Unit.DURATION) if least.unit is Unit.DURATION else planned
     if longest is not None and longest.unit is least.unit and least > longest:
-        raise TimeError(f"min_duration={str(least)!r} is longer than the duration of {planned}. Give a shorter one.")
+        raise TimeError(f"«min_duration={str(least)!r}» is longer than the duration of {planned}. Give a shorter one.")
 
 
 def duration(given: str | Time) -> Time:

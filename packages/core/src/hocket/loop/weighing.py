@@ -291,7 +291,7 @@ def _names(state: State, parts: Sequence[Part]) -> Sequence[str]:
             raise WrongValue(
                 "The model computes its loss itself. From its values in the first batch, ranks found that it is a mean over "
                 f"different labels: {', '.join(sorted(map(str, different)))}. Return it with its weight, (outputs.loss, "
-                "weight), where weight is the number of labels that count; or pass loss_reduction='mean' to weight it by "
+                "weight), where weight is the number of labels that count; or pass «loss_reduction='mean'» to weight it by "
                 "samples."
             )
     if new := [name for name in here if name not in known.names]:

@@ -46,6 +46,6 @@ def check_lengths(scheduler: object, state: State, by_default: bool) -> None:
     if isinstance(scheduler, LRScheduler) and (counts_epochs or name == "ExponentialLR" or named):
         length = f" of {max(lengths)}" if counts_epochs else ""
         warn(
-            f"{name}{length} is stepped after each batch, not each epoch. For epochs write schedule_every='1ep' in the "
-            "Trainer; if batches are meant, schedule_every='1ba'."
+            f"{name}{length} is stepped after each batch, not each epoch. For epochs write «schedule_every='1ep'» in the "
+            "Trainer; if batches are meant, «schedule_every='1ba'»."
         )

@@ -38,7 +38,7 @@ def precision(given: PluginLike) -> PluginLike:
         )
     if name in ("fp16", "bf16"):
         warn(
-            f"precision={given} is read as precision='{name}': autocast, with weights in float32. Write that, or "
+            f"«precision={given}» is read as «precision='{name}'»: autocast, with weights in float32. Write that, or "
             f"'{name}-true' for weights in {given} too."
         )
     return name
@@ -93,8 +93,8 @@ def metrics(given: object) -> Mapping[str, Metric] | Callable[[], Any] | None:
             name = simple_metrics.find(metric)
             if name is None:
                 raise WrongValue(
-                    f"metrics={metric!r} is not one of hocket's own metrics: {', '.join(simple_metrics.METRICS)}. Others "
-                    f"come from torchmetrics: metrics={{{metric!r}: torchmetrics.classification.MulticlassAccuracy(10)}}, "
+                    f"«metrics={metric!r}» is not one of hocket's own metrics: {', '.join(simple_metrics.METRICS)}. Others "
+                    f"come from torchmetrics: «metrics={{{metric!r}: torchmetrics.classification.MulticlassAccuracy(10)}}», "
                     "for instance; or write an object with update, compute and reset."
                 )
             return name, simple_metrics.METRICS[name]()
@@ -119,7 +119,7 @@ def metrics(given: object) -> Mapping[str, Metric] | Callable[[], Any] | None:
     if len(dict(listed)) < len(listed):
         given_names = ", ".join(name for name, _ in listed)
         raise WrongValue(
-            f"metrics= lists {given_names}: some have one name. Name each: metrics={{'first': …, 'second': …}}."
+            f"«metrics=» lists {given_names}: some have one name. Name each: «metrics={{'first': …, 'second': …}}»."
         )
     return dict(listed)
 
@@ -162,7 +162,7 @@ def checkpoints(given: object, runs: object = "runs") -> Checkpoints | None:
     kind: type[Checkpoints] = elsewhere.module("hocket_checkpoints.policy", "checkpoints=").Checkpoints
     if given is True:
         inside = str(Path(path(runs)) / "checkpoints")
-        warn(f"checkpoints=True is read as checkpoints={inside!r}. Write the folder, so that each run has its own.")
+        warn(f"«checkpoints=True» is read as «checkpoints={inside!r}». Write the folder, so that each run has its own.")
         return kind(inside)
     if isinstance(given, str | os.PathLike):
         return kind(os.fspath(given))
@@ -261,14 +261,15 @@ def folder(given: object) -> Path:
     """Refuse a folder of runs that is a URL, which would be a folder of this machine with its name, or in a file."""
     runs = Path(path(given))
     above = next((parent for parent in (runs, *runs.parents) if os.path.lexists(parent)), None)
-    if above is not None and not above.is_dir() and runs != Path("runs"):  # the default, in which nothing may be written
+    if above is not None and not above.is_dir() and runs != Path("runs"):  # the default may be unused
         raise WrongValue(
             f"«folder={str(given)!r}»: {above} is a file and no folder. Give a folder to write to, such as «folder='runs'»."
         )
     if "://" in str(given):
         raise WrongValue(
-            f"folder={str(given)!r} is a URL, and the files of runs are written on this machine. Write folder='runs', and "
-            f"copy them while training goes on: loggers=[{{'artifacts': {{'url': {str(given)!r}}}}}]; checkpoints= takes URLs."
+            f"«folder={str(given)!r}» is a URL, and the files of runs are written on this machine. Write «folder='runs'», and "
+            f"copy them while training goes on: «loggers=[{{'artifacts': {{'url': {str(given)!r}}}}}]»; «checkpoints=» takes "
+            "URLs."
         )
     return runs
 

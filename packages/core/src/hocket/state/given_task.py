@@ -57,10 +57,10 @@ def _check(task: Task, loss: object, inputs: Where, targets: Where, outputs: Whe
     if inputs is not None or targets is not None or outputs is not None:
         raise WrongType(
             f"{kind.__name__} is a Task: its forward, loss and update_metric select their inputs from a batch and from the "
-            "outputs. Omit inputs=, targets= and outputs=."
+            "outputs. Omit «inputs=», «targets=» and «outputs=»."
         )
     if loss is not None:
-        raise WrongType(f"{kind.__name__} is a Task, which defines its own loss. Omit loss=.")
+        raise WrongType(f"{kind.__name__} is a Task, which defines its own loss. Omit «loss=».")
     _check_methods(task)
 
 
@@ -94,14 +94,14 @@ def _check_foreign(model: nn.Module) -> None:
         from hocket.help import installing  # only needed for error messages
 
         runs = (
-            f"hocket_migration runs it as it is: model=hocket_migration.lightning.LightningTask({kind.__name__}(…)); "
+            f"hocket_migration runs it as it is: «model=hocket_migration.lightning.LightningTask({kind.__name__}(…))»; "
             f"{installing.command('lightning', 'hocket-migration')}. Or write"
         )
     library = names.library(model) or library
     raise WrongType(
         f"{kind.__name__} has {method}(), which belongs to another library ({library}) and is not called here. {runs} a "
         "hocket.Task with forward(self, batch) and loss(self, outputs, batch) instead; a task of several steps has "
-        "train_batch(self, batch, step). Or give the inner torch.nn.Module and loss=."
+        "train_batch(self, batch, step). Or give the inner torch.nn.Module and «loss=»."
     )
 
 
