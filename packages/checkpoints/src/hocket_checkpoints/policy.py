@@ -19,10 +19,10 @@ from hocket.basics.plugin_errors import PlanError
 from hocket.basics.time import Interval
 from hocket.basics.unusual import taken_apart
 from hocket.errors import WrongValue
+from hocket.help.arguments import understood
 from hocket.hookspecs import hookimpl
 from hocket.hookspecs.callback import Callback
 from hocket.loop.agreement import ranks_of
-from hocket.loop.arguments import understood
 from hocket.run.content import by_own_names
 from hocket.state import conversions
 from hocket.state.due import Due

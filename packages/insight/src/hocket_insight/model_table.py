@@ -24,10 +24,10 @@ from hocket.data.nesting import map_tensors
 from hocket.data.windows import Window
 from hocket.errors import Mistake, WrongValue
 from hocket.help import warn
+from hocket.help.arguments import understood
 from hocket.help.raised import raised
 from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.callback import Callback
-from hocket.loop.arguments import understood
 from hocket.state import conversions
 from hocket.state.given_task import task_of
 from hocket.state.task import Task

@@ -1,24 +1,25 @@
 """The ranks that this process trains with: detect them from the environment, and have them started.
 
-Every launcher sets environment variables; `environment` reads them. Sources: the manuals of torchrun, of SLURM's ``srun``
-("output environment variables"), of Open MPI's ``mpirun`` and of Ray Train. MPICH and Intel MPI document their variables less;
-those were observed with ``mpiexec``.
+Every launcher sets environment variables; `environment` reads them, those of MPIs and SLURM by
+`hocket_strategies.launching.jobs`. Sources: the manuals of torchrun and Ray Train.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from hocket.errors import WrongState, WrongValue
 from hocket.help import elsewhere
 
-__all__ = ["Environment", "WorkerError", "cause_of", "current", "environment", "expand_hosts", "hint", "start"]
+__all__ = ["Environment", "WorkerError", "cause_of", "current", "environment", "hint", "start"]
 
+#: How the variables of MPIs and of SLURM's job steps begin, and those that say how many processes there are.
+_OF_JOBS = ("OMPI_COMM_WORLD_", "PMI_", "SLURM_STEP")
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 #: Rendezvous port if the launcher sets no value common to all ranks; the same default as torch's.
 PORT = 29500
 
@@ -50,12 +51,16 @@ def environment(variables: Mapping[str, str]) -> Environment | None:
     Raises:
         ValueError: the variables contradict each other, are incomplete or are not numbers.
     """
-    for read in (_by_name, _open_mpi, _hydra, _slurm):
-        found = read(variables)
-        if found is not None:
-            _check(found, variables)
-            return found
-    return None
+    found = _by_name(variables)
+    if found is None and any(name.startswith(_OF_JOBS) for name in variables):
+        try:
+            found = elsewhere.module("hocket_strategies.launching.jobs", "A job of several processes").of_job(variables)
+        except elsewhere.NotInstalled:
+            if any(variables.get(name, "1") != "1" for name in _SIZES):
+                raise
+    if found is not None:
+        check(found, variables)
+    return found
 
 
 def hint(variables: Mapping[str, str]) -> str:
@@ -128,9 +133,6 @@ def cause_of(error: BaseException) -> BaseException:
     return workers.cause_of(error) if workers else error
 
 
-# --- one function for each kind of launcher; it returns None if another launcher started the process
-
-
 def _by_name(variables: Mapping[str, str]) -> Environment | None:
     if "RANK" not in variables and "WORLD_SIZE" not in variables:
         return None
@@ -143,66 +145,12 @@ def _by_name(variables: Mapping[str, str]) -> Environment | None:
         launcher = "ray"
     return Environment(
         launcher,
-        _needed(variables, "RANK", "WORLD_SIZE"),
-        _needed(variables, "WORLD_SIZE", "RANK"),
-        _number(variables, "LOCAL_RANK"),
-        _number(variables, "LOCAL_WORLD_SIZE"),
+        needed(variables, "RANK", "WORLD_SIZE"),
+        needed(variables, "WORLD_SIZE", "RANK"),
+        number(variables, "LOCAL_RANK"),
+        number(variables, "LOCAL_WORLD_SIZE"),
         variables.get("MASTER_ADDR") or None,
-        _number(variables, "MASTER_PORT"),
-    )
-
-
-def _open_mpi(variables: Mapping[str, str]) -> Environment | None:
-    name = "OMPI_COMM_WORLD_"
-    if name + "RANK" not in variables:
-        return None
-    world, local = _needed(variables, name + "SIZE", name + "RANK"), _number(variables, name + "LOCAL_SIZE")
-    return Environment(
-        "open-mpi",
-        _needed(variables, name + "RANK"),
-        world,
-        _number(variables, name + "LOCAL_RANK"),
-        local,
-        variables.get("MASTER_ADDR") or _this_machine(world, local),
-        _port(variables, variables.get("PMIX_NAMESPACE")),
-    )
-
-
-def _hydra(variables: Mapping[str, str]) -> Environment | None:
-    """Read the variables of Hydra, the process manager of MPICH and Intel MPI. SLURM also sets the PMI variables only."""
-    if "PMI_RANK" not in variables or "MPI_LOCALRANKID" not in variables:
-        return None
-    world, local = _needed(variables, "PMI_SIZE", "PMI_RANK"), _number(variables, "MPI_LOCALNRANKS")
-    return Environment(
-        "intel-mpi" if any(name.startswith("I_MPI_") for name in variables) else "mpich",
-        _needed(variables, "PMI_RANK"),
-        world,
-        _number(variables, "MPI_LOCALRANKID"),
-        local,
-        variables.get("MASTER_ADDR") or _this_machine(world, local),
-        _port(variables, variables.get("I_MPI_HYDRA_UUID")),
-    )
-
-
-def _slurm(variables: Mapping[str, str]) -> Environment | None:
-    if "SLURM_PROCID" not in variables or not any(name.startswith("SLURM_STEP") for name in variables):
-        return None
-    sizes = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
-    size = next((name for name in sizes if name in variables), "SLURM_NTASKS")
-    world, node = _needed(variables, size, "SLURM_PROCID"), _number(variables, "SLURM_NODEID")
-    tasks = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE")
-    local = None if tasks is None or node is None else _tasks_of(tasks, node)
-    names = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
-    nodes = next((variables[name] for name in names if variables.get(name)), None)
-    job = f"{variables.get('SLURM_JOB_ID') or variables.get('SLURM_JOBID')}.{variables.get('SLURM_STEP_ID')}"
-    return Environment(
-        "slurm",
-        _needed(variables, "SLURM_PROCID"),
-        world,
-        _number(variables, "SLURM_LOCALID"),
-        local,
-        variables.get("MASTER_ADDR") or (next(expand_hosts(nodes)) if nodes else _this_machine(world, local)),
-        _port(variables, job),
+        number(variables, "MASTER_PORT"),
     )
 
 
@@ -211,61 +159,11 @@ def _alone_in_a_job(variables: Mapping[str, str]) -> bool:
     return "SLURM_JOB_ID" in variables and not in_a_step and variables.get("SLURM_NTASKS", "1") != "1"
 
 
-# --- SLURM's short forms
-
-
-def expand_hosts(hosts: str) -> Iterator[str]:
-    """Expand SLURM's short form of host names, in order: ``"gpu[08-10,12],login"`` is gpu08, gpu09, gpu10, gpu12, login.
-
-    Leading zeros are kept. A name may have several brackets, anywhere; the last bracket varies fastest.
-    Raises ValueError if a bracket is not closed, a range runs backwards or a name is missing.
-    """
-    for name in re.split(r",(?![^\[\]]*\])", hosts.strip()):
-        texts = re.split(r"\[([^\[\]]*)\]", name)  # text, ranges, text, ranges, …, text
-        if not name.strip() or any(set(text) & set("[]") for text in texts):
-            raise WrongValue(f"'{hosts}' is not a list of hosts as SLURM writes it, such as 'gpu[01-04,07],login1'.")
-        yield from _names([text.strip() for text in texts], hosts)
-
-
-def _names(texts: list[str], hosts: str) -> Iterator[str]:
-    begin, *rest = texts
-    if not rest:
-        yield begin
-        return
-    for number in _numbers(rest[0], hosts):
-        for end in _names(rest[1:], hosts):
-            yield begin + number + end
-
-
-def _numbers(ranges: str, hosts: str) -> Iterator[str]:
-    for part in ranges.split(","):
-        match = re.fullmatch(r"\s*([0-9]+)(?:-([0-9]+))?\s*", part)
-        first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
-        if int(last) < int(first):
-            raise WrongValue(f"'{part}' in the list of hosts '{hosts}' is not a number or a range such as 01-04.")
-        for number in range(int(first), int(last) + 1):
-            yield f"{number:0{len(first)}d}"
-
-
-def _tasks_of(tasks: str, node: int) -> int:
-    """Return the number of tasks of a node. ``"2(x3),1"`` stands for three nodes with two tasks and one with one."""
-    left = node
-    for part in tasks.split(","):
-        match = re.fullmatch(r"\s*([0-9]+)(?:\(x([0-9]+)\))?\s*", part)
-        if match is None:
-            break
-        left -= int(match[2] or 1)
-        if left < 0:
-            return int(match[1])
-    raise WrongValue(
-        f"SLURM's tasks per node, '{tasks}', do not include node {node}; a valid value looks like '2(x3),1'."
-    )
-
-
 # --- numbers
 
 
-def _number(variables: Mapping[str, str], name: str) -> int | None:
+def number(variables: Mapping[str, str], name: str) -> int | None:
+    """Return the number that a variable holds, or None if it is not set. Raises ValueError for anything else."""
     text = variables.get(name, "").strip()
     if not text:
         return None
@@ -274,24 +172,15 @@ def _number(variables: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _needed(variables: Mapping[str, str], name: str, other: str = "") -> int:
-    number = _number(variables, name)
-    if number is None:
+def needed(variables: Mapping[str, str], name: str, other: str = "") -> int:
+    """Return the number that a variable holds. Raises ValueError if it is not set, beside ``other``, which is."""
+    value = number(variables, name)
+    if value is None:
         raise WrongValue(
             f"The environment variable {other} is set but {name} is not. Set both, as a launcher does for every process it "
             f"starts, or none: unset {other}."
         )
-    return number
-
-
-def _port(variables: Mapping[str, str], job: str | None) -> int:
-    """Return a port that all ranks of a job, and few other jobs, derive. It is below Linux's ephemeral ports (from 32768)."""
-    given = _number(variables, "MASTER_PORT")
-    return given if given is not None else PORT if job is None else 20000 + zlib.crc32(job.encode()) % 12000
-
-
-def _this_machine(world: int, local: int | None) -> str | None:
-    return "127.0.0.1" if world == local else None
+    return value
 
 
 _NAMES = {
@@ -302,7 +191,7 @@ _NAMES = {
 }
 
 
-def _check(found: Environment, variables: Mapping[str, str]) -> None:
+def check(found: Environment, variables: Mapping[str, str]) -> None:
     among = found.world_size if found.local_world_size is None else found.local_world_size
     if not found.rank < found.world_size:
         wrong = f"rank {found.rank} of {found.world_size}, counted from 0"

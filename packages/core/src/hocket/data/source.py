@@ -89,9 +89,9 @@ def one_epoch(source: Source) -> Iterator[Iterator[Any]]:
         yield batches
     except BaseException as error:
         source.close()
-        from hocket.data import collating  # only needed for error messages
+        from hocket.help import failures  # only needed for error messages
 
-        collating.explain(error)
+        failures.explain(error, "collate")
         raise
 
 

@@ -143,9 +143,9 @@ class TrainingIterator:
                     return unpadded(batch) if type(batch) is Padding else (batch, True)
             except BaseException as error:
                 self._failed = True
-                from hocket.data import collating  # only needed for error messages
+                from hocket.help import failures  # only needed for error messages
 
-                collating.explain(error)
+                failures.explain(error, "collate")
                 raise
         if not self._handed_out:
             self.close()
@@ -178,9 +178,9 @@ class TrainingIterator:
                 return unpadded(batch)
         except BaseException as error:
             self._failed = True
-            from hocket.data import collating  # only needed for error messages
+            from hocket.help import failures  # only needed for error messages
 
-            collating.explain(error)
+            failures.explain(error, "collate")
             raise
         self._batches, self._ended = iter(()), True
         return None

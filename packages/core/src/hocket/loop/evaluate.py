@@ -20,8 +20,8 @@ from hocket.data.source import Source, limited, one_epoch
 from hocket.data.training_iterator import ENDLESS, iterates_once
 from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
+from hocket.help.arguments import understood
 from hocket.loop import loss_weights
-from hocket.loop.arguments import understood
 from hocket.loop.modes import eval_mode
 from hocket.loop.weighing import on_device
 from hocket.state import conversions, scalars

@@ -22,9 +22,9 @@ from hocket.basics.time import Interval, Time
 from hocket.data.checks import check_batches
 from hocket.errors import WrongState, WrongType, WrongValue
 from hocket.help import attributes, elsewhere, warn
+from hocket.help.arguments import understood
 from hocket.loop import until
 from hocket.loop.agreement import ranks_of
-from hocket.loop.arguments import understood
 from hocket.loop.evaluate import EvalData, evaluate, evaluate_unseen, prepare_sets, sanity_check
 from hocket.loop.guard import NonFiniteGuard, Policy
 from hocket.loop.settings import Settings

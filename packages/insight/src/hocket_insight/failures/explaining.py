@@ -16,6 +16,7 @@ from torch import Tensor
 from hocket.help import names
 from hocket.loop.steps import RESULT
 from hocket.state.task import Task
+from hocket_insight.failures import collating, starting_workers
 from hocket_insight.failures.causes import CAUSES
 from hocket_insight.failures.failure import Failure
 
@@ -141,5 +142,7 @@ PLACES: Mapping[str, Callable[..., None]] = {
     **{place: partial(_explain_model, place) for place in ("forward", "loss", "backward")},
     "metric": _explain_metric,
     "step": _explain_step,
+    "collate": collating.explain,
+    "workers": starting_workers.explain,
     "runtime.backward": _explain_backward,
 }

@@ -19,11 +19,11 @@ from hocket.data.several import prepared
 from hocket.devices import placement
 from hocket.errors import WrongState, WrongType, WrongValue
 from hocket.help import attributes
+from hocket.help.arguments import explained, understood, unknown
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
 from hocket.hookspecs.needs import Need
 from hocket.hookspecs.strategies import replicas
-from hocket.loop.arguments import explained, understood, unknown
 from hocket.loop.guard import Policy
 from hocket.optim.clipping import clip_gradients
 from hocket.optim.closures import closure_for

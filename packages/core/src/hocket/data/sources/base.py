@@ -79,9 +79,9 @@ class DataSource:
         try:
             batches: Iterator[Any] = iter(self.data)
         except Exception as error:
-            from hocket.data import starting_workers
+            from hocket.help import failures
 
-            starting_workers.explain(error, self.data)
+            failures.explain(error, "workers", self.data)
             raise
         self._iterator = ref(batches) if loaders.has_workers(batches) else None
         return batches

@@ -1,15 +1,12 @@
-"""Arguments of other libraries: what to write here instead."""
+"""What to write instead of a call of a public function with arguments of other libraries, too many or too few."""
 
 from __future__ import annotations
 
 import difflib
-import functools
 import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Number
-from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.utils.data import DataLoader
@@ -17,65 +14,13 @@ from torch.utils.data import DataLoader
 from hocket.basics.losses import named_loss
 from hocket.basics.short import short
 from hocket.basics.time import Time
-from hocket.errors import WrongType
 from hocket.help import names
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-#: The signatures of decorated functions by qualified name.
-_SIGNATURES: dict[str, inspect.Signature] = {}
-
-
-def understood(
-    function: Callable[P, R],
-    rearranged: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]] = lambda args, kwargs: args,
-) -> Callable[P, R]:
-    """Decorate a function of the public interface: explain arguments of other libraries, and convert numbers of NumPy.
-
-    Args:
-        rearranged: returns the positional arguments to use, and may change those by name.
-
-    Raises TypeError for an argument that does not exist, is missing or is one too many; the message says what to write.
-    """
-    signature = _SIGNATURES[function.__qualname__] = inspect.signature(function)
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        positional = rearranged(args, kwargs)
-        try:
-            bound = signature.bind(*positional, **kwargs)
-        except TypeError as error:
-            raise WrongType(_explain(function, signature, positional, kwargs) or str(error)) from None
-        for name, value in bound.arguments.items():
-            if type(value).__module__ == "numpy" and isinstance(value, Number):
-                bound.arguments[name] = value.item()  # type: ignore[attr-defined]
-        return function(*bound.args, **bound.kwargs)
-
-    return call
-
-
-def explained(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that loops call in each step: explain its arguments, which costs time only if they are refused."""
-    signature = _SIGNATURES[function.__qualname__] = inspect.signature(function)
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return function(*args, **kwargs)
-        except TypeError as error:
-            try:
-                signature.bind(*args, **kwargs)
-            except TypeError:
-                raise WrongType(_explain(function, signature, args, kwargs) or str(error)) from None
-            raise
-
-    return call
+from hocket.help.arguments import SIGNATURES
 
 
 def unknown(what: str, name: str, value: object) -> str:
     """Return what is wrong with an argument of a function that takes others by any name; empty if it is one of these."""
-    known = _named_parameters(_SIGNATURES[what])
+    known = _named_parameters(SIGNATURES[what])
     meant = names.listed(name, "arguments", what, near=True) or difflib.get_close_matches(name, known, 1, 0.7)
     return _unknown(what, known, name, value) if meant else ""
 
@@ -85,7 +30,7 @@ def _named_parameters(signature: inspect.Signature) -> dict[str, inspect.Paramet
     return {name: each for name, each in signature.parameters.items() if name != "self" and each.kind not in starred}
 
 
-def _explain(
+def explanation(
     function: Callable[..., object],
     signature: inspect.Signature,
     args: Sequence[object],
@@ -134,7 +79,7 @@ def _explain(
 
 def _unknown(what: str, known: Mapping[str, inspect.Parameter], name: str, value: object) -> str:
     given = f"{what} has no argument {name}={short(value)}."
-    trainer = _SIGNATURES.get("Trainer.__init__")
+    trainer = SIGNATURES.get("Trainer.__init__")
     own = names.listed(name, "arguments", what)
     if own is None and trainer is not None and name in trainer.parameters:
         return f"{given} It is one of the Trainer: write hocket.Trainer({name}=…). Here the arguments are {', '.join(known)}."
