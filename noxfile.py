@@ -41,12 +41,13 @@ class Package:
 CORE = Package("core", "hocket")
 CHECKPOINTS = Package("checkpoints", "hocket-checkpoints")
 CLI = Package("cli", "hocket-cli")
+DATA = Package("data", "hocket-data")
 INSIGHT = Package("insight", "hocket-insight", "[monitors]")
 TESTKIT = Package("testkit", "hocket-testkit")
 LOGGERS = Package("loggers", "hocket-loggers", "[tensorboard]")
 STRATEGIES = Package("strategies", "hocket-strategies", "[torchao]")
 #: What the tests of every package need.
-STANDARD = (CORE, CHECKPOINTS, CLI, INSIGHT, LOGGERS, TESTKIT, STRATEGIES)
+STANDARD = (CORE, CHECKPOINTS, CLI, DATA, INSIGHT, LOGGERS, TESTKIT, STRATEGIES)
 GENERAL = Package("algorithms-general", "hocket-algorithms-general", "[optimizers]")
 VISION = Package("algorithms-vision", "hocket-algorithms-vision", "[datasets]")
 NLP = Package("algorithms-nlp", "hocket-algorithms-nlp", "[peft]")
@@ -298,7 +299,7 @@ def distributions(session: nox.Session) -> None:
     settle(session)
     wheels = build(session, PACKAGES, ROOT / "dist")
     session.run("python", "-I", str(ROOT / ".ci/check_wheels.py"), str(ROOT), *map(str, wheels.values()))
-    extras = "checkpoints,cli,insight,testkit,general,vision,nlp,strategies,loggers,tensorboard,report,migration"
+    extras = "checkpoints,cli,data,insight,testkit,general,vision,nlp,strategies,loggers,tensorboard,report,migration"
     everything = f"hocket[{extras}] @ {wheels[CORE].as_uri()}"
     install(session, everything, siblings=located(wheels), compile_bytecode=False)
     check_origin(session, PACKAGES, ROOT / "dist")

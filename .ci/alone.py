@@ -59,6 +59,8 @@ MISSING: dict[str, tuple[Callable[[], Any], str]] = {
     "load_weights": (lambda: trainer().load_weights("model.pt"), "checkpoints"),
     "evaluate('best')": (lambda: trainer().evaluate("best"), "checkpoints"),
     "read_weights": (read_weights, "checkpoints"),
+    "hocket.data.Several": (lambda: hocket.data.Several, "data"),
+    "data=": (partial(trainer, data=object()), "data"),
     "profile=": (partial(trainer, profile=True), "insight"),
     "'early-stopping'": (partial(trainer, callbacks=["early-stopping"]), "insight"),
     "hocket.callbacks": (callbacks, "insight"),

@@ -18,7 +18,7 @@ from hocket.basics import types
 from hocket.basics.losses import named_loss
 from hocket.basics.masking import masked
 from hocket.basics.safe_files import printable
-from hocket.data.module import is_module
+from hocket.data.checks import whose_module
 from hocket.errors import Mistake
 from hocket.help.raised import raised
 from hocket.loop.settings import Settings
@@ -236,7 +236,7 @@ class Configuration:
         values = {key: self._value(key) for key in given if key in _OBJECTS and key != "data"}
         if "data" in given:
             found = reference(given["data"])
-            if found and is_module(resolve(found)):
+            if found and whose_module(resolve(found)):
                 values["data"] = make(found, _Instance, "data")
             else:
                 values["train_data"] = self._split("train")

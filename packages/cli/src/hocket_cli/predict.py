@@ -67,11 +67,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _data(trainer: Trainer, label: str | None) -> Any:
     """Return the data of an evaluation set; None for ``predict()`` of a data module. Raises PluginError without such a set."""
-    from hocket.data import DataModule
+    if label is None and (module := trainer.settings.data) is not None:
+        from hocket.data import DataModule
 
-    module = trainer.settings.data
-    if label is None and module is not None and type(module).predict is not DataModule.predict:
-        return None
+        if type(module).predict is not DataModule.predict:
+            return None
     trainer._data.make("eval", running=trainer._running)
     sets = trainer.state.eval_sets
     label = next(iter(sets)) if label is None and len(sets) == 1 else label

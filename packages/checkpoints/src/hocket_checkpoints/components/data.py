@@ -10,7 +10,7 @@ from hocket.state.component import Check, Component, PerRank, Saved, Tree
 from hocket.state.state import State
 
 if TYPE_CHECKING:
-    from hocket.loop.module_data import ModuleData
+    from hocket_data.module_data import ModuleData
 
 
 class TrainingData(Component):
@@ -41,9 +41,15 @@ class TrainingData(Component):
         if self._loop.has_data:
             self._mine(saved)
         module = checkpoint.decode((saved.own or {}).get("module", {}))
-        from hocket.loop.module_data import misfits
+        return Check((saved, module), [] if module.get("extra") is None else self._misfits())
 
-        return Check((saved, module), misfits(self._module, module.get("extra")))
+    def _misfits(self) -> list[str]:
+        """Return why the state of a data module cannot be loaded; empty if it can."""
+        if self._module is None:
+            return [
+                "The checkpoint has the state of a data module, and this Trainer has none. Give the same one: «data=module»."
+            ]
+        return self._module.misfits()
 
     def load_state_dict(self, saved: tuple[PerRank, dict[str, Any]]) -> None:
         """Move the iterator to the position, or keep the position until there is data."""

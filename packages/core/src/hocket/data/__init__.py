@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from hocket.data.global_batches import sized as sized
     from hocket.data.items import get_item as get_item, set_item as set_item
     from hocket.data.mixture import Mixture as Mixture
-    from hocket.data.module import DataModule as DataModule
     from hocket.data.nesting import map_tensors as map_tensors, move as move
     from hocket.data.per_sample import SeededDataset as SeededDataset, seeded as seeded
-    from hocket.data.several import Several as Several
     from hocket.data.slices import Slices as Slices
     from hocket.data.source import Position as Position, Source as Source
     from hocket.data.sources.base import DataSource as DataSource
     from hocket.data.windows import Window as Window
     from hocket.state.batch_part import BatchPart as BatchPart
+    from hocket_data.module import DataModule as DataModule
+    from hocket_data.several import Several as Several
 
 __getattr__, __dir__ = lazy(__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket.basics.plugin_errors import summarize
@@ -53,6 +53,33 @@ def adapter(cls: _Adapter) -> _Adapter:
 def register(cls: Any) -> None:
     """Add an adapter; unlike `adapter`, of any class that makes sources."""
     _FURTHER.append(cls)
+
+
+class CombinedLoaders:
+    """The base of data that combines several loaders, such as `hocket.data.Several`: each is checked and prepared by itself.
+
+    The data's ``repr`` says how they are combined; all ranks have to agree on it.
+    """
+
+    #: The loaders by name.
+    loaders: Mapping[str, Iterable[Any]]
+
+    def prepared(self, prepare_data: Callable[..., Any], train: bool, global_batch: int | None) -> Source:
+        """Return this rank's slices of the data, combined of those of the loaders; see `prepared`."""
+        raise NotImplementedError
+
+
+def prepared(data: object, prepare_data: Callable[..., Any], train: bool, global_batch: int | None = None) -> Any:
+    """Return this rank's slices of ``data``: what the strategy's ``prepare_data`` returns, for each one of combined loaders.
+
+    See `hocket.hookspecs.StrategyHooks.prepare_data`.
+
+    Raises:
+        ValueError: an evaluation or prediction would not see every sample once, or ``global_batch`` is not possible.
+    """
+    if isinstance(data, CombinedLoaders):
+        return data.prepared(prepare_data, train, global_batch)
+    return prepare_data(data, train, global_batch)
 
 
 @functools.cache

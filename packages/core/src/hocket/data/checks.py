@@ -9,10 +9,17 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
-from hocket.data.adapters import serves_itself
-from hocket.data.several import MODES, Several
+from hocket.data.adapters import CombinedLoaders, serves_itself
 from hocket.errors import WrongType
 from hocket.help import names
+
+#: The modes of `hocket.data.Several`: what each yields, and when its epoch ends.
+MODES: Mapping[str, str] = {
+    "cycle": "a batch of each; the others begin again until the longest has ended",
+    "shortest": "a batch of each until the shortest has ended, as zip does",
+    "in turn": "a batch of one after the other until all have ended",
+    "weighted": "a batch of one, drawn at random by weights=",
+}
 
 
 def check_batches(data: object, argument: str) -> None:
@@ -20,7 +27,7 @@ def check_batches(data: object, argument: str) -> None:
 
     Data sets, tensors, arrays and tables hold samples; a DataLoader makes batches of them.
     """
-    if isinstance(data, Several):
+    if isinstance(data, CombinedLoaders):
         for name, loader in data.loaders.items():
             check_batches(loader, f"{argument}[{name!r}]")
         return
@@ -116,8 +123,6 @@ def _given(argument: str, value: str) -> str:
 
 def _check_not_data(data: object, argument: str) -> None:
     """Raise TypeError for a model, a number, a function or a data module in the place of data."""
-    from hocket.data.module import is_foreign, is_module
-
     kind = type(data).__name__
     loader = _loader(argument)
     what, write = "", ""
@@ -138,10 +143,10 @@ def _check_not_data(data: object, argument: str) -> None:
             f"the number {data!r}",
             f"A duration has a unit: «duration='{data}ep'». Data is an iterable of batches: write",
         )
-    elif is_module(data):
+    elif whose := whose_module(data):
         what = f"a data module ({kind})"
         write = "Give it to the Trainer, which calls its methods: hocket.Trainer(model, data=module). Or write"
-        if is_foreign(data):
+        if whose == "lightning":
             write = (
                 "Give its loaders: train_data=module.train_dataloader(), eval_data=module.val_dataloader(). Or write"
             )
@@ -160,6 +165,15 @@ def _check_not_data(data: object, argument: str) -> None:
         what, write = f"{kind}, a function", "A loss is given by name: «loss=». Write"
     if what:
         raise WrongType(f"{argument} is {what}, and not an iterable of batches. {write} {loader}.")
+
+
+def whose_module(given: object) -> str:
+    """Return whose data module an object or class is: "hocket", "lightning" by its methods, or "" if it is none."""
+    cls = given if isinstance(given, type) else type(given)
+    if any(base.__module__ == "hocket_data.module" for base in cls.__mro__):
+        return "hocket"
+    has_loaders = callable(getattr(cls, "train_dataloader", None)) and not issubclass(cls, torch.nn.Module)
+    return "lightning" if has_loaders else ""
 
 
 def _check_list(data: Any, argument: str) -> None:

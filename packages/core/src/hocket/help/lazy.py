@@ -8,6 +8,7 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import InspectLoader
+from importlib.util import find_spec
 from typing import Any
 
 from hocket.help.elsewhere import NotInstalled, module as imported
@@ -54,8 +55,12 @@ def lazy(
         return declared(package) if modules is None else modules
 
     def getattribute(name: str) -> Any:
-        if name == "__all__":
-            return sorted(names())
+        if name == "__all__":  # what is installed
+            return [
+                name
+                for name, place in sorted(names().items())
+                if not is_ours(place) or find_spec(place.partition(".")[0])
+            ]
         if name not in names():
             raise Absent(package, name, sorted(names()))
         place = names()[name]

@@ -8,6 +8,7 @@ PARTS = {
     "hocket": "hocket",
     "hocket-checkpoints": "hocket_checkpoints",
     "hocket-cli": "hocket_cli",
+    "hocket-data": "hocket_data",
     "hocket-insight": "hocket_insight",
     "hocket-loggers": "hocket_loggers",
     "hocket-testkit": "hocket_testkit",

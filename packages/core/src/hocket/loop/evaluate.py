@@ -12,10 +12,9 @@ import torch
 from hocket.basics import seeding
 from hocket.basics.losses import Loss
 from hocket.basics.time import Interval, time_of
-from hocket.data.adapters import adapt
+from hocket.data.adapters import adapt, prepared
 from hocket.data.batches import unpadded
 from hocket.data.checks import check_sets
-from hocket.data.several import prepared
 from hocket.data.source import Source, limited, one_epoch
 from hocket.data.training_iterator import ENDLESS, iterates_once
 from hocket.errors import WrongType, WrongValue

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from hocket.basics import seeding
-from hocket.data.adapters import adapt
+from hocket.data.adapters import adapt, prepared
 from hocket.data.batches import unpadded
 from hocket.data.nesting import map_tensors
 from hocket.data.samplers import DRAWN
-from hocket.data.several import prepared
 from hocket.data.source import limited, one_epoch
 from hocket.data.training_iterator import ENDLESS
 from hocket.errors import WrongValue

@@ -18,6 +18,7 @@ from hocket.basics.seeding import check_seed
 from hocket.basics.time import Interval, Time, TimeError, Unit, batches, interval_of, share, time_of
 from hocket.data.stateful import one_sided
 from hocket.errors import WrongType, WrongValue
+from hocket.help import elsewhere
 from hocket.hookspecs import StrategyLike
 from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.needs import Need
@@ -28,8 +29,8 @@ from hocket.state import conversions
 if TYPE_CHECKING:
     from hocket.basics.types import BatchTransformLike, Metric, OptimizerLike, PartLike, PluginLike, ScheduleLike
     from hocket.checkpoints import Checkpoints
-    from hocket.data.module import DataModule
     from hocket.loop.evaluate import EvalData
+    from hocket_data.module import DataModule
 
 T = TypeVar("T")
 #: Metrics by name, or a function that makes them.
@@ -244,9 +245,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_minimum(self.min_duration, self.duration)
         if self.data is not None:
-            from hocket.loop import module_data
-
-            module_data.check(self.data, self.train_data, self.eval_data)
+            elsewhere.module("hocket_data.module_data", "data=").check(self.data, self.train_data, self.eval_data)
         values = vars(self)
         if (number := self.fast_dev_run) is not None:  # so many batches of everything
             values.update(limit_train=number, limit_eval=number, limit_predict=number)

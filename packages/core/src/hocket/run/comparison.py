@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hocket.basics.plugin_errors import PluginError
-from hocket.data.several import Several
+from hocket.data.adapters import CombinedLoaders
 from hocket.errors import WrongValue
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def of_settings(settings: Settings, model: nn.Module) -> Given:
 
 def of_data(data: object) -> list[str]:
     """Describe training data: how several loaders are combined, and of other data whether there is any."""
-    return [] if data is None else [repr(data) if isinstance(data, Several) else "given"]
+    return [] if data is None else [repr(data) if isinstance(data, CombinedLoaders) else "given"]
 
 
 def shapes(model: nn.Module) -> list[str]:

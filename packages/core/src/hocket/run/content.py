@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from hocket.basics.seeding import RandomStream
     from hocket.loop.fit import FitLoop
     from hocket.loop.guard import NonFiniteGuard
-    from hocket.loop.module_data import ModuleData
     from hocket.state.component import Content
     from hocket.state.state import State
+    from hocket_data.module_data import ModuleData
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hocket.data.adapters import adapt
+from hocket.data.adapters import adapt, prepared
 from hocket.data.checks import check_batches
 from hocket.data.loaders import independent
-from hocket.data.several import prepared
 from hocket.data.source import Source, limited
 from hocket.data.training_iterator import TrainingIterator
+from hocket.help import elsewhere
 from hocket.loop.evaluate import EvalData, prepare_sets
 from hocket.loop.fit import FitLoop
 from hocket.loop.settings import Settings
@@ -20,7 +20,7 @@ from hocket.run import comparison
 from hocket.state.state import State
 
 if TYPE_CHECKING:
-    from hocket.loop.module_data import ModuleData
+    from hocket_data.module_data import ModuleData
 
 
 class RunData:
@@ -34,9 +34,7 @@ class RunData:
         self._state, self._loop, self._settings = state, loop, settings
         self.module: ModuleData | None = None
         if settings.data is not None:
-            from hocket.loop.module_data import ModuleData
-
-            self.module = ModuleData(settings.data, state, settings.seed)
+            self.module = elsewhere.module("hocket_data.module_data").ModuleData(settings.data, state, settings.seed)
 
     def make(self, *names: str, running: Callable[[], AbstractContextManager[None]]) -> None:
         """Set the data that the data module makes, unless it is set already. All ranks call it together.

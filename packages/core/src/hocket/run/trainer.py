@@ -42,10 +42,10 @@ from hocket.state.task_log import connected
 if TYPE_CHECKING:
     from hocket.basics.types import BatchTransformLike, MetricsLike, OptimizerLike, PartLike, PluginLike, ScheduleLike
     from hocket.checkpoints import Checkpoints, Report
-    from hocket.data.module import DataModule
     from hocket.plugins.plan import Plan
     from hocket.run.result import Result
     from hocket.state.parts import EvaluationSet
+    from hocket_data.module import DataModule
 
 
 def _is_duration(given: object) -> TypeGuard[str | Time]:

@@ -9,8 +9,7 @@ from typing import Any
 
 from hocket.basics import seeding
 from hocket.basics.time import Time, Unit
-from hocket.data.adapters import adapt
-from hocket.data.several import prepared
+from hocket.data.adapters import adapt, prepared
 from hocket.errors import WrongType, WrongValue
 from hocket_migration.lightning import arguments, data
 from hocket_migration.lightning.framework import overrides

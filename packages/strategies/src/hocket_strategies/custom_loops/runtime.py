@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hocket.basics import seeding
+from hocket.data.adapters import prepared
 from hocket.data.checks import check_batches
-from hocket.data.several import prepared
 from hocket.devices import placement
 from hocket.errors import WrongState, WrongType, WrongValue
 from hocket.help import attributes

@@ -12,11 +12,12 @@ import torch
 from hocket.basics import seeding
 from hocket.basics.plain_data import encode
 from hocket.basics.short import short
-from hocket.data.module import DataModule, is_foreign
+from hocket.data.checks import whose_module
 from hocket.errors import WrongType
 from hocket.help import attributes, names, warn
 from hocket.loop.agreement import ranks_of
 from hocket.state.state import State
+from hocket_data.module import DataModule
 
 _METHODS = ("prepare", "setup", "train", "eval", "predict", "extra_state", "load_extra_state")
 
@@ -80,21 +81,14 @@ class ModuleData:
         elif saved["extra"] is not None:
             self.module.load_extra_state(saved["extra"])
 
-
-def misfits(module: ModuleData | None, extra: object) -> list[str]:
-    """Return why the extra state of a checkpoint's data module cannot be loaded; empty if it can."""
-    if extra is None:
+    def misfits(self) -> list[str]:
+        """Return why the module cannot load the extra state of a checkpoint; empty if it can."""
+        kind = type(self.module)
+        if kind.load_extra_state is DataModule.load_extra_state:
+            return [
+                f"The checkpoint has the state of a data module, but {kind.__name__} defines no load_extra_state(state)."
+            ]
         return []
-    if module is None:
-        return [
-            "The checkpoint has the state of a data module, and this Trainer has none. Give the same one: «data=module»."
-        ]
-    kind = type(module.module)
-    if kind.load_extra_state is DataModule.load_extra_state:
-        return [
-            f"The checkpoint has the state of a data module, but {kind.__name__} defines no load_extra_state(state)."
-        ]
-    return []
 
 
 def check(data: object, train_data: object, eval_data: object) -> None:
@@ -105,7 +99,7 @@ def check(data: object, train_data: object, eval_data: object) -> None:
     kind = type(data).__name__
     if isinstance(data, type) and issubclass(data, DataModule):
         raise WrongType(f"«data={data.__name__}» is a class. Give an instance: «data={data.__name__}(…)».")
-    if is_foreign(data):
+    if whose_module(data) == "lightning":
         theirs = {name: write for name in dir(data) if (write := names.listed(name, "methods", "DataModule"))}
         raise WrongType(
             f"«data={kind}(…)» has the methods of a LightningDataModule. Inherit from hocket.data.DataModule, write "

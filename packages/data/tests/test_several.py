@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subs
 
 import hocket
 from hocket.data import Counts, Padding, Several, adapt, count, seeded, split
+from hocket.data.adapters import prepared
+from hocket.data.checks import MODES
 from hocket.data.errors import DataError
-from hocket.data.several import MODES, prepared
 from hocket_testkit import SourceConformance
 from hocket_testkit.compare import difference
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
 from hocket.errors import Unsupported
 
 
@@ -67,14 +65,3 @@ class DataModule:
     def load_extra_state(self, state: Any) -> None:
         """Restore the state that :meth:`extra_state` returned, after :meth:`setup` and before any data is made."""
         raise Unsupported(f"{type(self).__name__} needs a load_extra_state(state)")
-
-
-def is_module(given: object) -> bool:
-    """Whether it is a data module, one of Lightning included, or the class of one."""
-    return issubclass(given if isinstance(given, type) else type(given), DataModule) or is_foreign(given)
-
-
-def is_foreign(given: object) -> bool:
-    """Whether it is an object or a class with the methods of a LightningDataModule, which is not a `DataModule`."""
-    cls = given if isinstance(given, type) else type(given)
-    return not issubclass(cls, DataModule | nn.Module) and callable(getattr(given, "train_dataloader", None))

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal
 
-from hocket.data.adapters import adapt, as_recorded, register
+from hocket.data.adapters import CombinedLoaders, adapt, as_recorded, prepared, register
 from hocket.data.batches import Padding, unpadded
-from hocket.data.combining import Member, Parts, cycle, in_turn, shortest, weighted
+from hocket.data.checks import MODES
 from hocket.data.errors import DataError
 from hocket.data.loaders import batch_size
 from hocket.data.slices import Slices
@@ -17,20 +17,13 @@ from hocket.data.source import Position, Source, epoch_owners
 from hocket.data.stateful import has_state
 from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
+from hocket_data.combining import Member, Parts, cycle, in_turn, shortest, weighted
 
 Mode = Literal["cycle", "shortest", "in turn", "weighted"]
-
-#: What each mode yields, and when its epoch ends.
-MODES: Mapping[str, str] = {
-    "cycle": "a batch of each; the others begin again until the longest has ended",
-    "shortest": "a batch of each until the shortest has ended, as zip does",
-    "in turn": "a batch of one after the other until all have ended",
-    "weighted": "a batch of one, drawn at random by weights=",
-}
 _SIDE_BY_SIDE = ("cycle", "shortest")
 
 
-class Several:
+class Several(CombinedLoaders):
     """Several loaders as one: ``train_data=Several({"labelled": a, "unlabelled": b}, "cycle")``.
 
     A batch is a dict from the loader's name to its batch. In the modes ``"in turn"`` and ``"weighted"`` it has one entry, so
@@ -129,36 +122,29 @@ class Several:
             )
         return {name: size * each // first for name, each in sizes.items() if each is not None}
 
+    def prepared(self, prepare_data: Callable[..., Any], train: bool, global_batch: int | None) -> SeveralSource:
+        """Return this rank's slices of all loaders, as the strategy's ``prepare_data`` makes them of each.
+
+        Raises:
+            ValueError: an evaluation or prediction would not see every sample once, or ``global_batch`` is not possible.
+        """
+        if not train and self.mode != "in turn":
+            names = ", ".join(f"{name!r}: …" for name in self.loaders)
+            raise WrongValue(
+                f"Several(…, {self.mode!r}) may repeat or omit samples, and every sample counts once here. Evaluate the "
+                f"loaders as sets, «eval_data={{{names}}}», or write Several(…, 'in turn')."
+            )
+        sizes = self.global_batches(global_batch)
+        sources = {
+            name: adapt(prepared(loader, prepare_data, train, sizes[name]), given=loader)
+            for name, loader in self.loaders.items()
+        }
+        return SeveralSource(self, sources=sources)
+
     def _own_source(self) -> SeveralSource:
         if self._source is None:
             self._source = SeveralSource(self)
         return self._source
-
-
-def prepared(
-    data: object, prepare_data: Callable[[Any, bool, int | None], Any], train: bool, global_batch: int | None = None
-) -> Any:
-    """Return this rank's slices of ``data``: what the strategy's ``prepare_data`` returns, for each loader of `Several`.
-
-    See `hocket.hookspecs.StrategyHooks.prepare_data`.
-
-    Raises:
-        ValueError: an evaluation or prediction would not see every sample once, or ``global_batch`` is not possible.
-    """
-    if not isinstance(data, Several):
-        return prepare_data(data, train, global_batch)
-    if not train and data.mode != "in turn":
-        names = ", ".join(f"{name!r}: …" for name in data.loaders)
-        raise WrongValue(
-            f"Several(…, {data.mode!r}) may repeat or omit samples, and every sample counts once here. Evaluate the loaders as "
-            f"sets, «eval_data={{{names}}}», or write Several(…, 'in turn')."
-        )
-    sizes = data.global_batches(global_batch)
-    sources = {
-        name: adapt(prepared(loader, prepare_data, train, sizes[name]), given=loader)
-        for name, loader in data.loaders.items()
-    }
-    return SeveralSource(data, sources=sources)
 
 
 class SeveralSource:
