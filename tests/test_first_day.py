@@ -22,10 +22,10 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 import hocket
 from hocket.help import ours, warn
-from hocket.run import before_fit
 from hocket.schedules import Plateau
 from hocket_cli.sweep import Sweep, _check_sweep
 from hocket_cli.sweeps.space import Choices
+from hocket_insight import fit_arguments
 from hocket_insight.callbacks.early_stopping import EarlyStopping
 
 ROOT = Path(__file__).parents[1]
@@ -224,7 +224,7 @@ def test_no_plug_in_of_hockets_own_has_half_a_state() -> None:
 @pytest.fixture
 def random_numbers() -> Iterator[None]:
     """Torch's generator as in a new process, which nobody has seeded; restored afterwards."""
-    before_fit._say_unseeded.cache_clear()
+    fit_arguments._say_unseeded.cache_clear()
     with torch.random.fork_rng(devices=[]):
         torch.seed()
         yield

@@ -44,7 +44,7 @@ def test_only_the_first_loss_of_a_fit_is_checked() -> None:
 def test_checking_the_first_loss_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = make_trainer(model=make_model(dropout=0.5), seed=3)
     checked.fit()
-    monkeypatch.setattr("hocket_insight.first_loss.watched", lambda state: nullcontext())
+    monkeypatch.setattr("hocket_insight.first_loss.checked", lambda state: nullcontext())
     plain = make_trainer(model=make_model(dropout=0.5), seed=3)
     plain.fit()
     assert same(checked.model_state_dict(), plain.model_state_dict())

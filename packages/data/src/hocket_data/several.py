@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from hocket.data.adapters import CombinedLoaders, adapt, as_recorded, prepared, register
 from hocket.data.batches import Padding, unpadded
@@ -154,7 +154,7 @@ class SeveralSource:
         sources: those of the loaders, by name; None to adapt each loader, with a copy of ``slices``.
     """
 
-    kind = "several"
+    kind: ClassVar[str] = "several"
     priority = 100
 
     def __init__(

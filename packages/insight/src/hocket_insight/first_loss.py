@@ -27,7 +27,7 @@ _BROADCASTS = "Using a target size"
 
 
 @contextmanager
-def watched(state: State) -> Iterator[None]:
+def checked(state: State) -> Iterator[None]:
     """Check the task's first loss inside, once the default action computes it. Later ones are not slowed down."""
     from hocket.loop.actions import DefaultActions
 
@@ -37,7 +37,7 @@ def watched(state: State) -> Iterator[None]:
         yield
         return
 
-    def checked(outputs: object, batch: Batch) -> object:
+    def checked_loss(outputs: object, batch: Batch) -> object:
         actions.first_loss = None
         observer, before = _Observer(outputs), numbers_of(task)
         with warnings.catch_warnings(record=True) as caught, nullcontext() if _is_compiled(task) else observer:
@@ -67,7 +67,7 @@ def watched(state: State) -> Iterator[None]:
         _check_numbers(task, before, state)
         return returned
 
-    actions.first_loss = checked
+    actions.first_loss = checked_loss
     try:
         yield
     finally:

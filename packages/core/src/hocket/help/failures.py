@@ -1,4 +1,4 @@
-"""Explain exceptions of the user's model and loss, and check the first loss of a fit, if the package insight is installed."""
+"""Explain exceptions of the user's model and loss, and check arguments and first loss of a fit, if insight is installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,16 @@ def explain(error: BaseException, place: str, *facts: object) -> None:
 
 def first_loss_checked(state: object) -> AbstractContextManager[None]:
     """Return a context in which the first loss is checked for mistakes that raise nothing; ``state`` is that of the run."""
+    return _checks("hocket_insight.first_loss", state)
+
+
+def arguments_checked(state: object, settings: object) -> AbstractContextManager[None]:
+    """Return a context around a fit which warns of arguments without effect; ``settings`` are the Trainer's."""
+    return _checks("hocket_insight.fit_arguments", state, settings)
+
+
+def _checks(module: str, *facts: object) -> AbstractContextManager[None]:
     try:
-        return elsewhere.module("hocket_insight.first_loss").watched(state)  # type: ignore[no-any-return]
+        return elsewhere.module(module).checked(*facts)  # type: ignore[no-any-return]
     except elsewhere.NotInstalled:
         return nullcontext()

@@ -67,9 +67,6 @@ class RunData:
         state.data.train_loader = prepared(data, state.bus.prepare_data, True, settings.global_batch)
         source = adapt(state.train_loader, given=data)
         limit = limited(source, settings.limit_train, "limit_train")
-        from hocket.run import before_fit
-
-        before_fit.warn_of_window(settings.accumulate, source.length())
         self._loop.data = iterator = TrainingIterator(source, limit, settings.overfit, settings.accumulate or 1)
         state.progress.epoch_length = iterator.length
         state.data.sample_indices, state.data.is_last_batch = iterator.indices, iterator.is_last

@@ -354,14 +354,13 @@ class Trainer:
         self._data.make("train", "eval", running=self._running)
         self._loop.check()
         from hocket.help import failures
-        from hocket.run import before_fit, summary
+        from hocket.run import summary
 
-        before_fit.check(state, self.settings, bool(self.settings.metrics))
         if not until.plan_fit(state, self._loop, self.settings.duration, self.settings.limits, duration):
             return self.result()
-        unopened = before_fit.warn_of_spans(state)
         try:
-            with deferred(state.strategy.world_size == 1) as interruption, self._running():
+            checks = failures.arguments_checked(state, self.settings)
+            with deferred(state.strategy.world_size == 1) as interruption, checks, self._running():
                 state.bus.before_fit(state)
                 summary.show_resumed(state, self.command)
                 if not self._described:
@@ -371,7 +370,6 @@ class Trainer:
                     sanity_check(state, state.eval_sets, self.settings.sanity_eval, interruption.check)
                 with failures.first_loss_checked(state):
                     self._loop.run(interruption)
-                before_fit.warn_of_spans(state, unopened)
                 state.bus.after_fit(state)
                 state.bus.flush(state)
         except (KeyboardInterrupt, Interrupted) as error:

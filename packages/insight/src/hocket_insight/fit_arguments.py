@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from hocket.basics.time import Unit
+from hocket.data.source import known_length
 from hocket.help import warn
 from hocket.hookspecs.algorithm import Algorithm
 from hocket.state.span import Span
@@ -25,13 +27,18 @@ _CHOSEN = 2**32
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def check(state: State, settings: Settings, metrics: bool) -> None:
-    """Warn of arguments that need an evaluation set, of batch norm in microbatches, and of weights that no seed determines.
+@contextmanager
+def checked(state: State, settings: Settings) -> Iterator[None]:
+    """Warn before a fit of arguments without effect, and of algorithms that never act; and of these again after it."""
+    _check(state, settings)
+    unopened = _warn_of_spans(state)
+    yield
+    _warn_of_spans(state, unopened)
 
-    Args:
-        metrics: whether the Trainer was given metrics.
-    """
-    if metrics and not state.eval_sets:
+
+def _check(state: State, settings: Settings) -> None:
+    """Warn of arguments that need other data, of batch norm in microbatches, and of weights that no seed determines."""
+    if settings.metrics and not state.eval_sets:
         warn(
             "«metrics=» measures evaluation sets, and this fit has none. Pass «eval_data=»; or write «train_metrics=» for "
             "metrics of the training batches, or no «metrics= here and trainer.evaluate(data, metrics=…) after the "
@@ -39,6 +46,12 @@ def check(state: State, settings: Settings, metrics: bool) -> None:
         )
     if settings.sanity_eval and not state.eval_sets:
         warn("«sanity_eval=» evaluates before training, and this fit has no evaluation set. Pass «eval_data=».")
+    accumulate, batches = settings.accumulate, known_length(state.train_loader)
+    if accumulate is not None and batches and batches < accumulate:
+        warn(
+            f"«accumulate='{accumulate}ba'» is more than the {batches} batches of an epoch, so each step has {batches}. Write "
+            f"accumulate='{batches}ba'."
+        )
     resumed = state.identity.resumed_from is not None
     begins = settings.lasting and not resumed and not state.timestamp.batch and state.strategy.rank == 0
     if settings.seed is not None and begins and torch.initial_seed() >= _CHOSEN:
@@ -60,16 +73,7 @@ def _say_unseeded(seed: int) -> None:
     )  # fmt: skip
 
 
-def warn_of_window(accumulate: int | None, batches: int | None) -> None:
-    """Warn if ``accumulate=`` asks for more batches than an epoch has."""
-    if accumulate is not None and batches and batches < accumulate:
-        warn(
-            f"«accumulate='{accumulate}ba'» is more than the {batches} batches of an epoch, so each step has {batches}. Write "
-            f"accumulate='{batches}ba'."
-        )
-
-
-def warn_of_spans(state: State, known: Collection[Span] | None = None) -> list[Span]:
+def _warn_of_spans(state: State, known: Collection[Span] | None = None) -> list[Span]:
     """Warn of algorithms that never act by their schedule: their `hocket.Span`, or `Algorithm.no_effect`. Return these spans.
 
     Args:
