@@ -5,7 +5,6 @@ Names are imported on first use, so ``import hocket`` is cheap. They are those b
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,34 +41,20 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    from hocket.help.lazy import Absent, declared
+    from hocket.help.lazy import lazy
 
     if name == "__version__":
         from importlib.metadata import version
 
         return version("hocket")
-    if name == "__all__":
-        from importlib.util import find_spec
-
-        return [name for name, module in declared("hocket").items() if find_spec(module.partition(".")[0])]
-    if name not in (public := declared("hocket")):
-        raise Absent("hocket", name, list(public))
-    from hocket.help import elsewhere
-
-    module = public[name]
     try:
-        in_core = module == "hocket"  # a module itself
-        value = importlib.import_module(f"hocket.{name}") if in_core else getattr(elsewhere.module(module), name)
-    except elsewhere.NotInstalled as absent:
-        raise AttributeError(absent.msg, name=name) from None
+        return lazy("hocket")[0](name)
     except UnicodeDecodeError as error:  # in torch, which reads the entry points of every distribution
         from hocket.plugins import catalog, distributions
 
         for problem in catalog.installed().problems:
             error.add_note(f"{problem.dist} {problem.version}: {problem.text}, or set {distributions.AUTOLOAD}=0.")
         raise
-    globals()[name] = value
-    return value
 
 
 def __dir__() -> list[str]:

@@ -52,25 +52,26 @@ def environment(variables: Mapping[str, str]) -> Environment | None:
         ValueError: the variables contradict each other, are incomplete or are not numbers.
     """
     found = _by_name(variables)
-    if found is None and any(name.startswith(_OF_JOBS) for name in variables):
+    if found is not None:
+        check(found, variables, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    elif any(name.startswith(_OF_JOBS) for name in variables):
         try:
             found = elsewhere.module("hocket_strategies.launching.jobs", "A job of several processes").of_job(variables)
         except elsewhere.NotInstalled:
             if any(variables.get(name, "1") != "1" for name in _SIZES):
                 raise
-    if found is not None:
-        check(found, variables)
     return found
 
 
 def hint(variables: Mapping[str, str]) -> str:
     """Return a sentence that explains why a process of a SLURM job runs alone, or empty."""
-    if _alone_in_a_job(variables):
-        return (
-            f"This SLURM job has {variables['SLURM_NTASKS']} tasks, but its batch script runs once; write srun before the "
-            "command to start it once per task. "
-        )
-    return ""
+    in_a_step = any(name.startswith("SLURM_STEP") for name in variables)
+    if in_a_step or "SLURM_JOB_ID" not in variables or variables.get("SLURM_NTASKS", "1") == "1":
+        return ""
+    return (
+        f"This SLURM job has {variables['SLURM_NTASKS']} tasks, but its batch script runs once; write srun before the command "
+        "to start it once per task. "
+    )
 
 
 # --- the ranks that this process starts
@@ -154,12 +155,7 @@ def _by_name(variables: Mapping[str, str]) -> Environment | None:
     )
 
 
-def _alone_in_a_job(variables: Mapping[str, str]) -> bool:
-    in_a_step = any(name.startswith("SLURM_STEP") for name in variables)
-    return "SLURM_JOB_ID" in variables and not in_a_step and variables.get("SLURM_NTASKS", "1") != "1"
-
-
-# --- numbers
+# --- values of variables
 
 
 def number(variables: Mapping[str, str], name: str) -> int | None:
@@ -183,15 +179,8 @@ def needed(variables: Mapping[str, str], name: str, other: str = "") -> int:
     return value
 
 
-_NAMES = {
-    "slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
-    "open-mpi": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
-    "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    "intel-mpi": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-}
-
-
-def check(found: Environment, variables: Mapping[str, str]) -> None:
+def check(found: Environment, variables: Mapping[str, str], *names: str) -> None:
+    """Raise ValueError if ranks and sizes contradict each other; ``names`` are the variables that they were read from."""
     among = found.world_size if found.local_world_size is None else found.local_world_size
     if not found.rank < found.world_size:
         wrong = f"rank {found.rank} of {found.world_size}, counted from 0"
@@ -203,7 +192,6 @@ def check(found: Environment, variables: Mapping[str, str]) -> None:
         raise WrongValue(f"MASTER_PORT={found.master_port} is not a port; give one from 1 to 65535.")
     else:
         return
-    names = _NAMES.get(found.launcher, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     found_in = ", ".join(f"{name}={variables[name]}" for name in names if name in variables)
     raise WrongValue(
         f"According to its environment this process is {wrong}: {found_in}. Start all ranks with one launcher, and unset the "

@@ -10,18 +10,27 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 
-from hocket.basics.launching import PORT, Environment, needed, number
+from hocket.basics.launching import PORT, Environment, check, needed, number
 from hocket.errors import WrongValue
+
+#: By launcher, the variables that say which rank this is of how many.
+_NAMES = {
+    "slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+    "open-mpi": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "intel-mpi": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+}
 
 
 def of_job(variables: Mapping[str, str]) -> Environment | None:
     """Return this process's place among those of a job; None if it runs outside of one.
 
     Raises:
-        ValueError: the variables are incomplete or are not numbers.
+        ValueError: the variables contradict each other, are incomplete or are not numbers.
     """
     for read in (_open_mpi, _hydra, _slurm):
         if (found := read(variables)) is not None:
+            check(found, variables, *_NAMES[found.launcher])
             return found
     return None
 
