@@ -84,8 +84,8 @@ print(len([name for name in ours if name.partition(".")[0] == "hocket"]))
 print(*sorted({name.partition(".")[0] for name in ours}))
 """
     trainer, fit, packages = python(code).splitlines()[-3:]
-    assert int(trainer) <= 127
-    assert int(fit) <= 155
+    assert int(trainer) <= 125
+    assert int(fit) <= 151
     # the content of checkpoints, which any fit may be asked for, and checks of the first loss
     assert packages == "hocket hocket_checkpoints hocket_insight"
 
