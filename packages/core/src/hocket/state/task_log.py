@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,19 @@ if TYPE_CHECKING:
 _MISSING: Any = object()
 
 
+class TakesValues(Protocol):
+    """What the values of a task are added to, by `log`. A copy or pickle of it is None, so copies of a task log nowhere."""
+
+    def log(
+        self, values: Mapping[str, Any], reduce: Reduce | None, over: Over, weight: float | Tensor | None, of_task: bool
+    ) -> None: ...
+
+
 class LogsValues(nn.Module):
     """The part of `hocket.Task` that logs values."""
 
-    #: Takes the values; None outside of a run. Copies of the task have None.
-    _log_into: Callable[..., None] | None = None
+    #: Takes the values; None outside of a run, and in copies of the task.
+    _log_into: TakesValues | None = None
 
     def log(
         self,
@@ -100,10 +108,9 @@ def _log(
         raise WrongType(
             f"self.log was given {short(name)}. Write self.log('name', value), or self.log({{'name': value}})."
         )
-    log = task._log_into
-    if log is None:
+    if task._log_into is None:
         raise WrongState(help_logged.outside(type(task).__name__))
-    log(values, reduce, over, weight, True)
+    task._log_into.log(values, reduce, over, weight, True)
 
 
 def _uncompiled(*arguments: object) -> None:
@@ -115,12 +122,12 @@ def _log_copies(task: LogsValues, *arguments: Any) -> None:
 
 
 @contextmanager
-def connected(task: nn.Module, log: Callable[..., None]) -> Iterator[None]:
-    """Let a task, and the tasks inside it, log values by this function inside the context."""
+def connected(task: nn.Module, values: TakesValues) -> Iterator[None]:
+    """Let a task, and the tasks inside it, log their values there inside the context."""
     tasks = [module for module in task.modules() if isinstance(module, LogsValues)]
     before = [vars(inner).get("_log_into") for inner in tasks]
     for inner in tasks:
-        vars(inner)["_log_into"] = log
+        vars(inner)["_log_into"] = values
     try:
         yield
     finally:
