@@ -644,7 +644,7 @@ class Trainer:
         with ExitStack() as stack:
             stack.enter_context(self._only_thread())
             stack.enter_context(self._randomness)
-            stack.enter_context(connected(state.task, state.aggregates.log))
+            stack.enter_context(connected(state.task, state.aggregates))
             if self.settings.deterministic:
                 from hocket.loop import determinism
 
