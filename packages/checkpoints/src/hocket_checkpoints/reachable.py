@@ -27,7 +27,7 @@ from hocket_checkpoints.frozen import bits
 #: The number of objects that a walk visits, of items of a collection, and of elements of tensors whose values are compared.
 _OBJECTS, _ITEMS, _ELEMENTS = 50_000, 100, 2**22
 #: Attributes of every module; its hooks are functions like others.
-_OF_MODULES = frozenset(vars(nn.Module())) | {"_log_into"}
+_OF_MODULES = frozenset(vars(nn.Module())) | {"_aggregates"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PLAIN = {str, bytes, bool, int, float, complex, type(None), torch.dtype, torch.device}
 _CONSTANTS = (*_PLAIN, Enum, slice, range)

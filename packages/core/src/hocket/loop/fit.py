@@ -1,7 +1,7 @@
 """The training loop.
 
 `run` is a fit, `_epoch` an epoch, `_batch` a batch, `_step` a step of the optimizers. Every ``bus.…(state)`` notifies plug-ins
-of an event, or calls an action that they may replace: `training/actions.py` has the default of each, down to ``backward``.
+of an event, or calls an action that they may replace: `loop/actions.py` has the default of each, down to ``backward``.
 """
 
 from __future__ import annotations

@@ -20,19 +20,18 @@ if TYPE_CHECKING:
 _MISSING: Any = object()
 
 
-class TakesValues(Protocol):
-    """What the values of a task are added to, by `log`. A copy or pickle of it is None, so copies of a task log nowhere."""
+class Collects(Protocol):
+    """What collects the values that tasks log: `hocket.state.aggregates.Aggregates`."""
 
-    def log(
-        self, values: Mapping[str, Any], reduce: Reduce | None, over: Over, weight: float | Tensor | None, of_task: bool
-    ) -> None: ...
+    def log(self, values: Any, reduce: Reduce | None, over: Over, weight: float | Tensor | None, of_task: bool) -> None:
+        """Add values by name."""
 
 
 class LogsValues(nn.Module):
     """The part of `hocket.Task` that logs values."""
 
-    #: Takes the values; None outside of a run, and in copies of the task.
-    _log_into: TakesValues | None = None
+    #: Takes the values; None outside of a run. Copies of the task have None.
+    _aggregates: Collects | None = None
 
     def log(
         self,
@@ -108,9 +107,10 @@ def _log(
         raise WrongType(
             f"self.log was given {short(name)}. Write self.log('name', value), or self.log({{'name': value}})."
         )
-    if task._log_into is None:
+    aggregates = task._aggregates
+    if aggregates is None:
         raise WrongState(help_logged.outside(type(task).__name__))
-    task._log_into.log(values, reduce, over, weight, True)
+    aggregates.log(values, reduce, over, weight, True)
 
 
 def _uncompiled(*arguments: object) -> None:
@@ -122,17 +122,17 @@ def _log_copies(task: LogsValues, *arguments: Any) -> None:
 
 
 @contextmanager
-def connected(task: nn.Module, values: TakesValues) -> Iterator[None]:
-    """Let a task, and the tasks inside it, log their values there inside the context."""
+def connected(task: nn.Module, aggregates: Collects) -> Iterator[None]:
+    """Let a task, and the tasks inside it, log values inside the context."""
     tasks = [module for module in task.modules() if isinstance(module, LogsValues)]
-    before = [vars(inner).get("_log_into") for inner in tasks]
+    before = [vars(inner).get("_aggregates") for inner in tasks]
     for inner in tasks:
-        vars(inner)["_log_into"] = values
+        vars(inner)["_aggregates"] = aggregates
     try:
         yield
     finally:
         for inner, outer in zip(tasks, before, strict=True):
             if outer is None:
-                vars(inner).pop("_log_into", None)
+                vars(inner).pop("_aggregates", None)
             else:
-                vars(inner)["_log_into"] = outer
+                vars(inner)["_aggregates"] = outer
