@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.basics.launching import WorkerError
+from hocket.basics.launch_environment import WorkerError
 from hocket_cli import main
 from hocket_insight.memory.rehearsal import Rehearsal, Stage, rehearse
 

@@ -21,7 +21,7 @@ import hocket
 from hocket.data.nesting import move
 from hocket.devices import placement
 from hocket.devices.cuda import CUDA
-from hocket.loop import agreement, determinism, guard
+from hocket.loop import agreement, determinism, nonfinite
 from hocket_checkpoints.storage.snapshot import Snapshot, Staging
 from hocket_testkit import no_sync
 
@@ -135,7 +135,7 @@ def test_a_step_records_what_is_not_finite_in_one_kernel_each(value: float, of: 
             self.number += function is not torch.ops.aten.detach.default
             return function(*args, **(kwargs or {}))
 
-    watching = guard.NonFiniteGuard("raise", asynchronous=True)
+    watching = nonfinite.NonFiniteGuard("raise", asynchronous=True)
     reports: list[str] = []
     watching._report = lambda state, where: reports.append(where)  # type: ignore[method-assign]
     for batch in range(6):
@@ -296,7 +296,7 @@ def test_no_batch_waits_for_a_gpu(monkeypatch: pytest.MonkeyPatch, strategy: Any
 
     monkeypatch.setattr(Tensor, "item", read)
     monkeypatch.setattr(Tensor, "tolist", lambda self: [read(self)] * self.numel())
-    monkeypatch.setattr(guard, "_gradients_finite", lambda state: True)
+    monkeypatch.setattr(nonfinite, "_gradients_finite", lambda state: True)
     with fake_tensors():
         data = [(torch.randn(8, 3), torch.randn(8, 1)) for _ in range(3)]
         with torch.device("cuda"):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.basics import interruption
+from hocket.basics import control_c
 from hocket.checkpoints import CheckpointError
 from hocket_checkpoints.storage import snapshot
 from hocket_checkpoints.storage.store import Store
@@ -299,7 +299,7 @@ def test_ranks_whose_weights_are_written_to(tmp_path: Path, strategy: str) -> No
 
 def test_control_c_while_the_step_waits_for_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No weight has changed, so the next fit continues with that batch, and the run ends as without an interrupt."""
-    monkeypatch.setattr(interruption, "_DUPLICATE", -1.0)
+    monkeypatch.setattr(control_c, "_DUPLICATE", -1.0)
     computed, copy = threading.Event(), snapshot._copy
 
     class Computed(hocket.Callback):

@@ -225,7 +225,7 @@ def test_the_end_of_a_worker_is_the_end_of_all(script, tmp_path, act, told):
     done = run(sys.executable, script, tmp_path, act, 2)
     assert done.returncode == 1
     assert act == "kill" or time.time() - float((tmp_path / "raised").read_text()) < 20
-    assert told in done.stderr.rpartition("hocket.basics.launching.WorkerError: ")[2]
+    assert told in done.stderr.rpartition("hocket.basics.launch_environment.WorkerError: ")[2]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
@@ -308,7 +308,7 @@ def test_a_worker_that_fails_before_its_trainer(tmp_path):
 
 def test_a_worker_that_fails_at_the_end_is_not_overlooked(tmp_path):
     code = (
-        "import os, time, sys\nfrom hocket.basics.launching import start\nstart(2)\n"
+        "import os, time, sys\nfrom hocket.basics.launch_environment import start\nstart(2)\n"
         "if 'RANK' in os.environ: time.sleep(1); raise LookupError('at last')"
     )
     done = run(sys.executable, written(tmp_path, code))

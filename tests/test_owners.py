@@ -20,13 +20,13 @@ CORE = SOURCES / "core/src/hocket"
 OWNERS = {
     "step": {
         "state/state.py", "loop/actions.py", "loop/weighing.py", "loop/steps.py", "loop/task_steps.py",
-        "loop/by_hand.py", "loop/parts_of_batch.py", "loop/loss_functions.py", "loop/loss_weights.py",
-        "loop/fit.py", "loop/evaluate.py", "loop/predict.py", "loop/windows.py",
+        "loop/manual_steps.py", "loop/parts_of_batch.py", "loop/loss_functions.py", "loop/inferred_weights.py",
+        "loop/fit.py", "loop/evaluate.py", "loop/predict.py", "loop/accumulation.py",
         "checkpoints/src/hocket_checkpoints/components/step.py", "algorithms-general/src/hocket_general/auto_microbatch.py",
         "algorithms-general/src/hocket_general/swa.py",  # in a step of its own
     },
     "progress": {
-        "loop/fit.py", "loop/until.py", "run/data.py", "run/assembly.py",
+        "loop/fit.py", "loop/fit_duration.py", "run/data.py", "run/assembly.py",
         "checkpoints/src/hocket_checkpoints/components/data.py",
     },
     "timestamp": {"state/progress.py"},
@@ -40,7 +40,7 @@ OWNERS = {
         "run/summary.py",  # the checkpoint that it resumed from is shown once
     },
     "optimization": {
-        "run/assembly.py", "loop/fit.py", "loop/by_hand.py",  # while it clips
+        "run/assembly.py", "loop/fit.py", "loop/manual_steps.py",  # while it clips
         "strategies/src/hocket_strategies/custom_loops/loop_steps.py",
         "insight/src/hocket_insight/memory/rehearsal.py",
     },
@@ -57,10 +57,10 @@ ASSIGNED = {
     "run/assembly.py": {"task", "prepared", "overwrites"},
     "loop/evaluate.py": {"eval_label"},
     "loop/steps.py": {"step"},
-    "loop/by_hand.py": {"step"},
+    "loop/manual_steps.py": {"step"},
     "strategies/src/hocket_strategies/custom_loops/loop_steps.py": {"prepared", "overwrites"},
     "algorithms-general/src/hocket_general/auto_microbatch.py": {"prepared"},  # while it tries
-    "loop/windows.py": {"microbatch"},  # of a window
+    "loop/accumulation.py": {"microbatch"},  # of a window
     "strategies/src/hocket_strategies/deepspeed.py": {"microbatch"},  # as its configuration says
 }  # fmt: skip
 #: What algorithms and engines may assign, as the hooks say.

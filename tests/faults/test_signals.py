@@ -17,7 +17,7 @@ import training_script
 from training_script import differences, make, outcome
 
 import hocket
-from hocket.basics import interruption
+from hocket.basics import control_c
 from hocket_checkpoints.signals import EXIT_CODE, Interrupted
 from hocket_checkpoints.slurm import requeue
 from hocket_testkit import run_ranks
@@ -161,7 +161,7 @@ def test_signals_at_once_are_one_and_another_one_later_ends_the_run(monkeypatch:
     with pytest.raises(Interrupted):
         make("once", Twice()).fit()
     assert hocket.Checkpoints("once").store.latest() == "ep0-ba3"
-    monkeypatch.setattr(interruption, "_DUPLICATE", -1.0)
+    monkeypatch.setattr(control_c, "_DUPLICATE", -1.0)
     with pytest.raises(KeyboardInterrupt, match="for the second time"):
         make("twice", Twice()).fit()
     assert hocket.Checkpoints("twice").store.latest() == "ep0-ba2"

@@ -17,7 +17,7 @@ FILE = Path(__file__).parent / "surface.txt"
 #: Modules that docs tell people to import from, each with the names of its ``__all__``, or those without an underscore.
 MODULES = (
     "hocket", "hocket.plugins", "hocket.data", "hocket.checkpoints", "hocket.hookspecs", "hocket.testkit", "hocket.surgery",
-    "hocket.schedules", "hocket.basics.time", "hocket.basics.dtensors", "hocket.basics.launching", "hocket.strategies",
+    "hocket.schedules", "hocket.basics.time", "hocket.basics.dtensors", "hocket.basics.launch_environment", "hocket.strategies",
     "hocket.precision", "hocket.devices", "hocket_cli", "hocket_general", "hocket_general.functional", "hocket_vision",
     "hocket_vision.functional", "hocket_vision.models", "hocket_vision.datasets", "hocket_nlp", "hocket_nlp.functional",
     "hocket_strategies", "hocket_loggers", "hocket_report", "hocket_migration",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.basics.borrowing import BorrowedTensors
+from hocket.basics.swapped_tensors import BorrowedTensors
 from hocket.basics.time import Time, Unit
 from hocket.basics.timestamp import Timestamp
 from hocket.hookspecs import Event

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, strategies as st
 
 import hocket
-from hocket.basics.launching import Environment, environment, hint
+from hocket.basics.launch_environment import Environment, environment, hint
 from hocket_testkit import run_ranks
 
 # --- the environment; what follows was printed by real launchers, except for SLURM's and Ray's, which are from their manuals
@@ -113,8 +113,8 @@ def test_another_number_than_the_launchers_is_refused(monkeypatch):
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=r"devices=3, but the launcher \(torchrun\) has started 4"):
-        hocket.basics.launching.start(3)
-    hocket.basics.launching.start(4)  # they are there
+        hocket.basics.launch_environment.start(3)
+    hocket.basics.launch_environment.start(4)  # they are there
 
 
 # --- without hocket-strategies
@@ -140,7 +140,7 @@ def without_strategies(monkeypatch):
     ("start", "said"),
     [
         (lambda: hocket.launch, "hocket-strategies is"),
-        (lambda: hocket.basics.launching.start(2), "devices=2 needs hocket-strategies, which is"),
+        (lambda: hocket.basics.launch_environment.start(2), "devices=2 needs hocket-strategies, which is"),
         (lambda: run_ranks(print, 2), "run_ranks needs hocket-strategies, which is"),
     ],
 )
@@ -174,4 +174,4 @@ def test_a_strategy_of_others_trains_with_the_ranks_of_a_launcher(without_strate
         distributed = True
 
     with hocket.Trainer(model=torch.nn.Linear(1, 1), device="cpu", strategy=Cluster(), devices=4) as trainer:
-        assert hocket.basics.launching.current().rank == 5 and trainer.state.strategy.distributed
+        assert hocket.basics.launch_environment.current().rank == 5 and trainer.state.strategy.distributed

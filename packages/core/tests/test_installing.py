@@ -17,7 +17,7 @@ import torch
 
 import hocket
 from hocket.help import installing
-from hocket.help.elsewhere import NotInstalled
+from hocket.help.optional_packages import NotInstalled
 from hocket.plugins import catalog
 
 REQUIRES = [

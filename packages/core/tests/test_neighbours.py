@@ -19,7 +19,7 @@ from hypothesis import given, strategies as st
 import hocket
 from hocket import plugins
 from hocket.plugins import catalog, distributions
-from hocket.plugins.spec import build
+from hocket.plugins.building import build
 from hocket_cli import main
 
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"

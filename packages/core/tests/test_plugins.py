@@ -17,8 +17,8 @@ from hocket import Callback, Precision, Strategy, plugins
 from hocket.basics.specification import parse_spec
 from hocket.hookspecs import PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
 from hocket.plugins import PluginConfigError, catalog, switches
-from hocket.plugins.spec import build
-from hocket.run import parts
+from hocket.plugins.building import build
+from hocket.run import resolving
 from hocket_cli import main
 from hocket_cli.source import summary
 
@@ -174,7 +174,7 @@ def chosen(install, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOCKET_DISABLE_PLUGINS", "dist:hocket-strategies" if _there("hocket-strategies") else "")
 
     def choose() -> tuple[str, str]:
-        found = parts.resolve(strategy="auto", precision="fp32", device="cpu", devices=2)
+        found = resolving.resolve(strategy="auto", precision="fp32", device="cpu", devices=2)
         return type(found.strategy).__module__, found.reasons["strategy"]
 
     return choose

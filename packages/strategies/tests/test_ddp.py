@@ -48,7 +48,7 @@ def test_a_device_without_a_backend_is_refused():
 def test_two_ranks_with_one_gpu_are_refused_before_nccl_waits():
     from concurrent.futures import ThreadPoolExecutor
 
-    from hocket.basics.launching import Environment
+    from hocket.basics.launch_environment import Environment
     from hocket_strategies.group import _wait_for_all
 
     def join(store, gpus):

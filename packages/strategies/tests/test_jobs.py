@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from hocket.basics.launching import Environment, environment, hint
+from hocket.basics.launch_environment import Environment, environment, hint
 from hocket_strategies.launching.jobs import expand_hosts
 
 # --- the environment; what follows was printed by real launchers, except for SLURM's, which is from its manual

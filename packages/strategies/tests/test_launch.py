@@ -19,7 +19,7 @@ import torch
 from hypothesis import given, strategies as st
 
 import hocket
-from hocket.basics.launching import WorkerError, environment
+from hocket.basics.launch_environment import WorkerError, environment
 from hocket_cli import main
 from hocket_strategies.launching.errors import Failure, first, read_failure
 from hocket_strategies.launching.script import split

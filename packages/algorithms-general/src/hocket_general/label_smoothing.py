@@ -17,7 +17,7 @@ from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
 from hocket.hookspecs.algorithm import Algorithm, Phase
-from hocket.loop import loss_weights
+from hocket.loop import inferred_weights
 from hocket.state.batch_part import BatchPart
 from hocket.state.span import Span
 from hocket.state.step import count
@@ -300,7 +300,7 @@ class LabelSmoothing(Algorithm):
         if loss.weight is not None or over == "sum" or over in WHOLE or not self._replaces_indices(state, targets):
             return loss
         if not self._tried and (samples := count(state, state.batch).samples) != state.step.trained_on:
-            loss_weights.in_training(state, loss, samples)
+            inferred_weights.in_training(state, loss, samples)
             self._tried = True
         return loss._replace(weight=self._counted(targets))
 

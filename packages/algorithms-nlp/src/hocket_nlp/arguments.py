@@ -6,7 +6,7 @@ import math
 from numbers import Integral, Real
 from typing import Any
 
-from hocket.basics.short import short
+from hocket.basics.short_repr import short
 from hocket.errors import WrongType, WrongValue
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hocket.help.lazy import lazy
 
 if TYPE_CHECKING:
-    from hocket.basics.interruption import Interrupted as Interrupted
+    from hocket.basics.control_c import Interrupted as Interrupted
     from hocket.errors import CheckpointError as CheckpointError, DamagedCheckpointWarning as DamagedCheckpointWarning
     from hocket.state.component import (
         Check as Check,

@@ -16,8 +16,8 @@ from hocket.basics import seeding
 from hocket.basics.dtensors import local
 from hocket.basics.plain_data import encode
 from hocket.basics.plugin_errors import PlanError
+from hocket.basics.sparse_quantized import taken_apart
 from hocket.basics.time import Interval
-from hocket.basics.unusual import taken_apart
 from hocket.errors import WrongValue
 from hocket.help.arguments import understood
 from hocket.hookspecs import hookimpl

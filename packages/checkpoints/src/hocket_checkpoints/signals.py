@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hocket.basics.interruption import EXIT_CODE, Deferred, Interrupted, Interruption
+from hocket.basics.control_c import EXIT_CODE, Deferred, Interrupted, Interruption
 from hocket.state.requests import Decision
 from hocket_checkpoints import slurm
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from hocket.basics import seeding
 from hocket.basics.dtensors import shard_like
 from hocket.basics.plain_data import decode, encode
-from hocket.basics.unusual import sized_like
+from hocket.basics.sparse_quantized import sized_like
 from hocket.data.stateful import has_state
 from hocket.errors import CheckpointError, WrongValue
 from hocket.hookspecs import Event

@@ -23,7 +23,7 @@ from hocket.errors import Mistake
 from hocket.help.raised import raised
 from hocket.loop.settings import Settings
 from hocket.optim.groups import OPTIONS
-from hocket.plugins import Entry, PluginError, catalog, signatures, spec
+from hocket.plugins import Entry, PluginError, building, catalog, signatures
 from hocket.run.trainer import Trainer
 from hocket.state import conversions, simple_metrics
 from hocket.state.ranks import ALONE
@@ -186,7 +186,7 @@ class Configuration:
             with warnings.catch_warnings(action="ignore"):  # the Trainer warns
                 value = Settings.arguments()[key].convert(value)
             for each in value if key == "profile" and imports.reads() else ():
-                spec.build("callbacks", each)
+                building.build("callbacks", each)
 
     def _check_resume(self, settings: Mapping[str, Any]) -> None:
         """Raise ConfigError where there is no checkpoint to resume from, before a model is made."""

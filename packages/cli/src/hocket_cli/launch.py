@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import WrongValue
-from hocket.help import elsewhere
+from hocket.help import optional_packages
 from hocket.hookspecs.command import Command
 
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         _check_target(args.target, args.module)
         nodes, settings = _nodes(args.nnodes), _settings(args.rdzv_conf)
         processes = _processes(args.processes)
-        elastic = elsewhere.module("hocket_strategies.launching.elastic", "hocket launch")
+        elastic = optional_packages.module("hocket_strategies.launching.elastic", "hocket launch")
         target = [*(["-m"] if args.module else []), args.target, *args.arguments]
         return elastic.run(
             elastic.Job(

@@ -7,11 +7,11 @@ import sys
 
 def main() -> int:
     """Run the command and return its exit code; 2 and what to install, if the command line is not installed."""
-    from hocket.help import elsewhere
+    from hocket.help import optional_packages
 
     try:
-        command_line = elsewhere.module("hocket_cli")
-    except elsewhere.NotInstalled as error:
+        command_line = optional_packages.module("hocket_cli")
+    except optional_packages.NotInstalled as error:
         print(f"hocket: {error}", file=sys.stderr)
         return 2
     code: int = command_line.main()

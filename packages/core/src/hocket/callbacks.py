@@ -1,6 +1,6 @@
 """The built-in callbacks, which another part of hocket defines: their public names."""
 
-from hocket.help.elsewhere import names
+from hocket.help.optional_packages import names
 
 __getattr__, __dir__ = names("hocket_insight.callbacks")
 #: Import statements look here for names that the distribution does not have, or is absent for: `elsewhere` explains.

@@ -11,7 +11,7 @@ import torch
 
 from hocket.basics import seeding
 from hocket.basics.plain_data import encode
-from hocket.basics.short import short
+from hocket.basics.short_repr import short
 from hocket.data.checks import whose_module
 from hocket.errors import WrongType
 from hocket.help import attributes, names, warn

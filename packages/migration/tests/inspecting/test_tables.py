@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hocket.plugins.spec import build
+from hocket.plugins.building import build
 from hocket_migration.inspecting.tables import sources
 
 

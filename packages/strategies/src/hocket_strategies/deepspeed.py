@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from hocket import Device, Need, Phase, Precision, State, hookimpl
 from hocket.errors import WrongValue
 from hocket.hookspecs import PrecisionLike
+from hocket.loop.accumulation import count_window
 from hocket.loop.actions import accumulate_gradients
-from hocket.loop.windows import count_window
 from hocket.plugins import PluginError
 from hocket_strategies import zero_config, zero_state
 from hocket_strategies.group import RankStrategy

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hocket import Device, Strategy, hookimpl
-from hocket.basics import launching
-from hocket.basics.launching import Environment
+from hocket.basics import launch_environment
+from hocket.basics.launch_environment import Environment
 from hocket.data.adapters import adapt
 from hocket.data.batches import Padding
 from hocket.errors import WrongState, WrongValue
@@ -107,7 +107,7 @@ class RankStrategy(Strategy):
         alone, CollectiveError if the others do not join in time, ValueError for a device that neither backend supports.
         """
         joined = dist.is_available() and dist.is_initialized()
-        found = launching.current() if joined else _from_environment(self._name)
+        found = launch_environment.current() if joined else _from_environment(self._name)
         if joined:
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
             if found is not None and (found.rank, found.world_size) != (self.rank, self.world_size):
@@ -306,11 +306,12 @@ def _from_environment(name: str) -> Environment:
         raise WrongState(
             f"This build of torch has no torch.distributed, which «strategy='{name}'» needs. Use «strategy='single'»."
         )
-    found = launching.current()
+    found = launch_environment.current()
     if found is None:
         raise WrongState(
             f"«strategy='{name}'» found no other ranks: no launcher has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, "
-            f"nor the variables of SLURM or an MPI, and no process group is initialised. {launching.hint(os.environ)}Pass "
+            f"nor the variables of SLURM or an MPI, and no process group is initialised. "
+            f"{launch_environment.hint(os.environ)}Pass "
             "«devices=2» to the Trainer, start the script once per GPU (or CPU rank), as in hocket launch -n 2 script.py or "
             "torchrun --nproc-per-node 2 script.py, or train in this process with «strategy='single'»."
         )

@@ -14,8 +14,8 @@ from torch import nn
 
 import hocket
 from hocket.basics import seeding
-from hocket.basics.short import short
-from hocket.plugins.spec import read
+from hocket.basics.short_repr import short
+from hocket.plugins.building import read
 from hocket_testkit.compare import difference
 from hocket_testkit.conformance import Planned, raiser, weights
 from hocket_testkit.reference import convolutional_network, labelled_images

@@ -6,8 +6,8 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from hocket.basics.launching import WorkerError as RankError
-from hocket.help import elsewhere
+from hocket.basics.launch_environment import WorkerError as RankError
+from hocket.help import optional_packages
 
 __all__ = ["RankError", "run_ranks"]
 
@@ -37,7 +37,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
         >>> run_ranks(total, 2)
         [3, 3]
     """
-    forks = elsewhere.module("hocket_strategies.launching.forks", "run_ranks")
+    forks = optional_packages.module("hocket_strategies.launching.forks", "run_ranks")
     forks.check_forkable("run_ranks")
     with tempfile.TemporaryDirectory() as folder:
 

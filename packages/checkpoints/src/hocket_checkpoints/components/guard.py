@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.loop.guard import NonFiniteGuard
+from hocket.loop.nonfinite import NonFiniteGuard
 from hocket.state.state import State
 from hocket_checkpoints.components.values import Stateful
 

@@ -73,9 +73,9 @@ class History(attributes.Columns, dict[str, list[float]]):
             ... )
             >>> figure = trainer.fit().history.plot("loss", "lr")  # doctest: +SKIP
         """
-        from hocket.help import elsewhere
+        from hocket.help import optional_packages
 
-        return elsewhere.module("hocket_insight.plotting").figure(self, names, by)
+        return optional_packages.module("hocket_insight.plotting").figure(self, names, by)
 
     def __missing__(self, name: object) -> list[float]:
         near = attributes.near(name, self)

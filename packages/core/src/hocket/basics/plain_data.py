@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hocket.basics.dtensors import full
-from hocket.basics.unusual import put_together, taken_apart
+from hocket.basics.sparse_quantized import put_together, taken_apart
 from hocket.errors import WrongType
 
 #: By torch's name.

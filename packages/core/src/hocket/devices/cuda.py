@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from hocket.basics.launching import environment
+from hocket.basics.launch_environment import environment
 from hocket.devices.base import Device
 from hocket.errors import WrongState, WrongValue
 

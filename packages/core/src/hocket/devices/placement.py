@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from hocket.basics.short import short
+from hocket.basics.short_repr import short
 from hocket.errors import WrongType, WrongValue
 
 

@@ -9,7 +9,7 @@ from numbers import Number
 from typing import Any, ParamSpec, TypeVar
 
 from hocket.errors import WrongType
-from hocket.help import elsewhere
+from hocket.help import optional_packages
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,8 +67,8 @@ def explained(function: Callable[P, R]) -> Callable[P, R]:
 def unknown(what: str, name: str, value: object) -> str:
     """Return what is wrong with an argument of a function that takes others by any name; empty if it is one of these."""
     try:
-        calls = elsewhere.module("hocket_insight.failures.calls")
-    except elsewhere.NotInstalled:
+        calls = optional_packages.module("hocket_insight.failures.calls")
+    except optional_packages.NotInstalled:
         return ""
     text: str = calls.unknown(what, name, value)
     return text
@@ -79,8 +79,8 @@ def _explanation(
 ) -> str:
     """Return what is wrong with a call and what to write, or empty if it is not known."""
     try:
-        calls = elsewhere.module("hocket_insight.failures.calls")
-    except elsewhere.NotInstalled:
+        calls = optional_packages.module("hocket_insight.failures.calls")
+    except optional_packages.NotInstalled:
         return ""
     text: str = calls.explanation(function, signature, args, kwargs)
     return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext, suppress
 
-from hocket.help import elsewhere
+from hocket.help import optional_packages
 
 
 def explain(error: BaseException, place: str, *facts: object) -> None:
@@ -15,7 +15,7 @@ def explain(error: BaseException, place: str, *facts: object) -> None:
         facts: what the function of this place takes besides the exception.
     """
     with suppress(Exception):
-        elsewhere.module("hocket_insight.failures.explaining").explain(error, place, *facts)
+        optional_packages.module("hocket_insight.failures.explaining").explain(error, place, *facts)
 
 
 def first_loss_checked(state: object) -> AbstractContextManager[None]:
@@ -30,6 +30,6 @@ def arguments_checked(state: object, settings: object) -> AbstractContextManager
 
 def _checks(module: str, *facts: object) -> AbstractContextManager[None]:
     try:
-        return elsewhere.module(module).checked(*facts)  # type: ignore[no-any-return]
-    except elsewhere.NotInstalled:
+        return optional_packages.module(module).checked(*facts)  # type: ignore[no-any-return]
+    except optional_packages.NotInstalled:
         return nullcontext()

@@ -11,7 +11,7 @@ from importlib.abc import InspectLoader
 from importlib.util import find_spec
 from typing import Any
 
-from hocket.help.elsewhere import NotInstalled, module as imported
+from hocket.help.optional_packages import NotInstalled, module as imported
 from hocket.help.ours import is_ours
 
 

@@ -14,18 +14,18 @@ from hocket.data.batches import unpadded
 from hocket.data.reading import how_divided
 from hocket.data.windows import Window
 from hocket.errors import WrongType, WrongValue
-from hocket.help import elsewhere
-from hocket.loop.loss_weights import try_again
+from hocket.help import optional_packages
+from hocket.loop.inferred_weights import try_again
 from hocket.loop.weighing import Kind, Part, Weight, Weighting, mean, stop_gradients_of_nothing, weigh, zero_loss
 from hocket.optim.clipping import clip_gradients
 from hocket.optim.closures import closure_for
-from hocket.state.loss_watch import LossWatch
+from hocket.state.loss_divisors import LossWatch
 from hocket.state.state import State
 from hocket.state.step import UserStep, count_part
 
 if TYPE_CHECKING:
     from hocket.basics.types import Batch
-    from hocket.loop.guard import NonFiniteGuard
+    from hocket.loop.nonfinite import NonFiniteGuard
 
 
 class OutputObserver(Protocol):
@@ -153,7 +153,7 @@ class DefaultActions:
 
     def resume(self, state: State, where: str | Path) -> bool:
         """Load the checkpoint; the run itself is a new one."""
-        elsewhere.module("hocket_checkpoints.resuming", "resume=").resume(state, where)
+        optional_packages.module("hocket_checkpoints.resuming", "resume=").resume(state, where)
         return True
 
 

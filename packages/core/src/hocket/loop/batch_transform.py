@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hocket.basics.short import short
+from hocket.basics.short_repr import short
 from hocket.data.nesting import map_tensors, move
 from hocket.errors import WrongType, WrongValue
 from hocket.hookspecs.attachment import Attachment

@@ -20,12 +20,12 @@ from hocket.data.training_iterator import ENDLESS, iterates_once
 from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.help.arguments import understood
-from hocket.loop import loss_weights
+from hocket.loop import inferred_weights
 from hocket.loop.modes import eval_mode
 from hocket.loop.weighing import on_device
 from hocket.state import conversions, scalars
 from hocket.state.known_weights import KnownWeights
-from hocket.state.loss_watch import LossWatch
+from hocket.state.loss_divisors import LossWatch
 from hocket.state.metrics import MetricSet, named_loss
 from hocket.state.state import State
 from hocket.state.step import count
@@ -34,7 +34,7 @@ from hocket.state.task import Task
 if TYPE_CHECKING:
     from hocket.basics.types import MetricsLike
     from hocket.loop.settings import Metrics, Settings
-    from hocket.state.parts import EvaluationSet
+    from hocket.state.substates import EvaluationSet
 
 
 class EvalSet:
@@ -103,9 +103,11 @@ class PreparedSet:
         weight = loss.weight
         if not self._checked and isinstance(weight, torch.Tensor) and weight.is_floating_point():
             self._checked = True
-            loss_weights.check_weight(state)
+            inferred_weights.check_weight(state)
         if weight is None and not summed:
-            weight = loss_weights.weight(state, self._known, partial(loss_weights.in_evaluation, state, loss, label))
+            weight = inferred_weights.weight(
+                state, self._known, partial(inferred_weights.in_evaluation, state, loss, label)
+            )
         composed = state.step.watch is not None and state.step.watch.composed
         if weight is None or (composed and not summed):
             samples = count(state, state.batch).samples
@@ -125,7 +127,7 @@ class PreparedSet:
             self._samples = samples
             return
         self._samples = None
-        if loss_weights.tried(state, samples) == "sum":
+        if inferred_weights.tried(state, samples) == "sum":
             warn(
                 f"The loss of a sample given twice is twice its loss, so this is a sum over samples, and {label}/loss is "
                 "neither their sum nor their mean. Pass «loss_reduction='sum'» to the Trainer, or take the mean."

@@ -11,17 +11,17 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hocket.basics.interruption import Interruption
+from hocket.basics.control_c import Interruption
 from hocket.basics.time import Interval, Unit
 from hocket.data.batches import Counts
 from hocket.data.errors import DataError
 from hocket.data.training_iterator import TrainingIterator
-from hocket.loop import agreement, stages
+from hocket.loop import agreement, resume_points
 from hocket.loop.actions import gradients_again
 from hocket.loop.evaluate import evaluate
-from hocket.loop.guard import NonFiniteGuard
 from hocket.loop.modes import train_mode
-from hocket.loop.stages import Stage
+from hocket.loop.nonfinite import NonFiniteGuard
+from hocket.loop.resume_points import Stage
 from hocket.state import scalars
 from hocket.state.metrics import MetricSet
 from hocket.state.requests import Decision
@@ -30,9 +30,9 @@ from hocket.state.step import count
 
 if TYPE_CHECKING:
     from hocket.basics.types import Batch
+    from hocket.loop.accumulation import Windows
     from hocket.loop.task_steps import TaskSteps
-    from hocket.loop.windows import Windows
-    from hocket.state.parts import EvaluationSet
+    from hocket.state.substates import EvaluationSet
 
 
 class FitLoop:
@@ -98,7 +98,7 @@ class FitLoop:
     def run(self, interruption: Interruption | None = None) -> None:
         """Run everything from fit_start to fit_end. After an exception the next call continues from :attr:`left`."""
         self._interruption = interruption or Interruption()
-        self.stage = stages.START
+        self.stage = resume_points.START
         try:
             self._run()
         except BaseException as error:
@@ -108,9 +108,9 @@ class FitLoop:
             self.stage = None
 
     def _leave(self, error: BaseException) -> None:
-        if self.stage is None or self.stage is stages.START:
+        if self.stage is None or self.stage is resume_points.START:
             return  # `left` still has the position before this fit
-        if self.stage is stages.GRADIENTS:
+        if self.stage is resume_points.GRADIENTS:
             self.data.put_back([self._handed_out] if self._windows is None else self._windows.handed_out)
         self.left, self._raised = self._position(self.stage.name), f"{type(error).__name__}: {error}".rstrip(": ")
         for schedule in self.state.schedules:
@@ -118,7 +118,7 @@ class FitLoop:
 
     def check(self) -> None:
         """Before a fit: raise RuntimeError if it cannot continue the last one after its exception; warn if it is inexact."""
-        stages.check(self.state, "" if self.left is None else self.left["stage"], self._raised)
+        resume_points.check(self.state, "" if self.left is None else self.left["stage"], self._raised)
 
     def _run(self) -> None:
         state, bus = self.state, self.state.bus
@@ -142,12 +142,12 @@ class FitLoop:
         agreement.decide(state)
         self.left, self._raised = None, ""
         if left is not None:
-            stages.STAGES[left["stage"]].rest(self)
+            resume_points.STAGES[left["stage"]].rest(self)
             if self._over() and self.data.in_progress and self._at_epoch_end():
                 self._epoch()
         while not self._over():
             self._epoch()
-        self.stage = stages.END
+        self.stage = resume_points.END
         at, now = self._evaluated_at, state.timestamp.batch
         last = {label: s for label, s in state.eval_sets.items() if s.every and s.every.at_end and at.get(label) != now}
         self._evaluate(last)
@@ -157,7 +157,7 @@ class FitLoop:
         if self.steps is not None:
             self.steps.fit_end()
         self.write_logs()  # before the checkpoint, so that a run resumed from it has these logs
-        self._checkpoint(stages.OVER, bus.fit_end)
+        self._checkpoint(resume_points.OVER, bus.fit_end)
         agreement.share_aggregates(state)
         self.write_logs()
         agreement.compare_names(state)
@@ -187,12 +187,12 @@ class FitLoop:
         state, bus, data = self.state, self.state.bus, self.data
         self._clock = time.perf_counter()
         if not data.in_progress:
-            self.stage = stages.EPOCH_START
+            self.stage = resume_points.EPOCH_START
             state.timestamp.begin_epoch()
             self.metrics.reset()
             bus.epoch_start(state)
             data.start(state.timestamp.epoch)
-        self.stage = stages.DATA
+        self.stage = resume_points.DATA
         data.resume(state.timestamp.epoch)
         # A fit that stops after the last batch of an epoch ends that epoch too.
         while not self._over() or self._at_epoch_end():
@@ -216,7 +216,7 @@ class FitLoop:
                 f"The {state.timestamp.batch_in_epoch} batches of epoch {state.timestamp.epoch} count 0 samples, so nothing "
                 f"was trained. Check the data, and count(batch) of {type(state.task).__name__} if it defines it."
             )
-        self.stage = stages.STEP
+        self.stage = resume_points.STEP
         state.progress.epoch_length = self.data.length
         state.previous.become(state.timestamp)
         state.timestamp.next_epoch()
@@ -224,26 +224,26 @@ class FitLoop:
             schedule.epoch_end(state)
         if self.steps is not None:
             self.steps.epoch_end()
-        self.stage = stages.EPOCH_END
+        self.stage = resume_points.EPOCH_END
         self._train_metrics(epoch_ends=True)
         bus.epoch_end(state)
         self.after_epoch()
 
     def after_epoch(self) -> None:
         """Do what follows epoch_end."""
-        self.stage = stages.AFTER_EPOCH
+        self.stage = resume_points.AFTER_EPOCH
         agreement.decide(self.state)
         self._note(self.state.aggregates.reduce_epoch(clear=True))  # of epoch_end
         self._evaluate_due_sets()
         self._measured([name for name in self.state.metrics if name.startswith("train/")])
-        self._checkpoint(stages.EPOCH, self.state.bus.epoch_checkpoint)
+        self._checkpoint(resume_points.EPOCH, self.state.bus.epoch_checkpoint)
         self.write_logs()
 
     # --- a batch
 
     def _batch(self, batch: Batch, counts: bool) -> None:
         state, bus, step = self.state, self.state.bus, self.state.step
-        self.stage = stages.GRADIENTS
+        self.stage = resume_points.GRADIENTS
         if bus.interval:
             bus.begin_batch(state.timestamp.batch + 1)
         step.parts = 1
@@ -275,7 +275,7 @@ class FitLoop:
                 stepped = step_on_parts(state, step.parts, self._step)
             else:
                 stepped = self._step() if self.steps is None else self.steps.run(counts)
-        self.stage = stages.STEP
+        self.stage = resume_points.STEP
         if self._windows is not None:
             self._windows.end()
         state.previous.become(state.timestamp)
@@ -285,7 +285,7 @@ class FitLoop:
         if stepped:
             bus.schedule_step(state)
         state.progress.processed += 1
-        self.stage = stages.BATCH_END
+        self.stage = resume_points.BATCH_END
         bus.batch_end(state)
         state.aggregates.samples = None
         state.device_kind.batch_end()
@@ -296,22 +296,22 @@ class FitLoop:
         state, bus = self.state, self.state.bus
         bus.gradients(state)
         allowed = self._guard.allows(state)
-        self.stage = stages.STEP
+        self.stage = resume_points.STEP
         return allowed and bus.optimizer_step(state, partial(gradients_again, state, self._guard))
 
     def _changed(self) -> None:
         """Note that the current batch cannot be trained on anew after an exception."""
-        self.stage = stages.STEP
+        self.stage = resume_points.STEP
 
     def after_batch(self) -> None:
         """Do what follows batch_end."""
         state = self.state
-        self.stage = stages.AFTER_BATCH
+        self.stage = resume_points.AFTER_BATCH
         if state.strategy.world_size > 1:
             agreement.decide(state)
         if self._by_duration or state.eval_sets:
             self._evaluate_due_sets()
-        self._checkpoint(stages.BATCH, state.bus.batch_checkpoint)
+        self._checkpoint(resume_points.BATCH, state.bus.batch_checkpoint)
         self.batch_completed()
 
     def batch_completed(self) -> None:
@@ -326,15 +326,15 @@ class FitLoop:
     def _checkpoint(self, stage: Stage, event: Callable[[State], None]) -> None:
         self.stage = stage
         event(self.state)
-        self.stage = stages.END if stage is stages.OVER else stages.DATA
+        self.stage = resume_points.END if stage is resume_points.OVER else resume_points.DATA
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the fit as a tree. Raises RuntimeError in the middle of a batch."""
         left = self.left if self.stage is None else None
-        stages.check_complete(self.stage, left["stage"] if left else None, self.state.eval_label is not None)
+        resume_points.check_complete(self.stage, left["stage"] if left else None, self.state.eval_label is not None)
         if left is not None:
             return dict(left)
-        return self._position("" if self.stage is None or self.stage is stages.OVER else self.stage.name)
+        return self._position("" if self.stage is None or self.stage is resume_points.OVER else self.stage.name)
 
     def _position(self, stage: str) -> dict[str, Any]:
         return {

@@ -18,12 +18,12 @@ from hocket.basics.seeding import check_seed
 from hocket.basics.time import Interval, Time, TimeError, Unit, batches, interval_of, share, time_of
 from hocket.data.stateful import one_sided
 from hocket.errors import WrongType, WrongValue
-from hocket.help import elsewhere
+from hocket.help import optional_packages
 from hocket.hookspecs import StrategyLike
 from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.needs import Need
-from hocket.loop.guard import Policy
-from hocket.loop.until import check_minimum, durations
+from hocket.loop.fit_duration import check_minimum, durations
+from hocket.loop.nonfinite import Policy
 from hocket.state import conversions
 
 if TYPE_CHECKING:
@@ -245,7 +245,9 @@ class Settings:
     def __post_init__(self) -> None:
         check_minimum(self.min_duration, self.duration)
         if self.data is not None:
-            elsewhere.module("hocket_data.module_data", "data=").check(self.data, self.train_data, self.eval_data)
+            optional_packages.module("hocket_data.module_data", "data=").check(
+                self.data, self.train_data, self.eval_data
+            )
         values = vars(self)
         if (number := self.fast_dev_run) is not None:  # so many batches of everything
             values.update(limit_train=number, limit_eval=number, limit_predict=number)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongState, WrongType
 from hocket.help import warn
-from hocket.loop import by_hand
-from hocket.loop.by_hand import ByHand
+from hocket.loop import manual_steps
+from hocket.loop.manual_steps import ByHand
 from hocket.loop.steps import StepResult, Steps
 from hocket.state import scalars
 from hocket.state.step import UserStep
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hocket.basics.types import Batch
-    from hocket.loop.guard import NonFiniteGuard
+    from hocket.loop.nonfinite import NonFiniteGuard
     from hocket.state.state import State
 
 
@@ -110,9 +110,9 @@ class TaskSteps(Steps):
         self._note_call()
         self._agree("manual", f"step.manual({', '.join(map(repr, optimizers))})", 0.0)
         block, state, outer = self._gradients_by_hand(optimizers), self._state, self._state.step
-        by_hand.check(state, state.optimizers if block.current.optimizers is None else block.current.optimizers)
+        manual_steps.check(state, state.optimizers if block.current.optimizers is None else block.current.optimizers)
         if not hasattr(self, "_hooks"):
-            self._hooks = by_hand.hooks_without_idle(state, self._complete, self._compiled is not None)
+            self._hooks = manual_steps.hooks_without_idle(state, self._complete, self._compiled is not None)
         self._open_by_hand, self._outer = block, outer
         try:
             with block.opened(outer):

@@ -19,9 +19,9 @@ not divided is not weighed: its loss is multiplied by nothing, so that its gradi
 What an ELEMENTS loss is a mean over, `weigh` learns in this order:
 
 1. the loss function says it: ``(mean, weight)`` or `hocket.Loss`;
-2. it called torch's cross-entropy or NLL loss: the labels that count (`hocket.state.loss_watch`);
+2. it called torch's cross-entropy or NLL loss: the labels that count (`hocket.state.loss_divisors`);
 3. it divided a sum by another, such as a mask's, or averaged selected elements, and a trial confirms that this is the weight;
-   or the model computes its loss itself, and it equals a usual one (`hocket.loop.loss_weights`). Otherwise it is SAMPLES.
+   or the model computes its loss itself, and it equals a usual one (`hocket.loop.inferred_weights`). Otherwise it is SAMPLES.
 
 The order of a step is that of `hocket.loop.actions`: `weigh` and `Weighting.factor` for each microbatch, `mean` at the end.
 """
@@ -40,7 +40,7 @@ from hocket.basics.losses import WHOLE, Loss
 from hocket.data.nesting import map_tensors
 from hocket.errors import WrongValue
 from hocket.hookspecs.strategies import replicas
-from hocket.loop import loss_weights
+from hocket.loop import inferred_weights
 from hocket.loop.whole_batch import check_part
 from hocket.state.known_weights import CountedLabels, MeanOver
 
@@ -141,9 +141,9 @@ def weigh(state: State, loss: Loss, samples: int) -> Weight:
         check_part(state, over, samples)
     known, amount = step.weighing, loss.weight
     if amount is None:
-        amount = loss_weights.weight(state, known, partial(loss_weights.in_training, state, loss, samples))
+        amount = inferred_weights.weight(state, known, partial(inferred_weights.in_training, state, loss, samples))
     elif step.watch is not None and step.watch.composed and samples and known.mean_over is None:
-        known.mean_over = MeanOver.SAMPLES if loss_weights.check_composed(state, samples) else None
+        known.mean_over = MeanOver.SAMPLES if inferred_weights.check_composed(state, samples) else None
     return Weight(Kind.SAMPLES, samples) if amount is None else Weight(Kind.ELEMENTS, amount if samples else 0)
 
 

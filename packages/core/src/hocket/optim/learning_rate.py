@@ -16,10 +16,10 @@ from hocket.data.stateful import has_state
 from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.plugins import catalog
-from hocket.plugins.spec import build
+from hocket.plugins.building import build
 from hocket.schedules import Clock, Plateau, Schedule
-from hocket.state.parts import LearningRate
 from hocket.state.state import State
+from hocket.state.substates import LearningRate
 from hocket.state.watching import label_of, warn_of_nothing, watch
 
 

@@ -10,13 +10,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hocket.basics import fast_paths
-from hocket.basics.short import short
+from hocket.basics.short_repr import short
 from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.optim.closures import gets_closure
 from hocket.optim.groups import OPTIONS, make_groups, scale_rates
 from hocket.plugins import catalog
-from hocket.plugins.spec import build, read
+from hocket.plugins.building import build, read
 from hocket.state.task import Task
 
 if TYPE_CHECKING:

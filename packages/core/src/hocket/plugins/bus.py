@@ -24,6 +24,7 @@ from hocket.help.ours import is_ours
 from hocket.hookspecs import SPECS, Event
 from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.bus import BusLike
+from hocket.plugins.building import HOOKS
 from hocket.plugins.delivery import Delivery
 from hocket.plugins.folding import (
     Listener,
@@ -37,7 +38,6 @@ from hocket.plugins.folding import (
     positional,
 )
 from hocket.plugins.order import by_option, check_combination, order
-from hocket.plugins.spec import HOOKS
 
 _HOOKS = HOOKS
 _EVENTS = {event.value: event for event in Event}

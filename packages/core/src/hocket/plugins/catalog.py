@@ -22,7 +22,7 @@ from hocket.basics.plugin_errors import (
     summarize,
 )
 from hocket.help import names as others
-from hocket.help.elsewhere import NotInstalled
+from hocket.help.optional_packages import NotInstalled
 from hocket.help.ours import PARTS
 from hocket.plugins import distributions, switches
 from hocket.plugins.distributions import Problem, normal

@@ -13,17 +13,17 @@ from torch import nn
 from hocket.basics.losses import Reduction, reduction_of
 from hocket.basics.run_folder import Run, RunFolder, TemporaryFolder
 from hocket.devices import placement
-from hocket.help import elsewhere
+from hocket.help import optional_packages
 from hocket.hookspecs.attachment import Attachment
 from hocket.loop import whole_batch
 from hocket.loop.fit import FitLoop
-from hocket.loop.guard import NonFiniteGuard
+from hocket.loop.nonfinite import NonFiniteGuard
 from hocket.loop.settings import Settings, reduction
 from hocket.optim.groups import described, hyperparameters
 from hocket.optim.optimizers import has_modes, make_optimizers
 from hocket.plugins.bus import Bus
 from hocket.run.joined import Joined
-from hocket.run.parts import Parts, resolve, without_writing_loggers
+from hocket.run.resolving import Parts, resolve, without_writing_loggers
 from hocket.state.given_task import task_of
 from hocket.state.state import State
 from hocket.state.task import Task, events_of
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def parts_of(settings: Settings, model: nn.Module) -> Parts:
     """Make the plug-ins that arguments name, and those that other arguments stand for. Check them and the model."""
-    from hocket.plugins import claims  # here, so that importing the Trainer stays cheap
+    from hocket.plugins import instance_owners as claims  # here, so that importing the Trainer stays cheap
 
     checkpoints = [] if settings.checkpoints is None else [settings.checkpoints]
     parts = resolve(
@@ -65,15 +65,15 @@ def _stood_for(settings: Settings) -> Iterator[Attachment]:
 
         yield BatchTransform.attachment(settings.batch_transform)
     if settings.microbatch == "auto":
-        search = elsewhere.module("hocket_general.auto_microbatch", "microbatch='auto'")
+        search = optional_packages.module("hocket_general.auto_microbatch", "microbatch='auto'")
         remembered = settings.folder / "microbatch.json" if settings.lasting else None
         yield search.AutoMicrobatch.attachment(
             remembered, (settings.compile, settings.deterministic, settings.accumulate)
         )
     if settings.summary:
-        yield elsewhere.module("hocket_insight.model_table", "summary=True").ShowSummary.attachment()
+        yield optional_packages.module("hocket_insight.model_table", "summary=True").ShowSummary.attachment()
     if settings.limits:
-        from hocket.loop.limits import Limits
+        from hocket.loop.duration_limits import Limits
 
         yield Limits(settings.limits).attachment()
 
@@ -128,7 +128,7 @@ def loop_of(settings: Settings, state: State, guard: NonFiniteGuard) -> FitLoop:
     compiled = None if settings.compile is None else partial(torch.compile, **settings.compile)
     windows = None
     if settings.accumulate is not None:
-        from hocket.loop.windows import Windows
+        from hocket.loop.accumulation import Windows
 
         windows = Windows(state, settings.accumulate, settings.microbatch is None)
     return FitLoop(state, guard, settings.log_every, compiled, windows)
@@ -162,6 +162,6 @@ def set_up(settings: Settings, state: State, joined: Joined) -> tuple[dict[str, 
     )
     if averaging := [optimizer for optimizer in state.optimizers if has_modes(optimizer)]:
         needing = f"Switching {type(averaging[0]).__name__} between train() and eval()"
-        averages = elsewhere.module("hocket_general.optimizer_averages", needing)
+        averages = optional_packages.module("hocket_general.optimizer_averages", needing)
         bus.attach(averages.OptimizerAverages.attachment(state, averaging))
     return initial, line

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hocket.basics.plugin_errors import PluginError
-from hocket.help import elsewhere
+from hocket.help import optional_packages
 
 if TYPE_CHECKING:
     from hocket.basics.seeding import RandomStream
     from hocket.loop.fit import FitLoop
-    from hocket.loop.guard import NonFiniteGuard
+    from hocket.loop.nonfinite import NonFiniteGuard
     from hocket.state.component import Content
     from hocket.state.state import State
     from hocket_data.module_data import ModuleData
@@ -34,7 +34,7 @@ class Parts:
 class NoContent:
     """That of a run without hocket-checkpoints. What saves or loads raises the error that says what to install."""
 
-    def __init__(self, absent: elsewhere.NotInstalled) -> None:
+    def __init__(self, absent: optional_packages.NotInstalled) -> None:
         self._absent = absent
 
     def state_dict(self, gather: bool = True) -> dict[str, Any]:
@@ -58,8 +58,8 @@ class NoContent:
 def content_of(state: State, parts: Parts) -> Content:
     """Return the content of a run's checkpoints, or `NoContent` if hocket-checkpoints is absent."""
     try:
-        part = elsewhere.module("hocket_checkpoints.own_components")
-    except elsewhere.NotInstalled as absent:
+        part = optional_packages.module("hocket_checkpoints.own_components")
+    except optional_packages.NotInstalled as absent:
         return NoContent(absent)
     content: Content = part.content_of(state, parts)
     return content

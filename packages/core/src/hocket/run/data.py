@@ -12,7 +12,7 @@ from hocket.data.checks import check_batches
 from hocket.data.loaders import independent
 from hocket.data.source import Source, limited
 from hocket.data.training_iterator import TrainingIterator
-from hocket.help import elsewhere
+from hocket.help import optional_packages
 from hocket.loop.evaluate import EvalData, prepare_sets
 from hocket.loop.fit import FitLoop
 from hocket.loop.settings import Settings
@@ -34,7 +34,9 @@ class RunData:
         self._state, self._loop, self._settings = state, loop, settings
         self.module: ModuleData | None = None
         if settings.data is not None:
-            self.module = elsewhere.module("hocket_data.module_data").ModuleData(settings.data, state, settings.seed)
+            self.module = optional_packages.module("hocket_data.module_data").ModuleData(
+                settings.data, state, settings.seed
+            )
 
     def make(self, *names: str, running: Callable[[], AbstractContextManager[None]]) -> None:
         """Set the data that the data module makes, unless it is set already. All ranks call it together.

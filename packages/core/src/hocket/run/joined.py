@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.basics import launching
+from hocket.basics import launch_environment
 from hocket.devices import placement
 from hocket.plugins.bus import Bus
 from hocket.run import comparison
-from hocket.run.parts import Parts
+from hocket.run.resolving import Parts
 
 
 class Joined:
@@ -28,7 +28,7 @@ class Joined:
         self.bus = bus
         self.strategy, self.precision, self.device_kind = parts.strategy, parts.precision, parts.device
         if devices is not None and devices > 1:
-            launching.start(devices)
+            launch_environment.start(devices)
         #: The device of this rank.
         self.device: torch.device = bus.setup_environment(parts.device)
         bus.on_rank(self.strategy.rank)

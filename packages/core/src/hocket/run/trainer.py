@@ -15,24 +15,24 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 import torch
 from torch import nn
 
-from hocket.basics import launching, seeding
-from hocket.basics.interruption import Deferred, Interrupted, deferred
+from hocket.basics import launch_environment, seeding
+from hocket.basics.control_c import Deferred, Interrupted, deferred
 from hocket.basics.losses import Reduction
 from hocket.basics.time import Interval, Time
 from hocket.data.checks import check_batches
 from hocket.errors import WrongState, WrongType, WrongValue
-from hocket.help import attributes, elsewhere, warn
+from hocket.help import attributes, optional_packages, warn
 from hocket.help.arguments import understood
-from hocket.loop import until
+from hocket.loop import fit_duration
 from hocket.loop.agreement import ranks_of
 from hocket.loop.evaluate import EvalData, evaluate, evaluate_unseen, prepare_sets, sanity_check
-from hocket.loop.guard import NonFiniteGuard, Policy
+from hocket.loop.nonfinite import NonFiniteGuard, Policy
 from hocket.loop.settings import Settings
 from hocket.plugins import switches
 from hocket.plugins.bus import Bus
 from hocket.run import assembly, comparison
 from hocket.run.joined import Joined
-from hocket.run.parts import Parts, shows_only
+from hocket.run.resolving import Parts, shows_only
 from hocket.state import conversions
 from hocket.state.metrics import MetricSet
 from hocket.state.state import State
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from hocket.checkpoints import Checkpoints, Report
     from hocket.plugins.plan import Plan
     from hocket.run.result import Result
-    from hocket.state.parts import EvaluationSet
+    from hocket.state.substates import EvaluationSet
     from hocket_data.module import DataModule
 
 
@@ -219,7 +219,7 @@ class Trainer:
         sanity_eval: int = 0,
         summary: bool = False,
     ) -> None:
-        from hocket.plugins import claims  # here, so that importing this module stays cheap
+        from hocket.plugins import instance_owners as claims  # here, so that importing this module stays cheap
 
         #: The arguments, checked and converted.
         self.settings = settings = Settings(
@@ -356,7 +356,7 @@ class Trainer:
         from hocket.help import failures
         from hocket.run import summary
 
-        if not until.plan_fit(state, self._loop, self.settings.duration, self.settings.limits, duration):
+        if not fit_duration.plan_fit(state, self._loop, self.settings.duration, self.settings.limits, duration):
             return self.result()
         try:
             checks = failures.arguments_checked(state, self.settings)
@@ -491,7 +491,7 @@ class Trainer:
         """Return a context in which the model has the weights of a checkpoint."""
         if self._loop.stage:
             raise WrongState("The weights of a checkpoint cannot be used during a fit. Use them before or after.")
-        visit: AbstractContextManager[None] = elsewhere.module("hocket_checkpoints.visiting").weights_of(
+        visit: AbstractContextManager[None] = optional_packages.module("hocket_checkpoints.visiting").weights_of(
             self.state, checkpoint, self.settings.checkpoints
         )
         return visit
@@ -549,7 +549,10 @@ class Trainer:
             >>> report.missing
             ('bias',)
         """
-        load_into, given = elsewhere.module("hocket_checkpoints.weights").load_into, conversions.weights(weights)
+        load_into, given = (
+            optional_packages.module("hocket_checkpoints.weights").load_into,
+            conversions.weights(weights),
+        )
         if self._loop.stage:
             raise WrongState("Weights cannot be loaded during a fit. Load them before fit starts.")
         report: Report = load_into(self.state, self.model_state_dict(evaluated=False), given, strict, ignore, remap)
@@ -652,7 +655,7 @@ class Trainer:
             try:
                 yield
             except BaseException as raised:
-                state.exception = error = launching.cause_of(raised)
+                state.exception = error = launch_environment.cause_of(raised)
                 try:
                     state.bus.exception(state)
                     self.close()

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from hocket.basics.losses import LOSSES, named_loss
-from hocket.basics.short import short
+from hocket.basics.short_repr import short
 from hocket.errors import WrongType, WrongValue
-from hocket.help import elsewhere, names, warn
+from hocket.help import names, optional_packages, warn
 
 if TYPE_CHECKING:
     from hocket.basics.types import Metric, PluginLike
@@ -159,7 +159,7 @@ def checkpoints(given: object, runs: object = "runs") -> Checkpoints | None:
     """Convert a folder, a dict of arguments, or True, for a folder in ``runs``, to Checkpoints."""
     if given is None or given is False:
         return None
-    kind: type[Checkpoints] = elsewhere.module("hocket_checkpoints.policy", "checkpoints=").Checkpoints
+    kind: type[Checkpoints] = optional_packages.module("hocket_checkpoints.policy", "checkpoints=").Checkpoints
     if given is True:
         inside = str(Path(path(runs)) / "checkpoints")
         warn(f"«checkpoints=True» is read as «checkpoints={inside!r}». Write the folder, so that each run has its own.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hocket.basics.short import short
+from hocket.basics.short_repr import short
 from hocket.errors import WrongType
 from hocket.help import attributes, names, warn
 from hocket.hookspecs.events import Event

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch import Tensor, strided
 
 from hocket.basics.history import POSITION
-from hocket.basics.short import short
+from hocket.basics.short_repr import short
 from hocket.errors import WrongType, WrongValue
 from hocket.help import names
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.basics.plain_data import decode, encode
-from hocket.basics.short import short
+from hocket.basics.short_repr import short
 from hocket.data.nesting import move
 from hocket.errors import WrongType, WrongValue
 from hocket.hookspecs.strategies import replicas

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hocket.basics.borrowing import BorrowedTensors
 from hocket.basics.kinds import singular
 from hocket.basics.plugin_errors import PlanError
 from hocket.basics.seeding import Generators
+from hocket.basics.swapped_tensors import BorrowedTensors
 from hocket.basics.time import Time, Unit
 from hocket.basics.timestamp import Timestamp
 from hocket.errors import WrongType, WrongValue
 from hocket.help import attributes
 from hocket.state import log_names as help_logged, scalars
-from hocket.state.parts import Data, Identity, LoggedValues, Optimization
 from hocket.state.progress import Progress
 from hocket.state.requests import Decision, Requests
 from hocket.state.step import Step
+from hocket.state.substates import Data, Identity, LoggedValues, Optimization
 
 if TYPE_CHECKING:
     from hocket.basics.history import Recorder
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hocket.state.accumulators import Over, Reduce
     from hocket.state.aggregates import Aggregates
     from hocket.state.component import Content
-    from hocket.state.parts import Clipping, EvaluationSet, LearningRate
+    from hocket.state.substates import Clipping, EvaluationSet, LearningRate
     from hocket.state.task import Task
     from hocket.state.watching import WatchedValues
     from hocket.surgery import Replacement
@@ -118,7 +118,7 @@ class State:
         #: Tensors of the model whose values plug-ins have replaced temporarily.
         self.borrowed = BorrowedTensors()
 
-    # --- the run, its data, its optimization and its logged values; see `hocket.state.parts`
+    # --- the run, its data, its optimization and its logged values; see `hocket.state.substates`
 
     run: Run = _part("identity.run", "The identity of the run; a resumed run has that of the run it continues.")
     run_name: str = _part("identity.run.name", "The name of the run and of its folder.")

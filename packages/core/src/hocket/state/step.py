@@ -19,7 +19,7 @@ from hocket.state.task import Task
 
 if TYPE_CHECKING:
     from hocket.basics.types import Batch
-    from hocket.state.loss_watch import LossWatch
+    from hocket.state.loss_divisors import LossWatch
     from hocket.state.metrics import MetricSet
     from hocket.state.state import State
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from hocket.basics.short import short
+from hocket.basics.short_repr import short
 from hocket.data.nesting import map_tensors
 from hocket.errors import WrongState, WrongType
 from hocket.state import log_names as help_logged

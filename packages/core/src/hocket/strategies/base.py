@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from hocket.basics.unusual import sized_like
+from hocket.basics.sparse_quantized import sized_like
 from hocket.data.global_batches import sized
 from hocket.devices import Device
 from hocket.errors import Unsupported

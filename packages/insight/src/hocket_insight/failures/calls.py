@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from hocket.basics.losses import named_loss
-from hocket.basics.short import short
+from hocket.basics.short_repr import short
 from hocket.basics.time import Time
 from hocket.help import names
 from hocket.help.arguments import SIGNATURES

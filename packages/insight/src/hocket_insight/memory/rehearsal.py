@@ -23,10 +23,10 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import _foreach_supported_types
 
 from hocket.basics import objects
-from hocket.basics.launching import WorkerError
+from hocket.basics.launch_environment import WorkerError
 from hocket.data.nesting import map_tensors
 from hocket.errors import Mistake, WrongValue
-from hocket.help import elsewhere
+from hocket.help import optional_packages
 from hocket.run.trainer import Trainer
 from hocket.state.state import State
 from hocket_insight.memory.hollow import Hollow, quiet
@@ -163,7 +163,7 @@ def rehearse(make: Make, ranks: int = 1, microbatch: int | None = None) -> Rehea
 
     Raises:
         EstimateError: the run computes something whose shape depends on values, or a mistake of the user.
-        hocket.basics.launching.WorkerError: another exception of the run.
+        hocket.basics.launch_environment.WorkerError: another exception of the run.
         ImportError: hocket-strategies, which starts the process, is not installed.
     """
 
@@ -190,7 +190,7 @@ def rehearse(make: Make, ranks: int = 1, microbatch: int | None = None) -> Rehea
                 return str(error)
             raise
 
-    forks = elsewhere.module("hocket_strategies.launching.forks", "an estimate")
+    forks = optional_packages.module("hocket_strategies.launching.forks", "an estimate")
     forks.check_forkable("an estimate")
     try:
         (result,) = forks.fork(run, 1, variables={})

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from hocket.basics.short import short
+from hocket.basics.short_repr import short
 from hocket.errors import WrongType, WrongValue
 
 #: The operations of ``all_reduce``, each with the names that it has elsewhere.

@@ -19,7 +19,7 @@ from hocket.help import attributes
 from hocket.hookspecs.needs import Need
 from hocket.loop import settings
 from hocket.loop.actions import gradients_again
-from hocket.loop.guard import NonFiniteGuard
+from hocket.loop.nonfinite import NonFiniteGuard
 from hocket.loop.steps import StepResult, Steps
 from hocket.run.comparison import of_values, over_ranks
 from hocket.state.state import State

@@ -24,14 +24,14 @@ from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
 from hocket.hookspecs.needs import Need
 from hocket.hookspecs.strategies import replicas
-from hocket.loop.guard import Policy
+from hocket.loop.nonfinite import Policy
 from hocket.optim.clipping import clip_gradients
 from hocket.optim.closures import closure_for
 from hocket.optim.optimizers import check_parameters
 from hocket.plugins import switches
 from hocket.plugins.bus import Bus
 from hocket.run.joined import Joined
-from hocket.run.parts import Parts, resolve
+from hocket.run.resolving import Parts, resolve
 from hocket.state import conversions
 from hocket_strategies.custom_loops import checks, saving
 from hocket_strategies.custom_loops.accumulation import Gradients

@@ -12,7 +12,7 @@ from torch import nn
 from hocket.basics import seeding
 from hocket.basics.plain_data import decode, encode
 from hocket.errors import CheckpointError, WrongType
-from hocket.help import elsewhere, warn
+from hocket.help import optional_packages, warn
 from hocket.state.ranks import Ranks
 from hocket_strategies.custom_loops import checks
 from hocket_strategies.custom_loops.prepared import PreparedData, inner, tensors
@@ -29,7 +29,7 @@ def save(runtime: Runtime, path: Path, things: Mapping[str, Any]) -> None:
     tree = {name: encode(_state_of(runtime, thing, name), name, gather=False) for name, thing in things.items()}
     random = [encode(each) for each in runtime.all_gather(seeding.capture())]
     content = {"things": tree, "random": random, "precision": encode(runtime.precision.state_dict())}
-    elsewhere.module(_FORMAT).write(
+    optional_packages.module(_FORMAT).write(
         path, content, {"kind": "runtime"}, Ranks(runtime.rank, runtime.world_size, runtime.all_gather)
     )
 
@@ -39,7 +39,7 @@ def load(runtime: Runtime, path: Path, things: Mapping[str, Any]) -> dict[str, A
     checks.check_loaded(path, things)
     if not path.exists():
         raise CheckpointError(f"{path} is not a checkpoint: there is no such folder. Give one that runtime.save wrote.")
-    saved = elsewhere.module(_FORMAT).read(path)
+    saved = optional_packages.module(_FORMAT).read(path)
     kept = {name: decode(value) for name, value in saved["things"].items()}
     if missing := sorted(things.keys() - kept.keys()):
         raise CheckpointError(

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from hocket.basics.launching import WorkerError
+from hocket.basics.launch_environment import WorkerError
 from hocket.errors import WrongState, WrongValue
 from hocket_strategies.launching import loopback
 from hocket_strategies.launching.errors import Failure

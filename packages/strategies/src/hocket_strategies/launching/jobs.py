@@ -10,7 +10,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 
-from hocket.basics.launching import PORT, Environment, check, needed, number
+from hocket.basics.launch_environment import PORT, Environment, check, needed, number
 from hocket.errors import WrongValue
 
 #: By launcher, the variables that say which rank this is of how many.

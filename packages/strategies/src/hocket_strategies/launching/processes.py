@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hocket.basics import launching
-from hocket.basics.launching import Environment, WorkerError
+from hocket.basics import launch_environment
+from hocket.basics.launch_environment import Environment, WorkerError
 from hocket_strategies.launching import loopback, parent
 from hocket_strategies.launching.errors import ERROR_FILE, Failure, first, read_failure
 from hocket_strategies.launching.script import command_again
@@ -36,7 +36,7 @@ def start(devices: int) -> Workers:
 
 def raise_failure() -> None:
     """Raise WorkerError if a worker of this process has failed. Call it in loops that wait for other ranks."""
-    if isinstance(launching.workers, Workers) and (error := launching.workers.error()):
+    if isinstance(launch_environment.workers, Workers) and (error := launch_environment.workers.error()):
         raise error
 
 

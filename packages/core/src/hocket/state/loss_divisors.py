@@ -89,7 +89,7 @@ class LossWatch(TorchFunctionMode):
         self.value: Tensor | None = None
         self.composed = False
         #: What the loss is divided by, such as ``mask.sum()``, if it is written by hand. Whether that is its weight is tried
-        #: by `hocket.loop.loss_weights`.
+        #: by `hocket.loop.inferred_weights`.
         self.divisor: float | Tensor | None = None
         #: The values of other means; and again with the first dimensions of what they are over.
         self._values: list[Tensor] = []

@@ -8,7 +8,7 @@ from hocket.basics.time import Time, Unit
 from hocket.data.errors import DataError
 from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.callback import Callback
-from hocket.loop.until import first_reached
+from hocket.loop.fit_duration import first_reached
 from hocket.state.requests import Decision
 from hocket.state.state import State
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hocket.errors import WrongState, WrongValue
-from hocket.help import elsewhere
+from hocket.help import optional_packages
 
 __all__ = ["Environment", "WorkerError", "cause_of", "current", "environment", "hint", "start"]
 
@@ -56,8 +56,10 @@ def environment(variables: Mapping[str, str]) -> Environment | None:
         check(found, variables, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     elif any(name.startswith(_OF_JOBS) for name in variables):
         try:
-            found = elsewhere.module("hocket_strategies.launching.jobs", "A job of several processes").of_job(variables)
-        except elsewhere.NotInstalled:
+            found = optional_packages.module("hocket_strategies.launching.jobs", "A job of several processes").of_job(
+                variables
+            )
+        except optional_packages.NotInstalled:
             if any(variables.get(name, "1") != "1" for name in _SIZES):
                 raise
     return found
@@ -125,7 +127,7 @@ def start(devices: int) -> None:
     import torch.distributed
 
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        starting = elsewhere.module("hocket_strategies.launching.processes", f"devices={devices}")
+        starting = optional_packages.module("hocket_strategies.launching.processes", f"devices={devices}")
         workers = starting.start(devices)
 
 

@@ -22,7 +22,7 @@ from hocket.strategies.base import Strategy
 
 if TYPE_CHECKING:
     from hocket.hookspecs.attachment import Attachment
-    from hocket.loop.guard import NonFiniteGuard
+    from hocket.loop.nonfinite import NonFiniteGuard
     from hocket.loop.task_steps import TaskSteps
     from hocket.state.state import State
     from hocket.state.step import Step, UserStep

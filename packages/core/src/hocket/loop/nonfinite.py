@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from hocket.basics.dtensors import local, non_finite, total_norm
-from hocket.basics.unusual import dense_values
+from hocket.basics.sparse_quantized import dense_values
 from hocket.errors import NotFinite
 from hocket.help import warn
 from hocket.state.state import State

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hocket.basics import launching
+from hocket.basics import launch_environment
 from hocket.basics.plugin_errors import AmbiguousPluginError, BrokenPluginError, PluginError, summarize
 from hocket.devices import Device
 from hocket.errors import WrongValue
@@ -18,7 +18,7 @@ from hocket.help import warn
 from hocket.hookspecs import PrecisionLike, StrategyLike
 from hocket.hookspecs.attachment import Attachment
 from hocket.plugins import catalog
-from hocket.plugins.spec import build
+from hocket.plugins.building import build
 
 if TYPE_CHECKING:
     from hocket.basics.types import PluginLike
@@ -125,10 +125,10 @@ def _auto_strategy(devices: int) -> tuple[str, str]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         world = torch.distributed.get_world_size()
     else:
-        found = launching.current()
+        found = launch_environment.current()
         world = max(found.world_size if found else 1, devices)
     if world == 1:
-        return "single", f"single, because this is one process. {launching.hint(os.environ)}".rstrip()
+        return "single", f"single, because this is one process. {launch_environment.hint(os.environ)}".rstrip()
     entry = _distributed_strategy(world)
     return f"{entry.dist}/{entry.name}", f"{entry.name}, because there are {world} processes"
 

@@ -1,4 +1,4 @@
-"""Determine, once and if needed, the weight of a loss that does not state it: which `hocket.state.loss_watch` did not see.
+"""Determine, once and if needed, the weight of a loss that does not state it: which `hocket.state.loss_divisors` did not see.
 
 A batch that is not split, on one rank, needs no weights. Several microbatches or ranks do, and so does an evaluation.
 """
@@ -15,9 +15,9 @@ from torch import Tensor
 from hocket.basics.losses import WHOLE, Loss, as_loss, own_loss
 from hocket.data import batches, nesting
 from hocket.errors import WrongValue
-from hocket.help import elsewhere, names, warn
+from hocket.help import names, optional_packages, warn
 from hocket.state.known_weights import CountedLabels, KnownWeights, MeanOver
-from hocket.state.loss_watch import LossWatch
+from hocket.state.loss_divisors import LossWatch
 from hocket.state.step import UserStep, count
 from hocket.state.task import SupervisedTask
 
@@ -129,8 +129,8 @@ def in_evaluation(state: State, loss: Loss, label: str) -> MeanOver | CountedLab
 def _of_own_loss(state: State) -> tuple[MeanOver | CountedLabels | None, str]:
     """Return what the model's own loss is a mean over, None if that is not certain; and what to install to find it out."""
     try:
-        guessing = elsewhere.module("hocket_nlp.own_losses", "Comparing it with the usual losses")
-    except elsewhere.NotInstalled as error:
+        guessing = optional_packages.module("hocket_nlp.own_losses", "Comparing it with the usual losses")
+    except optional_packages.NotInstalled as error:
         return None, f" {error}"
     over: MeanOver | CountedLabels | None = guessing.of_own_loss(state.outputs, state.batch, state.model)
     return over, ""
