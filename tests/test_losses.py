@@ -168,6 +168,21 @@ def test_torchs_means_over_labels_are_over_those_that_count(loss, microbatch) ->
         assert evaluated["eval/loss"] == pytest.approx(whole.item())
 
 
+@pytest.mark.parametrize("microbatch", [2, 3])
+def test_a_sum_of_means_that_is_meant_is_over_samples_whether_labels_are_ignored_or_not(microbatch: int) -> None:
+    outputs, labels = torch.randn(6, 3, 4), torch.randint(3, (6, 4))
+    labels[4, 1:] = -100
+
+    def both(outputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, labels) + outputs.square().mean()
+
+    model = nn.Conv1d(3, 3, 1)
+    parts = zip(outputs.split(microbatch), labels.split(microbatch), strict=True)
+    expected = gradient(sum(both(model(x), y) * len(x) / 6 for x, y in parts), model)
+    watch = train(model, both, [(outputs, labels)], microbatch=microbatch, loss_reduction="mean")
+    torch.testing.assert_close(watch.gradients[0], expected)
+
+
 class Last(nn.Module):
     """Moves classes to where cross-entropy wants them."""
 

@@ -46,7 +46,7 @@ class CountedLabels:
 class KnownWeights:
     """What is known, from batch to batch, of the weights of the losses of a step; see `hocket.loop.weighing`."""
 
-    __slots__ = ("additions", "batches", "mean_over", "names")
+    __slots__ = ("additions", "batches", "covers_additions", "mean_over", "names")
 
     def __init__(self) -> None:
         #: What a loss that comes without a weight is a mean over; None until it is needed.
@@ -55,5 +55,7 @@ class KnownWeights:
         self.batches = 0
         #: The number of microbatches of divided batches to whose loss plug-ins added something.
         self.additions = 0
+        #: Whether the weight of the loss was that of what they added, when that was looked at last.
+        self.covers_additions = True
         #: The names of losses that ranks agreed on; None before the first batch, and for a single rank.
         self.names: Sequence[str] | None = None

@@ -126,8 +126,10 @@ class LossWatch(TorchFunctionMode):
         first = self.means[0]
         composed = len(self.means) > 1 or first.value is not loss.value
         self.composed = composed or first.outputs is not args[0]
+        if composed and over == "mean":
+            return loss  # by samples in every microbatch, whether labels are ignored in it or not
         differs = self._differs() if composed else ""
-        if differs and over is None:
+        if differs:
             change = (
                 "Take the other mean over the same labels; or take the mean over all samples, "
                 "cross_entropy(…, reduction='none').mean()"
@@ -136,8 +138,6 @@ class LossWatch(TorchFunctionMode):
             if self.training:
                 raise WrongValue(message)
             warn(message)
-        elif differs:
-            return loss
         return loss._replace(weight=first.divisor)
 
     def covers_additions(self, declared: Reduction | None, loss: Loss, now: Tensor | None, known: KnownWeights) -> bool:
@@ -156,7 +156,7 @@ class LossWatch(TorchFunctionMode):
             return True
         known.additions += 1
         if known.additions & (known.additions - 1) and not (self.value is None or self.value.is_cpu):
-            return True  # The host waits for the numbers of the 1st, 2nd, 4th, … microbatch only.
+            return known.covers_additions  # the host waits for the numbers of the 1st, 2nd, 4th, … microbatch only
         given = [mean for mean in self.means if mean.divisor is loss.weight]
         if not given and loss.weight is not None:
             return True  # whoever gave the weight knows what it is of
@@ -167,6 +167,7 @@ class LossWatch(TorchFunctionMode):
         if not differs:
             return True
         if over == "mean":
+            known.covers_additions = False
             return False
         change = (
             "A plug-in added the other mean. Omit the class weights, or what ignores labels; or train without the plug-in, or "
