@@ -169,12 +169,8 @@ def compute_gradients(
 ) -> None:
     """Compute the gradients of the mean loss of the global batch into ``.grad``, and store that loss in ``state.loss``.
 
-    Each microbatch's loss is multiplied by its fraction of the samples. If a loss comes with a weight of its own, the
-    accumulated gradients are rescaled by the total weight at the end. The loss of a batch that is not split is not
-    multiplied, so the gradients are bitwise identical to those of a plain loop.
-
-    If the strategy does not average gradients, ``.grad`` has those of the mean over this rank's samples, and zeros on a
-    rank without samples.
+    How losses are weighed says `hocket.loop.weighing`. If the strategy does not average gradients, ``.grad`` has those of the
+    mean over this rank's samples, and zeros on a rank without samples.
 
     Args:
         split: a function that returns the microbatches of a batch; None to split by ``state.microbatch``.

@@ -198,13 +198,13 @@ class FitLoop:
         while not self._over() or self._at_epoch_end():
             self._interruption.check()
             bus.before_dataloader(state)
-            handed_out = data.next()
-            if handed_out is None:
+            loaded = data.next()
+            if loaded is None:
                 self._epoch_end()
                 return
-            self._handed_out = handed_out
+            self._handed_out = loaded
             state.progress.ready += 1
-            self._batch(*handed_out)
+            self._batch(*loaded)
 
     def _at_epoch_end(self) -> bool:
         return self.state.timestamp.batch_in_epoch == self.data.length
