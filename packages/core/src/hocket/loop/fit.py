@@ -86,7 +86,7 @@ class FitLoop:
         #: The evaluation sets due after the current batch or epoch, until all of them were evaluated.
         self._due: list[str] | None = None
         #: The current batch, as the iterator returned it.
-        self._handed_out: tuple[Any, bool] = (None, False)
+        self._loaded: tuple[Any, bool] = (None, False)
 
     @property
     def has_data(self) -> bool:
@@ -111,7 +111,7 @@ class FitLoop:
         if self.stage is None or self.stage is resume_points.START:
             return  # `left` still has the position before this fit
         if self.stage is resume_points.GRADIENTS:
-            self.data.put_back([self._handed_out] if self._windows is None else self._windows.handed_out)
+            self.data.put_back([self._loaded] if self._windows is None else self._windows.handed_out)
         self.left, self._raised = self._position(self.stage.name), f"{type(error).__name__}: {error}".rstrip(": ")
         for schedule in self.state.schedules:
             schedule.load_state_dict(schedule.state_dict())  # so that the next fit keeps the learning rates
@@ -202,7 +202,7 @@ class FitLoop:
             if loaded is None:
                 self._epoch_end()
                 return
-            self._handed_out = loaded
+            self._loaded = loaded
             state.progress.ready += 1
             self._batch(*loaded)
 
@@ -241,7 +241,7 @@ class FitLoop:
 
     # --- a batch
 
-    def _batch(self, batch: Batch, counts: bool) -> None:
+    def _batch(self, batch: Batch, is_real: bool) -> None:
         state, bus, step = self.state, self.state.bus, self.state.step
         self.stage = resume_points.GRADIENTS
         if bus.interval:
@@ -249,20 +249,20 @@ class FitLoop:
         step.parts = 1
         if self._windows is None:
             step.batch = batch
-            handed_out = count(state, batch) if counts else Counts(0)
+            in_batch = count(state, batch) if is_real else Counts(0)
             bus.after_dataloader(state)
             bus.batch_start(state)
-            mine = handed_out.samples
-            if counts and step.batch is not batch:
+            mine = in_batch.samples
+            if is_real and step.batch is not batch:
                 # Samples are counted as loaded, which is the position in the data; tokens as trained on.
                 mine, tokens = count(state, step.batch)
-                handed_out = Counts(handed_out.samples, tokens)
+                in_batch = Counts(in_batch.samples, tokens)
         else:
-            handed_out, mine, counts = self._windows.load(self.data, (batch, counts))
+            in_batch, mine, is_real = self._windows.load(self.data, (batch, is_real))
         skip = state.requests.take(Decision.SKIP_BATCH)
-        total, trained_on, several = handed_out, mine, state.strategy.world_size > 1
+        total, trained_on, several = in_batch, mine, state.strategy.world_size > 1
         if several:
-            total, trained_on, skip = agreement.total(state, handed_out, mine, skip)
+            total, trained_on, skip = agreement.total(state, in_batch, mine, skip)
         step.counts, step.samples, step.trained_on, step.metrics = total, mine, trained_on, self._active_metrics
         state.progress.started += 1
         state.aggregates.samples = mine
@@ -274,7 +274,7 @@ class FitLoop:
 
                 stepped = step_on_parts(state, step.parts, self._step)
             else:
-                stepped = self._step() if self.steps is None else self.steps.run(counts)
+                stepped = self._step() if self.steps is None else self.steps.run(is_real)
         self.stage = resume_points.STEP
         if self._windows is not None:
             self._windows.end()

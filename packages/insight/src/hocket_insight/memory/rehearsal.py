@@ -277,7 +277,7 @@ def _listen(stage: Stage, trainer: Trainer, kinds: dict[str, set[int]]) -> None:
             end(state)
         if state.timestamp.batch >= 2:
             raise _Done
-        loop._batch(*loop._handed_out)  # the next step, on the same batch
+        loop._batch(*loop._loaded)  # the next step, on the same batch
 
     bus.replace(
         {
