@@ -145,7 +145,7 @@ def test_nothing_is_gathered_and_no_rank_needs_more_than_its_share(tmp_path, mon
     def write(rank):
         one = make(FSDP, tmp_path, asynchronous=True)
         one.fit("2ba")
-        kept = one._checkpoints._writer._background._staging._kept
+        kept = one.settings.checkpoints._writer._background._staging._kept
         one.close()
         return sum(each.nbytes for name, each in kept.items() if name.partition(".")[0] in LEARNED), held(one)
 
