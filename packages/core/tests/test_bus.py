@@ -8,6 +8,7 @@ from typing import Any
 
 import pluggy
 import pytest
+import torch
 from hypothesis import given, strategies as st
 
 from hocket import Algorithm, Callback, Event, Phase, hookimpl
@@ -461,3 +462,16 @@ def test_after_an_event_the_users_order_is_reversed() -> None:
     bus = Bus([Attachment("algorithms", name, Listens()) for name in "abc"])
     assert [attachment.name for attachment in bus.listeners("after_loss")] == ["c", "b", "a"]
     assert [attachment.name for attachment in bus.listeners("batch_end")] == ["a", "b", "c"]
+
+
+def test_an_attribute_with_the_name_of_a_hook_is_named():
+    class Measure:
+        def __init__(self):
+            self.loss = torch.nn.MSELoss()
+
+        def batch_end(self, state): ...
+
+    with pytest.raises(
+        HookError, match=r"Callback 'p0' has an attribute loss, of class MSELoss.* such as self\.own_loss"
+    ):
+        bus_of(Measure())

@@ -440,3 +440,10 @@ def test_summaries_are_plain_text_for_optimizers_and_commands_too() -> None:
                 assert summary(entry) and "`" not in summary(entry) and ":mod:" not in summary(entry), entry.name
                 if kind == "optimizers":
                     assert summary(entry) == entry.load().__doc__.strip().partition("\n")[0]
+
+
+def test_what_is_no_plug_in_of_a_kind_is_not_registered():
+    with pytest.raises(
+        plugins.PluginError, match=r"5 cannot be registered as callback 'five': it is an? int and not a class"
+    ):
+        plugins.register("callbacks", "five", 5)

@@ -18,6 +18,7 @@ from typing import Any
 
 import pluggy
 
+from hocket.basics.kinds import singular
 from hocket.basics.plugin_errors import HookError
 from hocket.help import names
 from hocket.help.ours import is_ours
@@ -377,6 +378,12 @@ def _implementations(attachment: Attachment) -> dict[str, Callable[..., Any]]:
         if name not in _HOOKS:
             _check_misspelt(attachment, name)
         elif callable(function := getattr(obj, name)):
+            if name in getattr(obj, "__dict__", ()) and not inspect.isroutine(function):
+                raise HookError(
+                    f"{singular(attachment.kind).capitalize()} '{attachment.name}' has an attribute {name}, of class "
+                    f"{type(function).__name__}, and {name} is a hook, which would be called. Give the attribute another name, "
+                    f"such as self.own_{name}."
+                )
             found[name] = function
     if not found and attachment.kind in ("callbacks", "loggers"):
         _check_called(attachment)

@@ -286,6 +286,8 @@ def register(kind: str, name: str, cls: Any) -> None:
             f"A {singular(kind)} '{name}' is already registered ({_registered[kind, name].target}). Choose another name, or "
             f"call hocket.plugins.unregister('{kind}', '{name}') first."
         )
+    if wrong := misfit(kind, cls):
+        raise PluginError(f"{cls!r} cannot be registered as {singular(kind)} '{name}': {wrong}.")
     where = f"{getattr(cls, '__module__', '')}:{getattr(cls, '__qualname__', '')}"
     _registered[kind, name] = Entry(kind, name, "this process", "", where, API, cls)
 
