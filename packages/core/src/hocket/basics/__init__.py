@@ -1,1 +1,1 @@
-"""What everything else is written in: times, files, nested data, tensors, random numbers."""
+"""What everything else is written in: times, files, tensors of several ranks, losses, random numbers, launchers."""

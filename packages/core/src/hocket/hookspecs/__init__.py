@@ -1,4 +1,4 @@
-"""The hook specifications: every hook of the system, in five short files.
+"""The contract: every hook of the system, in five short files, and the base classes of plug-ins beside them.
 
 * :mod:`.events`      notifications: all listeners run, and their return values are ignored.
 * :mod:`.actions`     the steps of training: the first result counts, core's default runs last, any plug-in may wrap.

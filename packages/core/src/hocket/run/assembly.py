@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def parts_of(settings: Settings, model: nn.Module) -> Parts:
-    """Make the plug-ins that arguments name, and those that other arguments stand for. Check them and the model."""
+    """Build the plug-ins that the settings name or imply (``summary=True`` implies one). Check them and the model."""
     from hocket.plugins import claims  # here, so that importing the Trainer stays cheap
 
     checkpoints = [] if settings.checkpoints is None else [settings.checkpoints]
