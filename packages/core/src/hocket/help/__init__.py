@@ -1,7 +1,8 @@
-"""Help for mistakes: names of other libraries, objects in place of names, and explanations of torch's errors.
+"""Help for mistakes: names of other libraries, parts of hocket that are not installed, and warnings at the user's line.
 
-Nothing here runs in a step. `arguments` and `attributes` know what other libraries call an argument or a method, `names` what
-they call a plug-in; `failures` asks hocket-insight to explain exceptions and to check a fit.
+Nothing here runs in a step. `attributes` knows what other libraries call a method, `names` what they call an argument or a
+plug-in; `optional_packages` imports other parts of hocket, `installing` says how to install them, and `failures` asks
+hocket-insight to explain an exception of the user's model or loss, and to check a fit.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import torch
 from hocket.data.batches import Counts
 from hocket.help import warn
 from hocket.hookspecs.strategies import replicas
-from hocket.state import log_names as help_logged
+from hocket.state import log_names
 from hocket.state.ranks import Ranks
 from hocket.state.requests import Decision
 from hocket.state.state import State
@@ -77,4 +77,4 @@ def compare_names(state: State) -> None:
     if state.strategy.rank == 0:
         for name in sorted({name for each in names for name in each}.difference(names[0])):
             ranks = [rank for rank, each in enumerate(names) if name in each]
-            warn(help_logged.lost(name, ranks))
+            warn(log_names.lost(name, ranks))

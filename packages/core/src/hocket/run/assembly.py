@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 def parts_of(settings: Settings, model: nn.Module) -> Parts:
-    """Make the plug-ins that arguments name, and those that other arguments stand for. Check them and the model."""
-    from hocket.plugins import instance_owners as claims  # here, so that importing the Trainer stays cheap
+    """Build the plug-ins that the settings name or imply (``summary=True`` implies one). Check them and the model."""
+    from hocket.plugins import instance_owners  # here, so that importing the Trainer stays cheap
 
     checkpoints = [] if settings.checkpoints is None else [settings.checkpoints]
     parts = resolve(
@@ -48,7 +48,7 @@ def parts_of(settings: Settings, model: nn.Module) -> Parts:
         devices=settings.devices,
     )
     parts = parts if settings.lasting else without_writing_loggers(parts)
-    claims.check(parts.attachments)
+    instance_owners.check(parts.attachments)
     if settings.deterministic:
         from hocket.loop import determinism
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from hocket.help import warn
-from hocket.state import log_names as help_logged, scalars
+from hocket.state import log_names, scalars
 from hocket.state.accumulators import ACCUMULATORS, REDUCTIONS, Accumulator, Held, OfMetric, Over, Reduce
 from hocket.state.metric_adapters import adapted, is_metric
 from hocket.state.step import count
@@ -96,7 +96,7 @@ class Aggregates:
             samples = 1
         elif samples == -1:
             samples = self.samples = count(self._state, self._state.batch).samples
-        counted: Any = float(samples) if weight is None else help_logged.weight(weight)
+        counted: Any = float(samples) if weight is None else log_names.weight(weight)
         counts = samples and not (type(counted) is float and counted == 0.0)
         for name, value in values.items():
             key = (name, reduce, over if type(over) is str else tuple(over), of_task)
@@ -106,7 +106,7 @@ class Aggregates:
                 value = self._converted(name, value, accumulators[0])
             elif type(value) in _TENSORS:
                 if value.numel() != 1 or value.is_complex() or value.is_meta or value.layout is not torch.strided:
-                    raise help_logged.not_a_number(name, value)
+                    raise log_names.not_a_number(name, value)
             elif type(value) is not float:
                 value = self._converted(name, value, accumulators[0])
             for each in accumulators:
@@ -118,10 +118,10 @@ class Aggregates:
         """Return a number as a float, and a tensor of a subclass or a metric as it is."""
         if isinstance(accumulator, OfMetric):
             if not is_metric(value):
-                raise help_logged.not_a_metric(name, value)
+                raise log_names.not_a_metric(name, value)
             owner = "evaluation" if self._set is not None else "training"
             if self._owners.setdefault(id(value), (value, owner))[1] != owner:
-                raise help_logged.shared_metric(name, value)
+                raise log_names.shared_metric(name, value)
             return value
         return scalars.checked(name, value)
 
@@ -129,20 +129,20 @@ class Aggregates:
         self, name: str, value: Any, reduce: Any, over: Any, weight: Any, of_task: bool
     ) -> tuple[Accumulator, ...]:
         """Return the accumulators that a name is added to, after checking the arguments."""
-        scopes = help_logged.over(over)
+        scopes = log_names.over(over)
         if reduce is None or (reduce == "last" and is_metric(value)):
             reduce = "metric" if is_metric(value) else "mean"
-        help_logged.check(name, reduce, weight)
+        log_names.check(name, reduce, weight)
         if reduce == "metric":
             if not is_metric(value):
-                raise help_logged.not_a_metric(name, value)
+                raise log_names.not_a_metric(name, value)
             if self._state.strategy.world_size > 1 and not adapted(value).combines:
-                raise help_logged.not_combined(name, value, self._state.strategy.world_size)
+                raise log_names.not_combined(name, value, self._state.strategy.world_size)
             buffers = adapted(value).buffers() if self._state.strategy.world_size > 1 else []
             if buffers and any(each is value for each in self._state.task.modules()):
-                raise help_logged.in_buffers(name, value, buffers)
+                raise log_names.in_buffers(name, value, buffers)
         if reduce == "metric" and len(scopes) > 1 and self._set is None:
-            raise help_logged.metric_over_both(name)
+            raise log_names.metric_over_both(name)
         if self._set is not None:
             label = self._state.eval_label
             return (self._in(self._set, f"{label}/{name.removeprefix(f'{label}/')}", reduce),)
@@ -160,16 +160,16 @@ class Aggregates:
 
     def _in(self, scope: _Scope, name: str, reduce: str) -> Accumulator:
         if by := self.reserved.get(name) or scope.reserved.get(name):
-            raise help_logged.reserved(name, by)
+            raise log_names.reserved(name, by)
         there = scope.accumulators.get(name)
         other = self._epoch if scope is self._interval else self._interval if scope is self._epoch else None
         if other is not None and name in other.accumulators and other.accumulators[name].touched:
-            raise help_logged.logged_otherwise(name, f"over={other.over!r}", f"over={scope.over!r}")
+            raise log_names.logged_otherwise(name, f"over={other.over!r}", f"over={scope.over!r}")
         if there is None or (there.reduce != reduce and not there.touched):
             there = scope.accumulators[name] = ACCUMULATORS[reduce](self._state.device)
             self._known = {}  # which may hold the accumulator that is replaced
         if there.reduce != reduce:
-            raise help_logged.logged_otherwise(name, f"reduce={there.reduce!r}", f"reduce={reduce!r}")
+            raise log_names.logged_otherwise(name, f"reduce={there.reduce!r}", f"reduce={reduce!r}")
         return there
 
     def _ignore(self, values: Mapping[str, Any]) -> None:
@@ -246,16 +246,16 @@ class Aggregates:
             return
         for name, by in names.items():
             if name in self.plain or name in self._interval.accumulators or name in self._epoch.accumulators:
-                raise help_logged.reserved(name, by)
+                raise log_names.reserved(name, by)
         self.reserved.update(names)
         self._known = {}
 
     def claim(self, names: Iterable[str]) -> None:
         """Note names that are logged without a reduction. Raises TypeError, and ValueError for a name of the loop."""
         for name in names:
-            help_logged.check_name(name)
+            log_names.check_name(name)
             if by := self.reserved.get(name):
-                raise help_logged.reserved(name, by)
+                raise log_names.reserved(name, by)
         self.plain.update(names)
 
     def reduce_interval(self) -> dict[str, float]:
@@ -339,7 +339,7 @@ class Aggregates:
         if name in self._warned or self._state.strategy.rank:
             return
         self._warned.add(name)
-        warn(help_logged.differs(name, scope.over, reduce, {r: h[0] for r, h in by_rank.items()}, world))
+        warn(log_names.differs(name, scope.over, reduce, {r: h[0] for r, h in by_rank.items()}, world))
 
     # --- checkpoints
 

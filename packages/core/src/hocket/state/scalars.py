@@ -9,7 +9,7 @@ import torch
 
 from hocket.errors import WrongType
 from hocket.help import warn
-from hocket.state import log_names as help_logged
+from hocket.state import log_names
 
 if TYPE_CHECKING:
     from hocket.state.state import State
@@ -48,7 +48,7 @@ def reduce_interval(state: State) -> None:
     values = state.aggregates.reduce_interval()
     if values:
         if twice := [name for name in values if name in state.logged]:
-            warn(help_logged.twice(twice))
+            warn(log_names.twice(twice))
         log(state, values)
 
 
@@ -80,15 +80,15 @@ def checked(name: str, value: Any) -> float | torch.Tensor:
         return value
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or value.is_complex() or value.is_meta or value.layout is not torch.strided:
-            raise help_logged.not_a_number(name, value)
+            raise log_names.not_a_number(name, value)
         return value
     array = getattr(getattr(value, "dtype", None), "kind", "")  # NumPy reads texts as numbers, and complex ones as real
     if isinstance(value, str | bytes | bytearray) or array in _NO_NUMBERS or callable(getattr(value, "compute", None)):
-        raise help_logged.not_a_number(name, value)
+        raise log_names.not_a_number(name, value)
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise help_logged.not_a_number(name, value) from None
+        raise log_names.not_a_number(name, value) from None
 
 
 def named(name: str, value: object) -> dict[str, Any]:
@@ -101,6 +101,6 @@ def named(name: str, value: object) -> dict[str, Any]:
         return {name: checked(name, value)}
     except (TypeError, RuntimeError):
         raise WrongType(
-            f"compute() of the metric of {name!r} returned {help_logged.found_instead(value)[0]}. It returns a number, a "
+            f"compute() of the metric of {name!r} returned {log_names.found_instead(value)[0]}. It returns a number, a "
             "vector, or numbers by name. Write return {'first': …, 'second': …} for several."
         ) from None

@@ -20,7 +20,7 @@ from hocket.basics.time import Time, Unit
 from hocket.basics.timestamp import Timestamp
 from hocket.errors import WrongType, WrongValue
 from hocket.help import attributes
-from hocket.state import log_names as help_logged, scalars
+from hocket.state import log_names, scalars
 from hocket.state.progress import Progress
 from hocket.state.requests import Decision, Requests
 from hocket.state.step import Step
@@ -379,7 +379,7 @@ class State:
             ...         state.log({"loss/largest": state.loss}, reduce="max", over=("interval", "epoch"))
         """
         if more or (type(values) is not dict and not isinstance(values, Mapping)):
-            raise help_logged.unnamed((values, *more))
+            raise log_names.unnamed((values, *more))
         if reduce != "last" or over != "interval" or weight is not None:
             self.aggregates.log(values, reduce, over, weight)
             return

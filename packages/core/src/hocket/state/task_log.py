@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hocket.basics.short_repr import short
 from hocket.data.nesting import map_tensors
 from hocket.errors import WrongState, WrongType
-from hocket.state import log_names as help_logged
+from hocket.state import log_names
 
 if TYPE_CHECKING:
     from hocket.state.accumulators import Over, Reduce
@@ -94,7 +94,7 @@ def _log(
     others: Mapping[str, object],
 ) -> None:
     if others:
-        raise help_logged.foreign(others, "self.log(…)")
+        raise log_names.foreign(others, "self.log(…)")
     if type(name) is str:
         if value is _MISSING:
             raise WrongType(f"self.log({name!r}) was given no value. Write self.log({name!r}, value).")
@@ -109,7 +109,7 @@ def _log(
         )
     aggregates = task._aggregates
     if aggregates is None:
-        raise WrongState(help_logged.outside(type(task).__name__))
+        raise WrongState(log_names.outside(type(task).__name__))
     aggregates.log(values, reduce, over, weight, True)
 
 
