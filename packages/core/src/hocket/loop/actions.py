@@ -25,6 +25,7 @@ from hocket.state.step import UserStep, count_part
 
 if TYPE_CHECKING:
     from hocket.basics.types import Batch
+    from hocket.hookspecs.bus import Hooks
     from hocket.loop.nonfinite import NonFiniteGuard
 
 
@@ -176,17 +177,35 @@ def compute_gradients(
         split: a function that returns the microbatches of a batch; None to split by ``state.microbatch``.
         observer: updated with the outputs; None for the metrics of the step.
     """
-    bus = state.bus
-    factor = accumulate_gradients(state, split, observer)
+    finish_gradients(state, accumulate_gradients(state, split, observer))
+
+
+def finish_gradients(
+    state: State, factor: torch.Tensor | None = None, hooks: Hooks | None = None, *, clip: bool = True
+) -> None:
+    """Do what follows the last backward of a step, whoever computed the gradients: unscale, call after_train_batch, clip.
+
+    Args:
+        factor: what to multiply the gradients by; see `accumulate_gradients`. None for 1.
+        hooks: the hooks to call, if they are not those of the bus.
+        clip: False if the gradients are clipped later: by an engine in its step, or by the user.
+    """
     for optimizer in state.step_optimizers:
-        bus.unscale_gradients(optimizer)
+        state.bus.unscale_gradients(optimizer)
     if factor is not None:
         for parameter in state.trained_parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
-    bus.after_train_batch(state)
-    norm = bus.clip_gradients(state)
-    state.step.gradient_norm = None if type(norm) is bool else norm
+    (hooks or state.bus).after_train_batch(state)
+    state.step.gradient_norm = None
+    if clip:
+        clip_and_note(state, hooks)
+
+
+def clip_and_note(state: State, hooks: Hooks | None = None) -> None:
+    """Clip the gradients, and set ``state.gradient_norm`` to their norm before that, or None if it was not computed."""
+    norm = (hooks or state.bus).clip_gradients(state)
+    state.step.gradient_norm = norm if isinstance(norm, torch.Tensor) else None
 
 
 def accumulate_gradients(

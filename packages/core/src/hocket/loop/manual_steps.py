@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,8 +14,10 @@ from hocket.basics.losses import Apart, Loss, as_loss
 from hocket.basics.plugin_errors import PlanError
 from hocket.errors import WrongState, WrongType, WrongValue
 from hocket.help import warn
+from hocket.hookspecs.bus import Hooks
 from hocket.hookspecs.needs import Need
 from hocket.hookspecs.strategies import replicas
+from hocket.loop.actions import clip_and_note, finish_gradients
 from hocket.optim.closures import needs_closure
 from hocket.strategies.base import Strategy
 
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 _KINDS = ("algorithms", "task", "callbacks", "loggers")
 #: Hooks of the forward pass, which `train_batch` computes itself.
 _OF_THE_FORWARD_PASS = ("split_batch", "before_forward", "forward", "after_forward", "before_loss", "loss")
-_HOOKS = (
-    "before_train_batch", "after_loss", "before_backward", "backward", "after_backward", "after_train_batch", "clip_gradients",
-    "optimizer_step",
-)  # fmt: skip
 
 
 class ByHand:
@@ -142,11 +139,10 @@ class ByHand:
             with self._steps._outside():
                 if not self._complete:
                     self._steps._hooks.gradients(state)
-                norm_before = self._steps._hooks.clip_gradients(state)
+                clip_and_note(state, self._steps._hooks)
         finally:
             state.optimization.clipping = configured
         self._clipped = True
-        state.gradient_norm = None if type(norm_before) is bool else norm_before
         return state.gradient_norm
 
     def step(self) -> bool:
@@ -256,11 +252,9 @@ class ByHand:
         """Complete the gradients: the inner implementation of the action `gradients`, which plug-ins may wrap."""
         state, step = self._state, self.current
         self._average("step()")
-        for optimizer in state.step_optimizers:
-            state.bus.unscale_gradients(optimizer)
         step.loss = self.losses[""]
         step.losses = {name: value for name, value in self.losses.items() if name}
-        self._steps._hooks.after_train_batch(state)
+        finish_gradients(state, hooks=self._steps._hooks, clip=False)
         self._complete = True
         return True
 
@@ -335,23 +329,29 @@ def check(state: State, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         )
 
 
-def hooks_without_idle(state: State, complete: Callable[[State], bool], compiled: bool) -> SimpleNamespace:
-    """Return the hooks of steps by hand, without the plug-ins that cannot act in them; warn of each of these.
+class ManualHooks(Hooks):
+    """The hooks of steps by hand: those of the bus without the plug-ins that cannot act in them; it warns of each of these.
 
     Args:
         complete: completes the gradients; plug-ins that wrap the action `gradients` surround it.
         compiled: whether the Trainer compiles loss functions.
     """
-    bus, idle = state.bus, _idle(state)
-    for attachment, why in idle.items():
-        kind = singular(attachment.kind).capitalize()
-        _warn(f"{kind} '{attachment.name}' does not act in steps by hand (step.manual): {why}")
-    if state.step.metrics is not None:
-        _warn("train_metrics do not see the outputs of steps by hand (step.manual)")
-    if compiled:
-        _warn("«compile=» compiles loss functions, and not the code of steps by hand (step.manual)")
-    hooks = {hook: bus.compiled(hook, idle) for hook in _HOOKS}
-    return SimpleNamespace(gradients=bus.compiled("gradients", idle, complete), **hooks)
+
+    def __init__(self, state: State, complete: Callable[[State], bool], compiled: bool) -> None:
+        self._bus, self._idle = state.bus, _idle(state)
+        for attachment, why in self._idle.items():
+            kind = singular(attachment.kind).capitalize()
+            _warn(f"{kind} '{attachment.name}' does not act in steps by hand (step.manual): {why}")
+        if state.step.metrics is not None:
+            _warn("train_metrics do not see the outputs of steps by hand (step.manual)")
+        if compiled:
+            _warn("«compile=» compiles loss functions, and not the code of steps by hand (step.manual)")
+        vars(self)["gradients"] = self._bus.compiled("gradients", self._idle, complete)
+
+    def __getattr__(self, hook: str) -> Callable[..., Any]:
+        """Compile a hook when it is called for the first time."""
+        function = vars(self)[hook] = self._bus.compiled(hook, self._idle)
+        return function
 
 
 def _warn(what: str) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongState, WrongType
 from hocket.help import warn
 from hocket.loop import manual_steps
-from hocket.loop.manual_steps import ByHand
+from hocket.loop.manual_steps import ByHand, ManualHooks
 from hocket.loop.steps import StepResult, Steps
 from hocket.state import scalars
 from hocket.state.step import UserStep
@@ -49,7 +48,7 @@ class TaskSteps(Steps):
         self._by_hand: dict[tuple[str, ...], ByHand] = {}
         self._open_by_hand: ByHand | None = None
         #: The hooks of steps by hand, from the first block on.
-        self._hooks: SimpleNamespace
+        self._hooks: ManualHooks
         #: The batch that `train_batch` was given, and whether it counts.
         self._whole: Batch = None
         self._counts = False
@@ -112,7 +111,7 @@ class TaskSteps(Steps):
         block, state, outer = self._gradients_by_hand(optimizers), self._state, self._state.step
         manual_steps.check(state, state.optimizers if block.current.optimizers is None else block.current.optimizers)
         if not hasattr(self, "_hooks"):
-            self._hooks = manual_steps.hooks_without_idle(state, self._complete, self._compiled is not None)
+            self._hooks = ManualHooks(state, self._complete, self._compiled is not None)
         self._open_by_hand, self._outer = block, outer
         try:
             with block.opened(outer):
