@@ -15,6 +15,7 @@ from hocket.basics.plugin_errors import PlanError
 from hocket.errors import WrongState, WrongType, WrongValue
 from hocket.help import warn
 from hocket.hookspecs.bus import Hooks
+from hocket.hookspecs.events import Event, between
 from hocket.hookspecs.needs import Need
 from hocket.hookspecs.strategies import replicas
 from hocket.loop.actions import clip_and_note, finish_gradients
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 #: The kinds of plug-ins that may be unable to act; strategy, precision and the default actions always act.
 _KINDS = ("algorithms", "task", "callbacks", "loggers")
 #: Hooks of the forward pass, which `train_batch` computes itself.
-_OF_THE_FORWARD_PASS = ("split_batch", "before_forward", "forward", "after_forward", "before_loss", "loss")
+_FORWARD_EVENTS = [event.value for event in between(Event.BEFORE_FORWARD, Event.BEFORE_LOSS)]
+_OF_THE_FORWARD_PASS = ("split_batch", *_FORWARD_EVENTS, "forward", "loss")
 
 
 class ByHand:
