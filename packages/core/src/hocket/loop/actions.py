@@ -21,7 +21,7 @@ from hocket.optim.clipping import clip_gradients
 from hocket.optim.closures import closure_for
 from hocket.state.loss_divisors import LossWatch
 from hocket.state.state import State
-from hocket.state.step import UserStep, count_part
+from hocket.state.step import UserStep, count_part, miscounted
 
 if TYPE_CHECKING:
     from hocket.basics.types import Batch
@@ -268,10 +268,13 @@ def _compute_parts(
         carries = split_carry(state, microbatches, split)
     how = how_divided(full_batch.batches[0] if type(full_batch) is Window else full_batch)
     for number, (microbatch, carried) in enumerate(zip(microbatches, carries, strict=True), 1):
-        microbatch, counts = unpadded(microbatch)
-        samples = (
-            0 if not counts else mine if microbatch is full_batch else min(mine, count_part(state, microbatch, how))
-        )
+        microbatch, is_real = unpadded(microbatch)
+        if not is_real:
+            samples = 0
+        elif microbatch is full_batch:
+            samples = mine
+        else:  # on a rank whose batch is padding, mine is 0
+            samples = min(mine, count_part(state, microbatch, how))
         remaining -= samples
         if isinstance(step, UserStep):
             step.carry = carried
@@ -288,16 +291,6 @@ def _compute_parts(
     if remaining:
         raise WrongValue(miscounted(state, mine, remaining))
     return parts
-
-
-def miscounted(state: State, samples: int, remaining: int) -> str:
-    """Return the message about a batch whose microbatches do not hold every sample once."""
-    return (
-        f"A batch of {samples} samples was split into microbatches that count {samples - remaining} together, so "
-        f"{'some would be lost' if remaining > 0 else 'some would count twice'}. Check split and count of "
-        f"{type(state.task).__name__}: split(batch, size) returns every sample once, and count(batch) counts samples the same "
-        "way in the batch and in its microbatches."
-    )
 
 
 def gradients_again(state: State, guard: NonFiniteGuard) -> torch.Tensor:
@@ -341,35 +334,20 @@ def _compute_microbatch(
     bus, step = state.bus, state.step
     step.batch = bus.move_batch(state, batch)
     bus.before_forward(state)
-    watch = step.watch = None if weighting is None else LossWatch()
+    step.watch = None if weighting is None else LossWatch()
     if step.loss_function is None:
-        step.outputs = bus.forward(state, step.batch)
-        if state.overwrites:
-            from hocket.loop.graphs import copied
-
-            step.outputs = copied(step.outputs)
-        bus.after_forward(state)
-        bus.before_loss(state)
-        if watch is None:
-            loss = bus.loss(state, step.outputs, step.batch)
-        else:
-            with watch:
-                loss = bus.loss(state, step.outputs, step.batch)
+        loss = _forward_and_loss(state)
     else:
         from hocket.loop.loss_functions import call_loss_function
 
         loss = call_loss_function(state)
     step.loss = loss.value
     weight = None
-    if watch is None:
+    if step.watch is None:
         bus.after_loss(state)
     else:
-        weight = weigh(state, loss, samples)
-        with watch:
-            bus.after_loss(state)
-        if not watch.covers_additions(state.loss_reduction, loss, step.loss, step.weighing) and loss.weight is not None:
-            weight = Weight(Kind.SAMPLES, samples)
-        step.watch = watch = None  # it holds the outputs
+        weight = _weigh_with_additions(state, loss, samples, step.watch)
+        step.watch = None  # it holds the outputs
     if metrics is not None and samples and step.loss_function is None:
         metrics.update(step.outputs, step.batch)
     if loss.kept is not None and samples and isinstance(step, UserStep):
@@ -398,3 +376,29 @@ def _compute_microbatch(
         return Part(step.loss, weight, loss.parts, samples)
     step.losses = loss.parts
     return None
+
+
+def _forward_and_loss(state: State) -> Loss:
+    """Compute the outputs and the loss of the current microbatch, with their events."""
+    bus, step = state.bus, state.step
+    step.outputs = bus.forward(state, step.batch)
+    if state.overwrites:
+        from hocket.loop.graphs import copied
+
+        step.outputs = copied(step.outputs)
+    bus.after_forward(state)
+    bus.before_loss(state)
+    if step.watch is None:
+        return bus.loss(state, step.outputs, step.batch)
+    with step.watch:
+        return bus.loss(state, step.outputs, step.batch)
+
+
+def _weigh_with_additions(state: State, loss: Loss, samples: int, watch: LossWatch) -> Weight:
+    """Return what a loss counts for, and let plug-ins change it; by samples, if they add a mean over another number."""
+    step = state.step
+    weight = weigh(state, loss, samples)
+    with watch:
+        state.bus.after_loss(state)
+    covered = watch.covers_additions(state.loss_reduction, loss, step.loss, step.weighing)
+    return weight if covered or loss.weight is None else Weight(Kind.SAMPLES, samples)

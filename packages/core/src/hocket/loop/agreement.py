@@ -35,15 +35,9 @@ def decide(state: State) -> None:
         return
     now = state.timestamp
     fingerprint = state.strategy.fingerprint()
-    mine = torch.tensor(
-        [
-            *(float(bool(state.requests.pending & d)) for d in _DECISIONS),
-            float(state.aggregates.used),
-            now.batch_seconds,
-            fingerprint,
-        ],
-        dtype=torch.float64,
-    )
+    requests = [float(bool(state.requests.pending & decision)) for decision in _DECISIONS]
+    values = [*requests, float(state.aggregates.used), now.batch_seconds, fingerprint]
+    mine = torch.tensor(values, dtype=torch.float64)
     *requested, aggregates, seconds, fingerprints = state.bus.all_reduce(mine, "sum").tolist()
     state.aggregates.agreed |= bool(aggregates)
     if fingerprints != fingerprint * world:

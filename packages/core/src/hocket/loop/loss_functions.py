@@ -13,6 +13,7 @@ from hocket.basics.dtensors import mesh_of
 from hocket.basics.losses import Apart, Loss, as_loss
 from hocket.data.nesting import map_tensors
 from hocket.errors import WrongState, WrongValue
+from hocket.loop.graphs import copied
 from hocket.state.step import CHANGED_IN_PLACE, UserStep
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ def call_loss_function(state: State) -> Loss:
             with step.watch:
                 loss = step.watch.weighed(state.loss_reduction, noting_apart, *args)
         if state.overwrites:
-            from hocket.loop.graphs import copied
-
             loss = copied(loss)
         return loss._replace(kept=map_tensors(torch.Tensor.detach, loss.kept))
 

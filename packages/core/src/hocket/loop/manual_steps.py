@@ -19,6 +19,7 @@ from hocket.hookspecs.events import Event, between
 from hocket.hookspecs.needs import Need
 from hocket.hookspecs.strategies import replicas
 from hocket.loop.actions import clip_and_note, finish_gradients
+from hocket.loop.graphs import copied, keep_gradients
 from hocket.optim.closures import needs_closure
 from hocket.strategies.base import Strategy
 
@@ -83,8 +84,6 @@ class ByHand:
             )
         state, step, hooks = self._state, self.current, self._steps._hooks
         if state.overwrites:
-            from hocket.loop.graphs import copied
-
             loss = copied(loss)
         loss = as_loss(loss)
         share, factor = self._weigh(loss)
@@ -106,8 +105,6 @@ class ByHand:
                 finally:
                     step.inputs, step.retain_graph = None, False
             if state.overwrites:
-                from hocket.loop.graphs import keep_gradients
-
                 keep_gradients(state.trained_parameters(), self._copies)
             hooks.after_backward(state)
         for name, value in {"": step.loss, **loss.parts}.items():
@@ -178,12 +175,8 @@ class ByHand:
     def opened(self, outer: Step) -> Iterator[ByHand]:
         """Make this the current step, with the gradients that wait for it, inside the context."""
         state, step, waiting = self._state, self.current, self.gradients
-        step.batch, step.counts, step.samples, step.trained_on = (
-            outer.batch,
-            outer.counts,
-            outer.samples,
-            outer.trained_on,
-        )
+        step.batch, step.counts = outer.batch, outer.counts
+        step.samples, step.trained_on = outer.samples, outer.trained_on
         with self._steps._outside():  # autocast forgets the weights that it has converted for other steps
             for parameter in state.parameters:
                 parameter.grad = None

@@ -15,9 +15,8 @@ from hocket.data.windows import Window
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs.strategies import replicas
-from hocket.loop.actions import miscounted
 from hocket.state.state import State
-from hocket.state.step import count
+from hocket.state.step import count, miscounted
 from hocket.state.task import Task
 
 

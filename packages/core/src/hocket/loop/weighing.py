@@ -19,8 +19,9 @@ of the weights of ELEMENTS is known only after the last microbatch, hence the `W
 end. A batch that is not divided is not weighed: its loss is multiplied by nothing, so that its gradients are bitwise those of
 a plain loop.
 
-Padding, a microbatch on a rank that has no samples left, has weight 0. Its gradient is stopped at the outputs of the model,
-because a mean over nothing may be NaN; in steps of `train_batch` the loss is replaced by one of value 0.
+Padding, a microbatch on a rank that has no samples left, has weight 0 and is of no kind. Its gradient is stopped at the
+outputs of the model, because a mean over nothing may be NaN; in steps of `train_batch`, whose outputs are not known, the loss
+is replaced by one of value 0.
 
 What an ELEMENTS loss is a mean over, `weigh` learns in this order:
 
@@ -28,6 +29,9 @@ What an ELEMENTS loss is a mean over, `weigh` learns in this order:
 2. it called torch's cross-entropy or NLL loss: the labels that count (`hocket.state.loss_divisors`);
 3. it divided a sum by another, such as a mask's, or averaged selected elements, and a trial confirms that this is the weight;
    or the model computes its loss itself, and it equals a usual one (`hocket.loop.inferred_weights`). Otherwise it is SAMPLES.
+
+``loss_reduction="mean"`` uses a loss as it is: sums of means and divisions are SAMPLES, and nothing is tried. A weight that the
+loss states, the labels of a single cross-entropy and those of a model's own loss still count.
 
 The order of a step is that of `hocket.loop.actions`: `weigh` and `Weighting.factor` for each microbatch, `mean` at the end.
 """
@@ -48,7 +52,7 @@ from hocket.errors import WrongValue
 from hocket.hookspecs.strategies import replicas
 from hocket.loop import inferred_weights
 from hocket.loop.whole_batch import check_part
-from hocket.state.known_weights import CountedLabels, MeanOver
+from hocket.state.known_weights import CountedLabels
 
 if TYPE_CHECKING:
     from hocket.state.state import State
@@ -145,11 +149,12 @@ def weigh(state: State, loss: Loss, samples: int) -> Weight:
         return Weight(Kind.SUM, 1 if samples else 0)
     if over in WHOLE:
         check_part(state, over, samples)
-    known, amount = step.weighing, loss.weight
+    amount = loss.weight
     if amount is None:
-        amount = inferred_weights.weight(state, known, partial(inferred_weights.in_training, state, loss, samples))
-    elif step.watch is not None and step.watch.composed and samples and known.mean_over is None:
-        known.mean_over = MeanOver.SAMPLES if inferred_weights.check_composed(state, samples) else None
+        determine = partial(inferred_weights.in_training, state, loss, samples)
+        amount = inferred_weights.weight(state, step.weighing, determine)
+    else:
+        inferred_weights.check_composed(state, samples)
     return Weight(Kind.SAMPLES, samples) if amount is None else Weight(Kind.ELEMENTS, amount if samples else 0)
 
 
@@ -216,6 +221,8 @@ def mean(state: State, parts: Sequence[Part], weighting: Weighting) -> torch.Ten
     state.step.loss, *means = (sums / total).unbind()
     state.step.losses = dict(zip(names, means, strict=True))
     if not elements:
+        # Decided without the other ranks: if their losses are of ELEMENTS, either these are as many as samples, so that the
+        # correction is 1, or `_unless_different` has found two kinds.
         return None
     # Losses of transformers are float32, whatever the model's dtype.
     dtype = torch.promote_types(sums.dtype, state.parameters[0].dtype)
@@ -257,10 +264,7 @@ def _kinds(parts: Sequence[Part], here: float | torch.Tensor, like: torch.Tensor
     """
     flags = on_device(0, like).expand(3).clone()
     kinds = {part.weight.kind for part in parts if part.samples}
-    if Kind.SUM in kinds:
-        flags[0] = 1
-    if Kind.SAMPLES in kinds:
-        flags[1] = 1
+    flags[0], flags[1] = Kind.SUM in kinds, Kind.SAMPLES in kinds
     if Kind.ELEMENTS in kinds:
         flags[2].copy_(torch.as_tensor(here != sum(part.samples for part in parts)))
     return flags

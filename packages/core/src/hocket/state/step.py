@@ -199,6 +199,16 @@ def count_part(state: State, part: Batch, how: How | None) -> int:
     return samples_of_part(part, how)
 
 
+def miscounted(state: State, samples: int, remaining: int) -> str:
+    """Return the message about a batch whose microbatches do not hold every sample once."""
+    return (
+        f"A batch of {samples} samples was split into microbatches that count {samples - remaining} together, so "
+        f"{'some would be lost' if remaining > 0 else 'some would count twice'}. Check split and count of "
+        f"{type(state.task).__name__}: split(batch, size) returns every sample once, and count(batch) counts samples the same "
+        "way in the batch and in its microbatches."
+    )
+
+
 def count(state: State, batch: Batch) -> Counts:
     """Return the task's count of samples and tokens in a batch. Raises ValueError if it is not a valid count."""
     counted = state.task.count(batch)
