@@ -58,10 +58,7 @@ class EvalSet:
 
     @understood
     def __init__(
-        self,
-        data: Iterable[Any],
-        metrics: MetricsLike | None = None,
-        every: str | Interval | None = None,
+        self, data: Iterable[Any], metrics: MetricsLike | None = None, every: str | Interval | None = None
     ) -> None:
         self.data = data
         self.metrics = conversions.metrics(metrics)
@@ -185,10 +182,7 @@ def evaluate(
 
 
 def evaluate_unseen(
-    state: State,
-    sets: Mapping[str, EvaluationSet],
-    between: Callable[[], None] | None = None,
-    limit: int | None = None,
+    state: State, sets: Mapping[str, EvaluationSet], between: Callable[[], None] | None = None, limit: int | None = None
 ) -> dict[str, float]:
     """As `evaluate`, for weights of another time: no callback or logger is called, and no metric of the run is changed.
 
@@ -205,10 +199,7 @@ def evaluate_unseen(
 
 
 def _evaluate_sets(
-    state: State,
-    sets: Mapping[str, EvaluationSet],
-    between: Callable[[], None] | None,
-    limit: int | None = None,
+    state: State, sets: Mapping[str, EvaluationSet], between: Callable[[], None] | None, limit: int | None = None
 ) -> dict[str, float]:
     bus = state.bus
     values: dict[str, float] = {}
@@ -236,11 +227,7 @@ def _evaluate_sets(
 
 
 def _evaluate_set(
-    state: State,
-    label: str,
-    evaluated: EvaluationSet,
-    between: Callable[[], None] | None,
-    limit: int | None,
+    state: State, label: str, evaluated: EvaluationSet, between: Callable[[], None] | None, limit: int | None
 ) -> dict[str, float]:
     bus, step, metrics, logged = state.bus, state.step, evaluated.metrics, state.aggregates
     limits = (limit, evaluated.limit)
