@@ -53,10 +53,10 @@ class Windows:
         loaded, batches, samples = [], [], []
         following: tuple[Any, bool] | None = first
         while following is not None:
-            step.batch, counts = following
-            counted = count(state, step.batch) if counts else Counts(0)
+            step.batch, is_real = following
+            counted = count(state, step.batch) if is_real else Counts(0)
             bus.after_dataloader(state)
-            if counts:
+            if is_real:
                 changed = counted if step.batch is following[0] else count(state, step.batch)
                 loaded.append(Counts(counted.samples, changed.tokens))
                 batches.append(step.batch)

@@ -255,12 +255,12 @@ def _compute_parts(
 ) -> list[Part]:
     """Compute the microbatches of a batch that is divided, into microbatches or over ranks. Return their weighed losses."""
     bus, step = state.bus, state.step
-    full_batch, mine = step.batch, step.samples
+    full_batch, samples_of_batch = step.batch, step.samples
     if step.weighing.batches:
         try_again(step.weighing)
     parts: list[Part] = []
     gradients: dict[int, torch.Tensor] = {}
-    remaining, carry = mine, step.carry
+    remaining, carry = samples_of_batch, step.carry
     carries: Sequence[tuple[Any, ...]] = [()] * len(microbatches)
     if carry:
         from hocket.loop.carry import split_carry
@@ -272,9 +272,9 @@ def _compute_parts(
         if not is_real:
             samples = 0
         elif microbatch is full_batch:
-            samples = mine
-        else:  # on a rank whose batch is padding, mine is 0
-            samples = min(mine, count_part(state, microbatch, how))
+            samples = samples_of_batch
+        else:  # a rank whose batch is padding has 0 in all of it
+            samples = min(samples_of_batch, count_part(state, microbatch, how))
         remaining -= samples
         if isinstance(step, UserStep):
             step.carry = carried
@@ -289,7 +289,7 @@ def _compute_parts(
     if isinstance(step, UserStep):
         step.carry = carry
     if remaining:
-        raise WrongValue(miscounted(state, mine, remaining))
+        raise WrongValue(miscounted(state, samples_of_batch, remaining))
     return parts
 
 

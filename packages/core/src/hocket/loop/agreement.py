@@ -69,6 +69,6 @@ def compare_names(state: State) -> None:
         return
     names = state.bus.all_gather_object(sorted(state.aggregates.plain))
     if state.strategy.rank == 0:
-        for name in sorted({name for each in names for name in each}.difference(names[0])):
-            ranks = [rank for rank, each in enumerate(names) if name in each]
+        for name in sorted({name for of_rank in names for name in of_rank}.difference(names[0])):
+            ranks = [rank for rank, of_rank in enumerate(names) if name in of_rank]
             warn(log_names.lost(name, ranks))

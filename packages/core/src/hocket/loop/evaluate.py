@@ -242,9 +242,9 @@ def _evaluate_set(
                 break
             if between is not None:
                 between()
-            step.batch, counts = unpadded(batch)
-            seen += counts
-            logged.samples = -1 if counts else 0
+            step.batch, is_real = unpadded(batch)
+            seen += is_real
+            logged.samples = -1 if is_real else 0
             bus.eval_batch_start(state)
             step.batch = bus.move_batch(state, step.batch)
             bus.eval_before_forward(state)
@@ -254,13 +254,13 @@ def _evaluate_set(
 
                 step.outputs = copied(step.outputs)
             bus.eval_after_forward(state)
-            if counts and state.task.has_eval_loss(step.outputs):
+            if is_real and state.task.has_eval_loss(step.outputs):
                 step.watch = LossWatch()
                 with step.watch:
                     loss = bus.loss(state, step.outputs, step.batch)
                 sums += evaluated.weighted(state, label, loss, precise)
                 step.watch = None
-            if counts:
+            if is_real:
                 metrics.update(step.outputs, step.batch)
             bus.eval_batch_end(state)
             state.device_kind.batch_end()
@@ -276,7 +276,7 @@ def _evaluate_set(
     if over and f"{label}/loss" in values:
         raise WrongValue(named_loss(label))
     values = {**({f"{label}/loss": total / over} if over else {}), **values}
-    values.update(logged.together([logged_there for _, logged_there in ranks]))
+    values.update(logged.together([logged_on_rank for _, logged_on_rank in ranks]))
     decides = type(state.task).has_eval_loss is not Task.has_eval_loss  # and may measure in events
     if not values and not decides and not state.task.has_eval_loss(step.outputs):
         kind = type(state.task).__name__

@@ -78,7 +78,7 @@ class FitLoop:
         #: The current stage of the fit, None outside.
         self.stage: Stage | None = None
         #: The position at which a checkpoint was taken or an exception ended the fit, until a fit continues there.
-        self.left: Mapping[str, Any] | None = None
+        self.interrupted_at: Mapping[str, Any] | None = None
         #: The exception, as text.
         self._raised = ""
         #: Control-C during this fit.
@@ -96,34 +96,39 @@ class FitLoop:
     # --- a fit
 
     def run(self, interruption: Interruption | None = None) -> None:
-        """Run everything from fit_start to fit_end. After an exception the next call continues from :attr:`left`."""
+        """Run everything from fit_start to fit_end. After an exception the next call continues from :attr:`interrupted_at`."""
         self._interruption = interruption or Interruption()
         self.stage = resume_points.START
         try:
             self._run()
         except BaseException as error:
-            self._leave(error)
+            self._record_interruption(error)
             raise
         finally:
             self.stage = None
 
-    def _leave(self, error: BaseException) -> None:
+    def _record_interruption(self, error: BaseException) -> None:
         if self.stage is None or self.stage is resume_points.START:
-            return  # `left` still has the position before this fit
+            return  # `interrupted_at` still has the position before this fit
         if self.stage is resume_points.GRADIENTS:
             self.data.put_back([self._loaded] if self._windows is None else self._windows.handed_out)
-        self.left, self._raised = self._position(self.stage.name), f"{type(error).__name__}: {error}".rstrip(": ")
+        self.interrupted_at, self._raised = (
+            self._position(self.stage.name),
+            f"{type(error).__name__}: {error}".rstrip(": "),
+        )
         for schedule in self.state.schedules:
             schedule.load_state_dict(schedule.state_dict())  # so that the next fit keeps the learning rates
 
     def check(self) -> None:
         """Before a fit: raise RuntimeError if it cannot continue the last one after its exception; warn if it is inexact."""
-        resume_points.check(self.state, "" if self.left is None else self.left["stage"], self._raised)
+        resume_points.check(
+            self.state, "" if self.interrupted_at is None else self.interrupted_at["stage"], self._raised
+        )
 
     def _run(self) -> None:
         state, bus = self.state, self.state.bus
-        left = self.left
-        if left is None:
+        position = self.interrupted_at
+        if position is None:
             state.requests.take(Decision.STOP)
         train_mode(state.task)
         state.optimization.parameters = list(state.task.parameters())
@@ -135,14 +140,14 @@ class FitLoop:
             interval.every is not None and interval.every.unit is Unit.DURATION for interval in intervals
         )
         done = state.elapsed() if self._by_duration else state.progress.displayed()
-        self._fractions = (0.0, done) if left is None else left["shares"]
+        self._fractions = (0.0, done) if position is None else position["shares"]
         for schedule in state.schedules if not self._over() else ():
             schedule.start(state)
         bus.fit_start(state)
         agreement.decide(state)
-        self.left, self._raised = None, ""
-        if left is not None:
-            resume_points.STAGES[left["stage"]].rest(self)
+        self.interrupted_at, self._raised = None, ""
+        if position is not None:
+            resume_points.STAGES[position["stage"]].resume_with(self)
             if self._over() and self.data.in_progress and self._at_epoch_end():
                 self._epoch()
         while not self._over():
@@ -330,10 +335,12 @@ class FitLoop:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the fit as a tree. Raises RuntimeError in the middle of a batch."""
-        left = self.left if self.stage is None else None
-        resume_points.check_complete(self.stage, left["stage"] if left else None, self.state.eval_label is not None)
-        if left is not None:
-            return dict(left)
+        position = self.interrupted_at if self.stage is None else None
+        resume_points.check_complete(
+            self.stage, position["stage"] if position else None, self.state.eval_label is not None
+        )
+        if position is not None:
+            return dict(position)
         return self._position("" if self.stage is None or self.stage is resume_points.OVER else self.stage.name)
 
     def _position(self, stage: str) -> dict[str, Any]:
@@ -350,7 +357,7 @@ class FitLoop:
         at, self._written_at = tree["evaluated_at"], tree["written_at"]
         # Older checkpoints hold one number for all sets.
         self._evaluated_at = dict.fromkeys(self.state.eval_sets, at) if isinstance(at, int) else dict(at)
-        self.left, self._raised = tree if tree["stage"] else None, ""
+        self.interrupted_at, self._raised = tree if tree["stage"] else None, ""
         self._due = tree.get("due")
 
     def _evaluate_due_sets(self) -> None:

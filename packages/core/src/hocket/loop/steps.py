@@ -265,11 +265,11 @@ class Steps:
     def _count(self, name: str, function: str, batch: Batch) -> tuple[int, int]:
         """Return the number of samples in a step on this rank, and on all ranks together."""
         state = self._state
-        mine = self._samples(batch)
+        samples = self._samples(batch)
         if state.strategy.world_size == 1:
-            return mine, mine
-        total = int(self._agree("step", f"{function} for {name or 'all optimizers'}", mine))
-        return mine, total // replicas(state.strategy)
+            return samples, samples
+        total = int(self._agree("step", f"{function} for {name or 'all optimizers'}", samples))
+        return samples, total // replicas(state.strategy)
 
     def _samples(self, batch: Batch) -> int:
         """Return the number of samples in a step's batch on this rank; 0 on a padding batch."""
@@ -286,8 +286,8 @@ class Steps:
         if world == 1:
             return value
         asked = zlib.crc32(f"{what} {name}".encode())
-        mine = torch.tensor([asked, asked**2 % 65521, value], dtype=torch.float64)  # integers are exact up to 2**53
-        first, second, total = state.bus.all_reduce(mine, "sum").tolist()
+        call = torch.tensor([asked, asked**2 % 65521, value], dtype=torch.float64)  # integers are exact up to 2**53
+        first, second, total = state.bus.all_reduce(call, "sum").tolist()
         if first != asked * world or second != asked**2 % 65521 * world:
             calls = {"return": "returned from train_batch", "any": "called step.any", "mean": "called step.mean"}
             called = f"called step(…) with {name}" if what == "step" else f"is at {name}"
@@ -300,14 +300,14 @@ class Steps:
         return float(total)
 
     def _about_frozen(self, step: UserStep) -> str:
-        mine = step.name.split("+")
-        others = [name for name in self._state.optimizer_names if name not in mine]
+        own = step.name.split("+")
+        others = [name for name in self._state.optimizer_names if name not in own]
         frozen = set(step.others)
         names = [name for name, parameter in self._state.task.named_parameters() if parameter in frozen]
         return (
-            f"In a step of {', '.join(map(repr, mine))} the parameters of {', '.join(map(repr, others))} require no gradient"
+            f"In a step of {', '.join(map(repr, own))} the parameters of {', '.join(map(repr, others))} require no gradient"
             f"{': ' if names else ''}{', '.join(names[:5])}{' …' if names[5:] else ''}. To compute a gradient with respect to "
-            f"them in the loss function, name their optimizer too, as in step(…, {mine[0]!r}, {others[0]!r}), or use a copy: "
+            f"them in the loss function, name their optimizer too, as in step(…, {own[0]!r}, {others[0]!r}), or use a copy: "
             "weight.detach().requires_grad_(). A tensor of the batch needs requires_grad_() too."
         )
 

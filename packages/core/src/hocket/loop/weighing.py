@@ -198,20 +198,20 @@ def mean(state: State, parts: Sequence[Part], weighting: Weighting) -> torch.Ten
     names = _names(state, parts)
     elements = any(part.weight.kind is Kind.ELEMENTS for part in parts)
     summed = parts[0].weight.kind is Kind.SUM
-    sums, here = _weighted_sums(parts, names, elements)
+    sums, weight = _weighted_sums(parts, names, elements)
     # Whether losses may be of several kinds; most steps on one rank need no look.
     compared = strategy.world_size > 1 or (elements and not all(part.weight.kind is Kind.ELEMENTS for part in parts))
-    kinds = _kinds(parts, here, sums) if compared else None
+    kinds = _kinds(parts, weight, sums) if compared else None
     if summed:
         if not all(part.weight.kind is Kind.SUM for part in parts):
             raise WrongValue(
                 "The loss is a sum for some microbatches of a batch and a mean for others. Return one of them."
             )
-        here = 1  # the sum is not divided
-    total = here
+        weight = 1  # the sum is not divided
+    total = weight
     if strategy.world_size > 1:
         assert kinds is not None
-        packed = torch.cat([kinds, on_device(here, sums).view(1), sums])  # float32 if the sums are 16-bit
+        packed = torch.cat([kinds, on_device(weight, sums).view(1), sums])  # float32 if the sums are 16-bit
         kinds, total_and_sums = state.bus.all_reduce(packed, "sum").split([len(kinds), 1 + len(sums)])
         # Ranks that compute on the same data each contributed to the sum.
         total = replicas(strategy) if summed else total_and_sums[0]
@@ -229,9 +229,8 @@ def mean(state: State, parts: Sequence[Part], weighting: Weighting) -> torch.Ten
     if strategy.averages_gradients:
         # Ranks that compute on the same data each contributed the same weight.
         return torch.as_tensor(weighting.correction(torch.as_tensor(total).to(dtype) / replicas(strategy)))
-    # The weight on this rank may be 0.
-    here = torch.as_tensor(here)
-    return torch.where(here > 0, weighting.correction(here.to(dtype)), 0.0)
+    weight = torch.as_tensor(weight)
+    return torch.where(weight > 0, weighting.correction(weight.to(dtype)), 0.0)  # a rank may have none
 
 
 def _weighted_sums(
@@ -256,17 +255,17 @@ def _weighted_sums(
     return torch.stack(weighted).view(len(parts), -1).sum(0), sum(part.weight.amount for part in parts)
 
 
-def _kinds(parts: Sequence[Part], here: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _kinds(parts: Sequence[Part], weight: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return which kinds of losses there are on this rank: sums, means over samples, and means over another number.
 
     Args:
-        here: the total weight on this rank.
+        weight: the total weight on this rank.
     """
     flags = on_device(0, like).expand(3).clone()
     kinds = {part.weight.kind for part in parts if part.samples}
     flags[0], flags[1] = Kind.SUM in kinds, Kind.SAMPLES in kinds
     if Kind.ELEMENTS in kinds:
-        flags[2].copy_(torch.as_tensor(here != sum(part.samples for part in parts)))
+        flags[2].copy_(torch.as_tensor(weight != sum(part.samples for part in parts)))
     return flags
 
 
@@ -289,14 +288,14 @@ def _names(state: State, parts: Sequence[Part]) -> Sequence[str]:
 
     Raises ValueError for a name that no rank had in the first batch, or if ranks found that other labels count.
     """
-    here = sorted({name for part in parts for name in part.named})
+    names = sorted({name for part in parts for name in part.named})
     if state.strategy.world_size == 1:
-        return here
+        return names
     known = state.step.weighing
     if known.names is None:
         labels = known.mean_over if isinstance(known.mean_over, CountedLabels) else None
-        gathered = state.bus.all_gather_object((here, labels))
-        known.names = sorted({name for names, _ in gathered for name in names})
+        gathered = state.bus.all_gather_object((names, labels))
+        known.names = sorted({name for of_rank, _ in gathered for name in of_rank})
         if len(different := {labels for _, labels in gathered} - {None}) > 1:
             raise WrongValue(
                 "The model computes its loss itself. From its values in the first batch, ranks found that it is a mean over "
@@ -304,7 +303,7 @@ def _names(state: State, parts: Sequence[Part]) -> Sequence[str]:
                 "weight), where weight is the number of labels that count; or pass «loss_reduction='mean'» to weight it by "
                 "samples."
             )
-    if new := [name for name in here if name not in known.names]:
+    if new := [name for name in names if name not in known.names]:
         raise WrongValue(
             f"The loss named {', '.join(map(repr, new))} in batch {state.timestamp.batch} was not there in the first batch, "
             f"with {', '.join(map(repr, known.names)) or 'none'}, and ranks reduce the losses that they agreed on then. Return "
