@@ -159,7 +159,7 @@ class ByHand:
             allowed = self._guard.allows(state)
             self._steps._changed()
             taken = allowed and bool(self._steps._hooks.optimizer_step(state, _no_closure))
-        self._steps._report_by_hand(self.current, taken)
+        self._steps._report(self.current, self._outer, taken)
         self._forget()
         return taken
 
@@ -174,7 +174,7 @@ class ByHand:
     @contextmanager
     def opened(self, outer: Step) -> Iterator[ByHand]:
         """Make this the current step, with the gradients that wait for it, inside the context."""
-        state, step, waiting = self._state, self.current, self.gradients
+        state, step, waiting, self._outer = self._state, self.current, self.gradients, outer
         step.batch, step.counts = outer.batch, outer.counts
         step.samples, step.trained_on = outer.samples, outer.trained_on
         with self._steps._outside():  # autocast forgets the weights that it has converted for other steps

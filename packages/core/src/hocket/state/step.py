@@ -145,16 +145,6 @@ class Boundary:
         self._leaves.append(tensor.detach().requires_grad_())
         return self._leaves[-1]
 
-    @property
-    def tensors(self) -> Sequence[Tensor]:
-        """The original tensors, with their graphs."""
-        return self._tensors
-
-    @property
-    def leaves(self) -> Sequence[Tensor]:
-        """The leaves that replace them in microbatches."""
-        return self._leaves
-
     def begin(self) -> None:
         """Prepare for computing the gradients of the batch. Raises RuntimeError if they were computed before."""
         if self._traversed:
