@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from hocket.basics.dtensors import mesh_of
 from hocket.basics.losses import Apart, Loss, as_loss
@@ -115,10 +114,3 @@ def versions_of(batch: Batch) -> list[int]:
     versions: list[int] = []
     map_tensors(lambda tensor: versions.append(0 if tensor.is_inference() else tensor._version), batch)
     return versions
-
-
-def attributes_of(task: nn.Module) -> dict[str, int | float | str | None]:
-    """Return the numbers and texts among the attributes of a task, and the identities of tensors."""
-    values = {name: value for name, value in vars(task).items() if name[0] != "_"}
-    kinds = {name: id(value) if isinstance(value, torch.Tensor) else value for name, value in values.items()}
-    return {name: value for name, value in kinds.items() if isinstance(value, int | float | str | None)}
