@@ -72,7 +72,8 @@ class FitLoop:
         #: The metrics, or None if there are none.
         self._active_metrics: MetricSet | None = None
         self._clock = 0.0
-        #: The fractions of the duration before and after the latest batch, maintained if an interval is in ``dur``.
+        #: The fractions of the duration before and after the latest batch, maintained if an interval is in ``dur``; in
+        #: checkpoints "shares".
         self._fractions = (0.0, 0.0)
         self._by_duration = False
         #: The current stage of the fit, None outside.
@@ -117,25 +118,25 @@ class FitLoop:
             f"{type(error).__name__}: {error}".rstrip(": "),
         )
         for schedule in self.state.schedules:
-            schedule.load_state_dict(schedule.state_dict())  # so that the next fit keeps the learning rates
+            # `start` leaves the learning rates of a schedule that was loaded, and sets those of the time of another.
+            schedule.load_state_dict(schedule.state_dict())
 
     def check(self) -> None:
         """Before a fit: raise RuntimeError if it cannot continue the last one after its exception; warn if it is inexact."""
-        resume_points.check(
-            self.state, "" if self.interrupted_at is None else self.interrupted_at["stage"], self._raised
-        )
+        position = self.interrupted_at
+        resume_points.check(self.state, position["stage"] if position else "", self._raised)
 
     def _run(self) -> None:
         state, bus = self.state, self.state.bus
         position = self.interrupted_at
         if position is None:
-            state.requests.take(Decision.STOP)
+            state.requests.take(Decision.STOP)  # which ended the last fit, or came after it
         train_mode(state.task)
         state.optimization.parameters = list(state.task.parameters())
         state.aggregates.samples = None
         state.aggregates.reserve({"train/loss": "the loss of training", **self.metrics.reserved})
         intervals = [self._log_every, *(evaluated.every for evaluated in state.eval_sets.values())]
-        self._active_metrics = self.metrics if self.metrics else None
+        self._active_metrics = self.metrics or None
         self._by_duration = any(
             interval.every is not None and interval.every.unit is Unit.DURATION for interval in intervals
         )
@@ -149,7 +150,7 @@ class FitLoop:
         if position is not None:
             resume_points.STAGES[position["stage"]].resume_with(self)
             if self._over() and self.data.in_progress and self._at_epoch_end():
-                self._epoch()
+                self._epoch()  # which only ends it
         while not self._over():
             self._epoch()
         self.stage = resume_points.END
