@@ -197,15 +197,16 @@ def finish_gradients(
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
     (hooks or state.bus).after_train_batch(state)
-    state.step.gradient_norm = None
     if clip:
         clip_and_note(state, hooks)
+    else:
+        state.step.gradient_norm = None
 
 
 def clip_and_note(state: State, hooks: Hooks | None = None) -> None:
     """Clip the gradients, and set ``state.gradient_norm`` to their norm before that, or None if it was not computed."""
     norm = (hooks or state.bus).clip_gradients(state)
-    state.step.gradient_norm = norm if isinstance(norm, torch.Tensor) else None
+    state.step.gradient_norm = None if type(norm) is bool else norm
 
 
 def accumulate_gradients(
