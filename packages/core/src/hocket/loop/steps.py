@@ -288,8 +288,8 @@ class Steps:
         if world == 1:
             return value
         asked = zlib.crc32(f"{what} {name}".encode())
-        call = torch.tensor([asked, asked**2 % 65521, value], dtype=torch.float64)  # integers are exact up to 2**53
-        first, second, total = state.bus.all_reduce(call, "sum").tolist()
+        values = torch.tensor([asked, asked**2 % 65521, value], dtype=torch.float64)  # integers are exact up to 2**53
+        first, second, total = state.bus.all_reduce(values, "sum").tolist()
         if first != asked * world or second != asked**2 % 65521 * world:
             calls = {"return": "returned from train_batch", "any": "called step.any", "mean": "called step.mean"}
             called = f"called step(…) with {name}" if what == "step" else f"is at {name}"
