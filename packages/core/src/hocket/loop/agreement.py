@@ -18,8 +18,8 @@ _DECISIONS = (Decision.STOP, Decision.SKIP_BATCH, Decision.EVALUATE, Decision.CH
 def total(state: State, loaded: Counts, trained_on: int, skip: bool) -> tuple[Counts, int, bool]:
     """Return the totals over all ranks: counts of the batch, samples trained on, and whether any rank skips the batch."""
     # int64 on the CPU: exact, and no rank waits for its device.
-    mine = torch.tensor([loaded.samples, loaded.tokens, trained_on, int(skip)])
-    *counts, skips = state.bus.all_reduce(mine, "sum").tolist()
+    sent = torch.tensor([loaded.samples, loaded.tokens, trained_on, int(skip)])
+    *counts, skips = state.bus.all_reduce(sent, "sum").tolist()
     copies = replicas(state.strategy)
     samples, tokens, trained = (count // copies for count in counts)
     return Counts(samples, tokens), trained, bool(skips)
@@ -37,8 +37,8 @@ def decide(state: State) -> None:
     fingerprint = state.strategy.fingerprint()
     requests = [float(bool(state.requests.pending & decision)) for decision in _DECISIONS]
     values = [*requests, float(state.aggregates.used), now.batch_seconds, fingerprint]
-    mine = torch.tensor(values, dtype=torch.float64)
-    *requested, aggregates, seconds, fingerprints = state.bus.all_reduce(mine, "sum").tolist()
+    sent = torch.tensor(values, dtype=torch.float64)
+    *requested, aggregates, seconds, fingerprints = state.bus.all_reduce(sent, "sum").tolist()
     state.aggregates.agreed |= bool(aggregates)
     if fingerprints != fingerprint * world:
         state.strategy.diverged()

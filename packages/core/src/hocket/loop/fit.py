@@ -255,23 +255,23 @@ class FitLoop:
         step.parts = 1
         if self._windows is None:
             step.batch = batch
-            in_batch = count(state, batch) if is_real else Counts(0)
+            loaded = count(state, batch) if is_real else Counts(0)
             bus.after_dataloader(state)
             bus.batch_start(state)
-            mine = in_batch.samples
+            samples = loaded.samples
             if is_real and step.batch is not batch:
                 # Samples are counted as loaded, which is the position in the data; tokens as trained on.
-                mine, tokens = count(state, step.batch)
-                in_batch = Counts(in_batch.samples, tokens)
+                samples, tokens = count(state, step.batch)
+                loaded = Counts(loaded.samples, tokens)
         else:
-            in_batch, mine, is_real = self._windows.load(self.data, (batch, is_real))
+            loaded, samples, is_real = self._windows.load(self.data, (batch, is_real))
         skip = state.requests.take(Decision.SKIP_BATCH)
-        total, trained_on, several = in_batch, mine, state.strategy.world_size > 1
-        if several:
-            total, trained_on, skip = agreement.total(state, in_batch, mine, skip)
-        step.counts, step.samples, step.trained_on, step.metrics = total, mine, trained_on, self._active_metrics
+        total, trained_on = loaded, samples
+        if state.strategy.world_size > 1:
+            total, trained_on, skip = agreement.total(state, loaded, samples, skip)
+        step.counts, step.samples, step.trained_on, step.metrics = total, samples, trained_on, self._active_metrics
         state.progress.started += 1
-        state.aggregates.samples = mine
+        state.aggregates.samples = samples
 
         stepped = False
         if not skip and trained_on:
