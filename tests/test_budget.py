@@ -18,7 +18,7 @@ BUDGETS = {
     "cli": 4710,
     "core": 15995,
     "data": 500,
-    "insight": 4870,
+    "insight": 4920,
     "loggers": 1430,
     "migration": 10140,
     "report": 1070,

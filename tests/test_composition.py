@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import hocket
+from hocket.loop.actions import finish_gradients
 
 
 class Pieces(hocket.Strategy):
@@ -25,10 +26,7 @@ class Pieces(hocket.Strategy):
             bus.backward(state, loss)
             losses.append(loss.detach())
         state.loss = torch.stack(losses).sum()
-        for optimizer in state.optimizers:
-            bus.unscale_gradients(optimizer)
-        bus.after_train_batch(state)
-        state.gradient_norm = bus.clip_gradients(state)
+        finish_gradients(state)
         return True
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import hocket
 from hocket import Event
+from hocket.hookspecs import Events
 
 PAGE = Path(__file__).parent.parent / "docs" / "events.md"
 
@@ -51,6 +52,10 @@ def recorder() -> tuple[hocket.Callback, list[str], list[Any]]:
 
     kind = type("Recorder", (hocket.Callback,), {event.value: listen(event) for event in Event})
     return kind(), heard, seen
+
+
+def test_every_event_is_a_hook_in_the_same_order() -> None:
+    assert [event.value for event in Event] == [name for name in vars(Events) if not name.startswith("_")]
 
 
 def test_the_recorded_sequence_is_the_documented_one(data, model) -> None:

@@ -389,7 +389,7 @@ def test_the_tables_of_names_lead_to_what_exists() -> None:
     ):
         missing = set(names.table("plugins", kind)) - set(hocket.plugins.names(kind))
         assert not missing, (kind, missing)
-    assert not set(names.table("hooks")) - set(hocket.plugins.building.HOOKS)
+    assert not set(names.table("hooks")) - hocket.hookspecs.HOOKS
 
 
 class Classifier(hocket.Task):

@@ -19,11 +19,13 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 import hocket
+from hocket import hookspecs
 from hocket.basics.plugin_errors import PluginConfigError
 from hocket.basics.time import Time, TimeError, Unit
 from hocket.loggers.console import ConsoleLogger
 from hocket.loggers.memory import MemoryLogger
 from hocket_insight.callbacks.lr_monitor import LRMonitor
+from hocket_insight.profiling import phases
 from hocket_insight.profiling.causes import causes_of
 from hocket_insight.profiling.phases import PHASES
 from hocket_insight.profiling.profiler import Profiler, parse
@@ -592,3 +594,10 @@ def test_without_a_trace(tmp_path: Path) -> None:
 class TestProfiler(hocket.testkit.CallbackConformance):
     def make(self) -> Profiler:
         return Profiler("2ba after 1ba", trace=False)
+
+
+def test_every_hook_that_does_work_has_a_phase() -> None:
+    specs = (hookspecs.Actions, hookspecs.StrategyHooks, hookspecs.PrecisionHooks)
+    hooks = {name for spec in specs for name in vars(spec) if not name.startswith("_")}
+    assert hooks == set(phases._OF_HOOK) | phases._OF_CHECKPOINTS
+    assert set(phases._OF_HOOK.values()) <= set(PHASES)

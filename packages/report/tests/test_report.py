@@ -22,7 +22,7 @@ from hocket.basics import run_files as files
 from hocket_cli import main
 from hocket_cli.document import parse
 from hocket_loggers.png import png
-from hocket_report import Report, vega, write
+from hocket_report import Report, panels, vega, write
 from hocket_report.logged import Logged, downsampled, read as read_curves
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
@@ -469,3 +469,9 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
         )
         browser.settle()
         assert "seconds" in browser.evaluate("document.querySelector('.plot').textContent") and browser.messages == []
+
+
+def test_the_plan_of_a_page_has_a_place_for_every_event() -> None:
+    """An event that is added to hocket is given the part of a run in which it happens."""
+    listed = [event for _, events in panels._PHASES for event in events]
+    assert sorted(listed) == sorted(event.value for event in hocket.Event)

@@ -22,6 +22,7 @@ from hocket.devices.memory import is_out_of_memory
 from hocket.help import warn
 from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.callback import Callback
+from hocket.hookspecs.events import MICROBATCH_EVENTS
 from hocket.loop.actions import compute_gradients, compute_microbatch
 from hocket.loop.carry import split_carry
 from hocket.loop.trial import without_trace
@@ -238,7 +239,7 @@ def _run_state_preserved(state: State) -> Iterator[None]:
     acting = [
         attachment.obj for attachment in state.bus.attachments
         if has_state(attachment.obj)
-        and _OF_MICROBATCHES & {*dir(type(attachment.obj)), *(event.value for event in getattr(attachment.obj, "events", ()))}
+        and _MICROBATCH_HOOKS & {*dir(type(attachment.obj)), *(event.value for event in getattr(attachment.obj, "events", ()))}
     ]  # fmt: skip
     kept = [(plugin, map_tensors(lambda tensor: tensor.to("cpu", copy=True), plugin.state_dict())) for plugin in acting]
     generators, logged = state.generators.state_dict(), dict(state.logged)
@@ -257,9 +258,8 @@ def _run_state_preserved(state: State) -> Iterator[None]:
 
 
 #: The hooks that are called for each microbatch, in which a plug-in might change its state.
-_OF_MICROBATCHES = {
-    "convert_batch", "move_batch", "before_forward", "forward", "after_forward", "before_loss", "loss", "after_loss",
-    "before_backward", "scale_loss", "backward", "after_backward",
+_MICROBATCH_HOOKS = {
+    "convert_batch", "move_batch", "forward", "loss", "scale_loss", "backward", *(event.value for event in MICROBATCH_EVENTS),
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from hocket import Device, Need, Phase, Precision, State, hookimpl
 from hocket.errors import WrongValue
 from hocket.hookspecs import PrecisionLike
 from hocket.loop.accumulation import count_window
-from hocket.loop.actions import accumulate_gradients
+from hocket.loop.actions import accumulate_gradients, finish_gradients
 from hocket.plugins import PluginError
 from hocket_strategies import zero_config, zero_state
 from hocket_strategies.group import RankStrategy
@@ -245,8 +245,7 @@ class DeepSpeed(RankStrategy):
             return None  # they are in `.grad`
         zero_state.forget_gradients(self._engine)  # of a skipped batch
         self._factor = accumulate_gradients(state)
-        state.bus.after_train_batch(state)
-        state.gradient_norm = None
+        finish_gradients(state, clip=False)
         return True
 
     def backward(self, state: State, loss: Tensor) -> bool:

@@ -18,6 +18,7 @@ import torch
 import hocket
 from hocket.basics.plugin_errors import PlanError
 from hocket.hookspecs import Event
+from hocket.hookspecs.events import between
 from hocket.loggers.memory import MemoryLogger
 from hocket_testkit.compare import difference
 from hocket_testkit.conformance import Conformance, Planned, contents, raiser, weights
@@ -292,10 +293,7 @@ def _after(batch: int, log: MemoryLogger) -> _Logged:
 
 
 #: Events of every step on which the state's tensors are on the device.
-_STEP = (
-    Event.BEFORE_FORWARD, Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD,
-    Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH, Event.BATCH_END,
-)  # fmt: skip
+_STEP_EVENTS = between(Event.BEFORE_FORWARD, Event.BATCH_END)
 
 
 def _watch(plugin: Any, armed: threading.Event) -> bool:
@@ -311,9 +309,9 @@ def _watch(plugin: Any, armed: threading.Event) -> bool:
 
     if isinstance(plugin, hocket.Algorithm):
         free, bound = plugin.apply, watched(plugin.apply)
-        plugin.apply = lambda event, state: (bound if event in _STEP else free)(event, state)  # type: ignore[method-assign]
-        return not set(_STEP).isdisjoint(plugin.events)
-    hooks = [event.value for event in _STEP if hasattr(plugin, event.value)]
+        plugin.apply = lambda event, state: (bound if event in _STEP_EVENTS else free)(event, state)  # type: ignore[method-assign]
+        return not set(_STEP_EVENTS).isdisjoint(plugin.events)
+    hooks = [event.value for event in _STEP_EVENTS if hasattr(plugin, event.value)]
     for hook in hooks:
         setattr(plugin, hook, watched(getattr(plugin, hook)))
     return bool(hooks)

@@ -23,6 +23,11 @@ def first_loss_checked(state: object) -> AbstractContextManager[None]:
     return _checks("hocket_insight.first_loss", state)
 
 
+def first_step_checked(state: object, function: str, caller: str, unnamed: list[str]) -> AbstractContextManager[None]:
+    """Return a context around the first step of a loss function; see `hocket_insight.first_step`."""
+    return _checks("hocket_insight.first_step", state, function, caller, unnamed)
+
+
 def arguments_checked(state: object, settings: object) -> AbstractContextManager[None]:
     """Return a context around a fit which warns of arguments without effect; ``settings`` are the Trainer's."""
     return _checks("hocket_insight.fit_arguments", state, settings)

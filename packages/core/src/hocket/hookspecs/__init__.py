@@ -1,4 +1,4 @@
-"""The contract: every hook of the system, in five short files, and the base classes of plug-ins beside them.
+"""The contract: every hook of the system, in the five files below, and beside them what plug-ins inherit or are passed.
 
 * :mod:`.events`      notifications: all listeners run, and their return values are ignored.
 * :mod:`.actions`     the steps of training: the first result counts, core's default runs last, any plug-in may wrap.
@@ -19,6 +19,8 @@ from hocket.hookspecs.strategies import StrategyHooks, StrategyLike
 
 #: The specifications, in the order in which a run uses them.
 SPECS: tuple[type, ...] = (StrategyHooks, PrecisionHooks, Events, Actions, Loggers)
+#: The names of all hooks.
+HOOKS = frozenset(name for spec in SPECS for name in vars(spec) if not name.startswith("_"))
 
 __all__ = [
     "SPECS",

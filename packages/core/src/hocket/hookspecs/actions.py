@@ -40,7 +40,8 @@ class Actions:
         """Compute the gradients of the current batch's mean loss into ``.grad``, and store that loss in ``state.loss``.
 
         The default calls the events from before_train_batch to after_train_batch. It splits the batch into microbatches,
-        reduces over ranks, unscales and clips. An override calls the events of microbatches only if it has microbatches.
+        reduces over ranks, unscales and clips. An override calls the events of microbatches only if it has microbatches, and
+        ends with `hocket.loop.actions.finish_gradients`.
         With ``accumulate=`` the batch is a `hocket.data.Window`, which `split_batch` takes too.
         """
 

@@ -17,14 +17,14 @@ from hocket.hookspecs.strategies import StrategyHooks
 if TYPE_CHECKING:
     from hocket.hookspecs.attachment import Attachment
 
-    class _Hooks(Events, Actions, StrategyHooks, PrecisionHooks, Loggers):
+    class Hooks(Events, Actions, StrategyHooks, PrecisionHooks, Loggers):
         """The signatures of the compiled hooks, for type checkers and editors."""
 
 else:
-    _Hooks = object
+    Hooks = object
 
 
-class BusLike(_Hooks):
+class BusLike(Hooks):
     """Calls all implementations of a hook: ``state.bus.batch_end(state)``."""
 
     #: The smallest interval of `hocket.Callback.every_batches`, of which the others are multiples; 0 for none.

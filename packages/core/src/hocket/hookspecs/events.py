@@ -92,6 +92,16 @@ class Event(enum.Enum, metaclass=Named):
         return f"before_{self.value.removeprefix('after_')}" if self.value.startswith("after_") else None
 
 
+def between(first: Event, last: Event) -> tuple[Event, ...]:
+    """Return the events from ``first`` to ``last``, in the order of `Event`."""
+    events = list(Event)
+    return tuple(events[events.index(first) : events.index(last) + 1])
+
+
+#: The events of each microbatch. A strategy without ``microbatch_events`` does not call them.
+MICROBATCH_EVENTS = between(Event.BEFORE_FORWARD, Event.AFTER_BACKWARD)
+
+
 @hooks()
 class Events:
     """A hook for each event, in the order of `Event`."""

@@ -53,10 +53,10 @@ class Windows:
         loaded, batches, samples = [], [], []
         following: tuple[Any, bool] | None = first
         while following is not None:
-            step.batch, counts = following
-            counted = count(state, step.batch) if counts else Counts(0)
+            step.batch, is_real = following
+            counted = count(state, step.batch) if is_real else Counts(0)
             bus.after_dataloader(state)
-            if counts:
+            if is_real:
                 changed = counted if step.batch is following[0] else count(state, step.batch)
                 loaded.append(Counts(counted.samples, changed.tokens))
                 batches.append(step.batch)
@@ -71,9 +71,9 @@ class Windows:
         if self._chooses and state.microbatch is None:  # a plug-in or the strategy may set another one in batch_start
             state.microbatch = self._chosen = max(samples, default=1) or 1
         bus.batch_start(state)
-        mine = sum(samples) if step.batch is window or not batches else count_window(state, step.batch).samples
+        trained_on = sum(samples) if step.batch is window or not batches else count_window(state, step.batch).samples
         total = Counts(sum(counts.samples for counts in loaded), sum(counts.tokens for counts in loaded))
-        return total, mine, bool(batches)
+        return total, trained_on, bool(batches)
 
     def end(self) -> None:
         """Forget the microbatch size of the current window."""

@@ -21,10 +21,11 @@ from hocket.optim.clipping import clip_gradients
 from hocket.optim.closures import closure_for
 from hocket.state.loss_divisors import LossWatch
 from hocket.state.state import State
-from hocket.state.step import UserStep, count_part
+from hocket.state.step import UserStep, count_part, miscounted
 
 if TYPE_CHECKING:
     from hocket.basics.types import Batch
+    from hocket.hookspecs.bus import Hooks
     from hocket.loop.nonfinite import NonFiniteGuard
 
 
@@ -176,16 +177,35 @@ def compute_gradients(
         split: a function that returns the microbatches of a batch; None to split by ``state.microbatch``.
         observer: updated with the outputs; None for the metrics of the step.
     """
-    bus = state.bus
-    factor = accumulate_gradients(state, split, observer)
+    finish_gradients(state, accumulate_gradients(state, split, observer))
+
+
+def finish_gradients(
+    state: State, factor: torch.Tensor | None = None, hooks: Hooks | None = None, *, clip: bool = True
+) -> None:
+    """Do what follows the last backward of a step, whoever computed the gradients: unscale, call after_train_batch, clip.
+
+    Args:
+        factor: what to multiply the gradients by; see `accumulate_gradients`. None for 1.
+        hooks: the hooks to call, if they are not those of the bus.
+        clip: False if the gradients are clipped later: by an engine in its step, or by the user.
+    """
     for optimizer in state.step_optimizers:
-        bus.unscale_gradients(optimizer)
+        state.bus.unscale_gradients(optimizer)
     if factor is not None:
         for parameter in state.trained_parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
-    bus.after_train_batch(state)
-    norm = bus.clip_gradients(state)
+    (hooks or state.bus).after_train_batch(state)
+    if clip:
+        clip_and_note(state, hooks)
+    else:
+        state.step.gradient_norm = None
+
+
+def clip_and_note(state: State, hooks: Hooks | None = None) -> None:
+    """Clip the gradients, and set ``state.gradient_norm`` to their norm before that, or None if it was not computed."""
+    norm = (hooks or state.bus).clip_gradients(state)
     state.step.gradient_norm = None if type(norm) is bool else norm
 
 
@@ -236,12 +256,12 @@ def _compute_parts(
 ) -> list[Part]:
     """Compute the microbatches of a batch that is divided, into microbatches or over ranks. Return their weighed losses."""
     bus, step = state.bus, state.step
-    full_batch, mine = step.batch, step.samples
+    full_batch, samples_of_batch = step.batch, step.samples
     if step.weighing.batches:
         try_again(step.weighing)
     parts: list[Part] = []
     gradients: dict[int, torch.Tensor] = {}
-    remaining, carry = mine, step.carry
+    remaining, carry = samples_of_batch, step.carry
     carries: Sequence[tuple[Any, ...]] = [()] * len(microbatches)
     if carry:
         from hocket.loop.carry import split_carry
@@ -249,10 +269,13 @@ def _compute_parts(
         carries = split_carry(state, microbatches, split)
     how = how_divided(full_batch.batches[0] if type(full_batch) is Window else full_batch)
     for number, (microbatch, carried) in enumerate(zip(microbatches, carries, strict=True), 1):
-        microbatch, counts = unpadded(microbatch)
-        samples = (
-            0 if not counts else mine if microbatch is full_batch else min(mine, count_part(state, microbatch, how))
-        )
+        microbatch, is_real = unpadded(microbatch)
+        if not is_real:
+            samples = 0
+        elif microbatch is full_batch:
+            samples = samples_of_batch
+        else:  # a rank whose batch is padding has 0 in all of it
+            samples = min(samples_of_batch, count_part(state, microbatch, how))
         remaining -= samples
         if isinstance(step, UserStep):
             step.carry = carried
@@ -267,18 +290,8 @@ def _compute_parts(
     if isinstance(step, UserStep):
         step.carry = carry
     if remaining:
-        raise WrongValue(miscounted(state, mine, remaining))
+        raise WrongValue(miscounted(state, samples_of_batch, remaining))
     return parts
-
-
-def miscounted(state: State, samples: int, remaining: int) -> str:
-    """Return the message about a batch whose microbatches do not hold every sample once."""
-    return (
-        f"A batch of {samples} samples was split into microbatches that count {samples - remaining} together, so "
-        f"{'some would be lost' if remaining > 0 else 'some would count twice'}. Check split and count of "
-        f"{type(state.task).__name__}: split(batch, size) returns every sample once, and count(batch) counts samples the same "
-        "way in the batch and in its microbatches."
-    )
 
 
 def gradients_again(state: State, guard: NonFiniteGuard) -> torch.Tensor:
@@ -322,35 +335,20 @@ def _compute_microbatch(
     bus, step = state.bus, state.step
     step.batch = bus.move_batch(state, batch)
     bus.before_forward(state)
-    watch = step.watch = None if weighting is None else LossWatch()
+    step.watch = None if weighting is None else LossWatch()
     if step.loss_function is None:
-        step.outputs = bus.forward(state, step.batch)
-        if state.overwrites:
-            from hocket.loop.graphs import copied
-
-            step.outputs = copied(step.outputs)
-        bus.after_forward(state)
-        bus.before_loss(state)
-        if watch is None:
-            loss = bus.loss(state, step.outputs, step.batch)
-        else:
-            with watch:
-                loss = bus.loss(state, step.outputs, step.batch)
+        loss = _forward_and_loss(state)
     else:
         from hocket.loop.loss_functions import call_loss_function
 
         loss = call_loss_function(state)
     step.loss = loss.value
     weight = None
-    if watch is None:
+    if step.watch is None:
         bus.after_loss(state)
     else:
-        weight = weigh(state, loss, samples)
-        with watch:
-            bus.after_loss(state)
-        if not watch.covers_additions(state.loss_reduction, loss, step.loss, step.weighing) and loss.weight is not None:
-            weight = Weight(Kind.SAMPLES, samples)
-        step.watch = watch = None  # it holds the outputs
+        weight = _weigh_with_additions(state, loss, samples, step.watch)
+        step.watch = None  # it holds the outputs
     if metrics is not None and samples and step.loss_function is None:
         metrics.update(step.outputs, step.batch)
     if loss.kept is not None and samples and isinstance(step, UserStep):
@@ -379,3 +377,29 @@ def _compute_microbatch(
         return Part(step.loss, weight, loss.parts, samples)
     step.losses = loss.parts
     return None
+
+
+def _forward_and_loss(state: State) -> Loss:
+    """Compute the outputs and the loss of the current microbatch, with their events."""
+    bus, step = state.bus, state.step
+    step.outputs = bus.forward(state, step.batch)
+    if state.overwrites:
+        from hocket.loop.graphs import copied
+
+        step.outputs = copied(step.outputs)
+    bus.after_forward(state)
+    bus.before_loss(state)
+    if step.watch is None:
+        return bus.loss(state, step.outputs, step.batch)
+    with step.watch:
+        return bus.loss(state, step.outputs, step.batch)
+
+
+def _weigh_with_additions(state: State, loss: Loss, samples: int, watch: LossWatch) -> Weight:
+    """Return what a loss counts for, and let plug-ins change it; by samples, if they add a mean over another number."""
+    step = state.step
+    weight = weigh(state, loss, samples)
+    with watch:
+        state.bus.after_loss(state)
+    covered = watch.covers_additions(state.loss_reduction, loss, step.loss, step.weighing)
+    return weight if covered or loss.weight is None else Weight(Kind.SAMPLES, samples)

@@ -18,8 +18,8 @@ _DECISIONS = (Decision.STOP, Decision.SKIP_BATCH, Decision.EVALUATE, Decision.CH
 def total(state: State, loaded: Counts, trained_on: int, skip: bool) -> tuple[Counts, int, bool]:
     """Return the totals over all ranks: counts of the batch, samples trained on, and whether any rank skips the batch."""
     # int64 on the CPU: exact, and no rank waits for its device.
-    mine = torch.tensor([loaded.samples, loaded.tokens, trained_on, int(skip)])
-    *counts, skips = state.bus.all_reduce(mine, "sum").tolist()
+    sent = torch.tensor([loaded.samples, loaded.tokens, trained_on, int(skip)])
+    *counts, skips = state.bus.all_reduce(sent, "sum").tolist()
     copies = replicas(state.strategy)
     samples, tokens, trained = (count // copies for count in counts)
     return Counts(samples, tokens), trained, bool(skips)
@@ -35,16 +35,10 @@ def decide(state: State) -> None:
         return
     now = state.timestamp
     fingerprint = state.strategy.fingerprint()
-    mine = torch.tensor(
-        [
-            *(float(bool(state.requests.pending & d)) for d in _DECISIONS),
-            float(state.aggregates.used),
-            now.batch_seconds,
-            fingerprint,
-        ],
-        dtype=torch.float64,
-    )
-    *requested, aggregates, seconds, fingerprints = state.bus.all_reduce(mine, "sum").tolist()
+    requests = [float(bool(state.requests.pending & decision)) for decision in _DECISIONS]
+    values = [*requests, float(state.aggregates.used), now.batch_seconds, fingerprint]
+    sent = torch.tensor(values, dtype=torch.float64)
+    *requested, aggregates, seconds, fingerprints = state.bus.all_reduce(sent, "sum").tolist()
     state.aggregates.agreed |= bool(aggregates)
     if fingerprints != fingerprint * world:
         state.strategy.diverged()
@@ -75,6 +69,6 @@ def compare_names(state: State) -> None:
         return
     names = state.bus.all_gather_object(sorted(state.aggregates.plain))
     if state.strategy.rank == 0:
-        for name in sorted({name for each in names for name in each}.difference(names[0])):
-            ranks = [rank for rank, each in enumerate(names) if name in each]
+        for name in sorted({name for of_rank in names for name in of_rank}.difference(names[0])):
+            ranks = [rank for rank, of_rank in enumerate(names) if name in of_rank]
             warn(log_names.lost(name, ranks))

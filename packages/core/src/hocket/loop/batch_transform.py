@@ -94,14 +94,14 @@ class BatchTransform:
 
 def _lengths(batch: Batch) -> Iterator[int]:
     """Return the length of the first tensor of a batch that has one."""
-    found: list[int] = []
-    map_tensors(lambda tensor: found.append(len(tensor)) if tensor.dim() else None, batch)
-    return iter(found)
+    lengths: list[int] = []
+    map_tensors(lambda tensor: lengths.append(len(tensor)) if tensor.dim() else None, batch)
+    return iter(lengths)
 
 
 def _functions(given: Any) -> Sequence[Transform]:
     functions = given if isinstance(given, list | tuple) else [given]
-    if wrong := [each for each in functions if not callable(each) or isinstance(each, type)]:
+    if wrong := [function for function in functions if not callable(function) or isinstance(function, type)]:
         raise WrongType(f"«batch_transform={short(wrong[0])}» is not a function of a batch. {_FORMS}")
     return functions
 

@@ -37,7 +37,7 @@ class Limits(Callback):
     def epoch_end(self, state: State) -> None:
         """Stop if a limit is reached. Raises DataError for a limit in tokens if no batch counts tokens."""
         now = state.timestamp
-        if now.batch and not now.token and any(each.unit is Unit.TOKEN for each in self._limits):
+        if now.batch and not now.token and any(limit.unit is Unit.TOKEN for limit in self._limits):
             raise DataError(
                 f"No tokens were counted in {now.batch} batches, so a duration in tok never ends. Give it in ba, sp or ep, or "
                 "use a hocket.Task whose count(batch) returns (samples, tokens)."

@@ -58,10 +58,7 @@ class EvalSet:
 
     @understood
     def __init__(
-        self,
-        data: Iterable[Any],
-        metrics: MetricsLike | None = None,
-        every: str | Interval | None = None,
+        self, data: Iterable[Any], metrics: MetricsLike | None = None, every: str | Interval | None = None
     ) -> None:
         self.data = data
         self.metrics = conversions.metrics(metrics)
@@ -185,10 +182,7 @@ def evaluate(
 
 
 def evaluate_unseen(
-    state: State,
-    sets: Mapping[str, EvaluationSet],
-    between: Callable[[], None] | None = None,
-    limit: int | None = None,
+    state: State, sets: Mapping[str, EvaluationSet], between: Callable[[], None] | None = None, limit: int | None = None
 ) -> dict[str, float]:
     """As `evaluate`, for weights of another time: no callback or logger is called, and no metric of the run is changed.
 
@@ -205,10 +199,7 @@ def evaluate_unseen(
 
 
 def _evaluate_sets(
-    state: State,
-    sets: Mapping[str, EvaluationSet],
-    between: Callable[[], None] | None,
-    limit: int | None = None,
+    state: State, sets: Mapping[str, EvaluationSet], between: Callable[[], None] | None, limit: int | None = None
 ) -> dict[str, float]:
     bus = state.bus
     values: dict[str, float] = {}
@@ -236,11 +227,7 @@ def _evaluate_sets(
 
 
 def _evaluate_set(
-    state: State,
-    label: str,
-    evaluated: EvaluationSet,
-    between: Callable[[], None] | None,
-    limit: int | None,
+    state: State, label: str, evaluated: EvaluationSet, between: Callable[[], None] | None, limit: int | None
 ) -> dict[str, float]:
     bus, step, metrics, logged = state.bus, state.step, evaluated.metrics, state.aggregates
     limits = (limit, evaluated.limit)
@@ -255,9 +242,9 @@ def _evaluate_set(
                 break
             if between is not None:
                 between()
-            step.batch, counts = unpadded(batch)
-            seen += counts
-            logged.samples = -1 if counts else 0
+            step.batch, is_real = unpadded(batch)
+            seen += is_real
+            logged.samples = -1 if is_real else 0
             bus.eval_batch_start(state)
             step.batch = bus.move_batch(state, step.batch)
             bus.eval_before_forward(state)
@@ -267,13 +254,13 @@ def _evaluate_set(
 
                 step.outputs = copied(step.outputs)
             bus.eval_after_forward(state)
-            if counts and state.task.has_eval_loss(step.outputs):
+            if is_real and state.task.has_eval_loss(step.outputs):
                 step.watch = LossWatch()
                 with step.watch:
                     loss = bus.loss(state, step.outputs, step.batch)
                 sums += evaluated.weighted(state, label, loss, precise)
                 step.watch = None
-            if counts:
+            if is_real:
                 metrics.update(step.outputs, step.batch)
             bus.eval_batch_end(state)
             state.device_kind.batch_end()
@@ -289,7 +276,7 @@ def _evaluate_set(
     if over and f"{label}/loss" in values:
         raise WrongValue(named_loss(label))
     values = {**({f"{label}/loss": total / over} if over else {}), **values}
-    values.update(logged.together([logged_there for _, logged_there in ranks]))
+    values.update(logged.together([logged_on_rank for _, logged_on_rank in ranks]))
     decides = type(state.task).has_eval_loss is not Task.has_eval_loss  # and may measure in events
     if not values and not decides and not state.task.has_eval_loss(step.outputs):
         kind = type(state.task).__name__

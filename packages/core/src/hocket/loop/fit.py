@@ -72,13 +72,14 @@ class FitLoop:
         #: The metrics, or None if there are none.
         self._active_metrics: MetricSet | None = None
         self._clock = 0.0
-        #: The fractions of the duration before and after the latest batch, maintained if an interval is in ``dur``.
+        #: The fractions of the duration before and after the latest batch, maintained if an interval is in ``dur``; in
+        #: checkpoints "shares".
         self._fractions = (0.0, 0.0)
         self._by_duration = False
         #: The current stage of the fit, None outside.
         self.stage: Stage | None = None
         #: The position at which a checkpoint was taken or an exception ended the fit, until a fit continues there.
-        self.left: Mapping[str, Any] | None = None
+        self.interrupted_at: Mapping[str, Any] | None = None
         #: The exception, as text.
         self._raised = ""
         #: Control-C during this fit.
@@ -96,55 +97,60 @@ class FitLoop:
     # --- a fit
 
     def run(self, interruption: Interruption | None = None) -> None:
-        """Run everything from fit_start to fit_end. After an exception the next call continues from :attr:`left`."""
+        """Run everything from fit_start to fit_end. After an exception the next call continues from :attr:`interrupted_at`."""
         self._interruption = interruption or Interruption()
         self.stage = resume_points.START
         try:
             self._run()
         except BaseException as error:
-            self._leave(error)
+            self._record_interruption(error)
             raise
         finally:
             self.stage = None
 
-    def _leave(self, error: BaseException) -> None:
+    def _record_interruption(self, error: BaseException) -> None:
         if self.stage is None or self.stage is resume_points.START:
-            return  # `left` still has the position before this fit
+            return  # `interrupted_at` still has the position before this fit
         if self.stage is resume_points.GRADIENTS:
             self.data.put_back([self._loaded] if self._windows is None else self._windows.handed_out)
-        self.left, self._raised = self._position(self.stage.name), f"{type(error).__name__}: {error}".rstrip(": ")
+        self.interrupted_at, self._raised = (
+            self._position(self.stage.name),
+            f"{type(error).__name__}: {error}".rstrip(": "),
+        )
         for schedule in self.state.schedules:
-            schedule.load_state_dict(schedule.state_dict())  # so that the next fit keeps the learning rates
+            # `start` leaves the learning rates of a schedule that was loaded, and sets those of the time of another.
+            schedule.load_state_dict(schedule.state_dict())
 
     def check(self) -> None:
         """Before a fit: raise RuntimeError if it cannot continue the last one after its exception; warn if it is inexact."""
-        resume_points.check(self.state, "" if self.left is None else self.left["stage"], self._raised)
+        position = self.interrupted_at
+        resume_points.check(self.state, position["stage"] if position else "", self._raised)
 
     def _run(self) -> None:
         state, bus = self.state, self.state.bus
-        left = self.left
-        if left is None:
-            state.requests.take(Decision.STOP)
+        position = self.interrupted_at
+        if position is None:
+            state.requests.take(Decision.STOP)  # which ended the last fit, or came after it
         train_mode(state.task)
         state.optimization.parameters = list(state.task.parameters())
         state.aggregates.samples = None
         state.aggregates.reserve({"train/loss": "the loss of training", **self.metrics.reserved})
         intervals = [self._log_every, *(evaluated.every for evaluated in state.eval_sets.values())]
-        self._active_metrics = self.metrics if self.metrics else None
+        self._active_metrics = self.metrics or None
         self._by_duration = any(
             interval.every is not None and interval.every.unit is Unit.DURATION for interval in intervals
         )
         done = state.elapsed() if self._by_duration else state.progress.displayed()
-        self._fractions = (0.0, done) if left is None else left["shares"]
+        self._fractions = (0.0, done) if position is None else position["shares"]
         for schedule in state.schedules if not self._over() else ():
             schedule.start(state)
         bus.fit_start(state)
         agreement.decide(state)
-        self.left, self._raised = None, ""
-        if left is not None:
-            resume_points.STAGES[left["stage"]].rest(self)
+        self.interrupted_at, self._raised = None, ""
+        if position is not None:
+            resume_points.STAGES[position["stage"]].resume_with(self)
             if self._over() and self.data.in_progress and self._at_epoch_end():
-                self._epoch()
+                self._epoch()  # which only ends it
         while not self._over():
             self._epoch()
         self.stage = resume_points.END
@@ -249,23 +255,23 @@ class FitLoop:
         step.parts = 1
         if self._windows is None:
             step.batch = batch
-            in_batch = count(state, batch) if is_real else Counts(0)
+            loaded = count(state, batch) if is_real else Counts(0)
             bus.after_dataloader(state)
             bus.batch_start(state)
-            mine = in_batch.samples
+            samples = loaded.samples
             if is_real and step.batch is not batch:
                 # Samples are counted as loaded, which is the position in the data; tokens as trained on.
-                mine, tokens = count(state, step.batch)
-                in_batch = Counts(in_batch.samples, tokens)
+                samples, tokens = count(state, step.batch)
+                loaded = Counts(loaded.samples, tokens)
         else:
-            in_batch, mine, is_real = self._windows.load(self.data, (batch, is_real))
+            loaded, samples, is_real = self._windows.load(self.data, (batch, is_real))
         skip = state.requests.take(Decision.SKIP_BATCH)
-        total, trained_on, several = in_batch, mine, state.strategy.world_size > 1
-        if several:
-            total, trained_on, skip = agreement.total(state, in_batch, mine, skip)
-        step.counts, step.samples, step.trained_on, step.metrics = total, mine, trained_on, self._active_metrics
+        total, trained_on = loaded, samples
+        if state.strategy.world_size > 1:
+            total, trained_on, skip = agreement.total(state, loaded, samples, skip)
+        step.counts, step.samples, step.trained_on, step.metrics = total, samples, trained_on, self._active_metrics
         state.progress.started += 1
-        state.aggregates.samples = mine
+        state.aggregates.samples = samples
 
         stepped = False
         if not skip and trained_on:
@@ -330,10 +336,12 @@ class FitLoop:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the fit as a tree. Raises RuntimeError in the middle of a batch."""
-        left = self.left if self.stage is None else None
-        resume_points.check_complete(self.stage, left["stage"] if left else None, self.state.eval_label is not None)
-        if left is not None:
-            return dict(left)
+        position = self.interrupted_at if self.stage is None else None
+        resume_points.check_complete(
+            self.stage, position["stage"] if position else None, self.state.eval_label is not None
+        )
+        if position is not None:
+            return dict(position)
         return self._position("" if self.stage is None or self.stage is resume_points.OVER else self.stage.name)
 
     def _position(self, stage: str) -> dict[str, Any]:
@@ -350,7 +358,7 @@ class FitLoop:
         at, self._written_at = tree["evaluated_at"], tree["written_at"]
         # Older checkpoints hold one number for all sets.
         self._evaluated_at = dict.fromkeys(self.state.eval_sets, at) if isinstance(at, int) else dict(at)
-        self.left, self._raised = tree if tree["stage"] else None, ""
+        self.interrupted_at, self._raised = tree if tree["stage"] else None, ""
         self._due = tree.get("due")
 
     def _evaluate_due_sets(self) -> None:

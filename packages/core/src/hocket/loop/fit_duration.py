@@ -38,7 +38,7 @@ def plan_fit(
     end = fit_until(state, loop, planned, asked, before)
     if end is None:
         return False
-    fresh = asked is None and loop.left is None
+    fresh = asked is None and loop.interrupted_at is None
     if fresh and (reached := first_reached(limits, state)) is not None:
         warn(f"Training is over: {reached} are done. Pass «fit(duration=…)¦`duration: …`» for more.")
         return False
@@ -60,7 +60,7 @@ def fit_until(
     Raises:
         ValueError: there is no duration, or it cannot be reached. DataError: the data never ends, and epochs are counted.
     """
-    continues = loop.left is not None and (None if asked is None else str(asked)) == asked_before
+    continues = loop.interrupted_at is not None and (None if asked is None else str(asked)) == asked_before
     if continues and state.progress.fit_until is not None and (asked is not None or planned is None):
         until = state.progress.fit_until
     elif asked is not None:
@@ -68,7 +68,7 @@ def fit_until(
         until = Time(state.timestamp.count(more.unit) + more.value, more.unit)
     elif planned is not None:
         until = planned
-        if state.timestamp.count(until.unit) >= until.value and loop.left is None:
+        if state.timestamp.count(until.unit) >= until.value and loop.interrupted_at is None:
             warn(f"Training is over: {until} are done. Pass «fit(duration=…)¦`duration: …`» for more.")
             return None
     else:
@@ -80,14 +80,14 @@ def fit_until(
             f"The training data never ends, and neither does a duration of {until.value} epochs. Give the duration in "
             "batches ('1000ba') or limit an epoch with «limit_train=1000»."
         )
-    left = until.value - state.timestamp.count(until.unit)
+    remaining = until.value - state.timestamp.count(until.unit)
     resumed_from = state.identity.resumed_from
-    if left <= 0 and resumed_from is not None:
+    if remaining <= 0 and resumed_from is not None:
         warn(
             f"Training is over: {until} were done before the checkpoint {resumed_from}. Nothing is trained; give a "
             "longer «duration=», or «fit(duration=…)¦`duration: …`» for more."
         )
-    loop.data.check(left if until.unit is Unit.EPOCH else 0, left if until.unit is Unit.BATCH else 0)
+    loop.data.check(remaining if until.unit is Unit.EPOCH else 0, remaining if until.unit is Unit.BATCH else 0)
     return until
 
 
@@ -98,10 +98,10 @@ def first_reached(limits: Sequence[Time], state: State) -> Time | None:
 
 def durations(given: str | Time | Sequence[str | Time]) -> list[Time]:
     """Parse one duration, or a list of which the first to be over ends training."""
-    each = list(given) if isinstance(given, list | tuple) else [given]
-    if not each:
+    choices = list(given) if isinstance(given, list | tuple) else [given]
+    if not choices:
         raise TimeError("«duration=[]» has no duration. Give one such as '10ep', or a list such as ['10ep', '2h'].")
-    return [duration(one) for one in each]  # type: ignore[arg-type]
+    return [duration(choice) for choice in choices]  # type: ignore[arg-type]
 
 
 def check_minimum(least: Time | None, planned: Time | None) -> None:

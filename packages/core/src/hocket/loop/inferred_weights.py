@@ -34,19 +34,18 @@ _TASK = " For models of transformers there is hocket_nlp.HuggingFaceTask(model).
 def weight(
     state: State, known: KnownWeights, determine: Callable[[], MeanOver | CountedLabels]
 ) -> float | Tensor | None:
-    """Return the weight of the current loss; None for its number of samples.
+    """Return the weight of the current loss; None for its number of samples, as in `hocket.Loss`.
 
     Args:
         known: what is known of earlier losses.
-        determine: returns what the loss is a mean over; called until it is over something.
+        determine: returns what the loss is a mean over; called until a label counts.
 
     Raises:
         ValueError: the loss was a mean over selected elements in an earlier batch, and is not in this one.
     """
+    if known.mean_over is MeanOver.NOTHING:
+        known.mean_over = determine()
     over = known.mean_over
-    if over is None:
-        over = determine()
-        known.mean_over = None if over is MeanOver.NOTHING else over
     divisor = _divisor(state)
     if over is MeanOver.SAMPLES:
         return None
@@ -67,7 +66,7 @@ def _divisor(state: State) -> float | Tensor | None:
 
 
 def _over_divisor(state: State, samples: int) -> MeanOver | None:
-    """Return DIVISOR if the loss is a mean over as many elements as it is divided by, NOTHING if there are none; else None."""
+    """Return DIVISOR if the loss is a mean over as many elements as it is divided by, NOTHING if none count, else None."""
     if _divisor(state) is None or state.loss_reduction is not None:
         return None
     kind = tried(state, samples, True)
@@ -108,7 +107,7 @@ def in_training(state: State, loss: Loss, samples: int) -> MeanOver | CountedLab
         samples = samples or count(state, state.batch).samples
         if (over := _over_divisor(state, samples)) is not None:
             return over
-        check_composed(state, samples)
+        return _by_trial(state, samples)
     return MeanOver.SAMPLES
 
 
@@ -136,13 +135,15 @@ def _of_own_loss(state: State) -> tuple[MeanOver | CountedLabels | None, str]:
     return over, ""
 
 
-def check_composed(state: State, samples: int) -> bool:
-    """Try whether the loss is a mean. Raise ValueError for a sum, and warn if it is neither.
+def check_composed(state: State, samples: int) -> None:
+    """Try once whether a loss is a mean that has a weight, and is more than a mean over labels; see `LossWatch.composed`."""
+    known, watch = state.step.weighing, state.step.watch
+    if watch is not None and watch.composed and samples and known.mean_over is MeanOver.NOTHING:
+        known.mean_over = MeanOver.SAMPLES if state.loss_reduction is not None else _by_trial(state, samples)
 
-    Returns False if no label counts in the batch, so that a later one has to be tried.
-    """
-    if state.loss_reduction is not None:
-        return True
+
+def _by_trial(state: State, samples: int) -> MeanOver:
+    """Return NOTHING if no label counts in the batch, else SAMPLES. Raise ValueError for a sum, and warn if it is no mean."""
     kind, watch, known = tried(state, samples), state.step.watch, state.step.weighing
     # A batch without padding does not show that a mean written by hand is over selected elements.
     known.batches = max(known.batches, 1) if kind == "mean" and not (watch and watch.certain) else 0
@@ -161,14 +162,14 @@ def check_composed(state: State, samples: int) -> bool:
             "the batch, as a contrastive loss, say «loss_reduction='batch'», which refuses to divide batches; if this is "
             "intended, pass «loss_reduction='mean'» to the Trainer."
         )
-    return kind != "nothing"
+    return MeanOver.NOTHING if kind == "nothing" else MeanOver.SAMPLES
 
 
 def try_again(known: KnownWeights) -> None:
     """Have a loss tried again in the 2nd, 4th, 8th, … divided batch, unless it is certain what it is a mean over."""
     known.batches += 1
     if not known.batches & (known.batches - 1) and known.mean_over in (MeanOver.SAMPLES, MeanOver.DIVISOR):
-        known.mean_over = None
+        known.mean_over = MeanOver.NOTHING
 
 
 def tried(state: State, samples: int, by_divisor: bool = False) -> Literal["mean", "sum", "neither", "nothing"] | None:

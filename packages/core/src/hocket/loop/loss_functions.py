@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from hocket.basics.dtensors import mesh_of
 from hocket.basics.losses import Apart, Loss, as_loss
 from hocket.data.nesting import map_tensors
 from hocket.errors import WrongState, WrongValue
+from hocket.loop.graphs import copied
 from hocket.state.step import CHANGED_IN_PLACE, UserStep
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ def call_loss_function(state: State) -> Loss:
             with step.watch:
                 loss = step.watch.weighed(state.loss_reduction, noting_apart, *args)
         if state.overwrites:
-            from hocket.loop.graphs import copied
-
             loss = copied(loss)
         return loss._replace(kept=map_tensors(torch.Tensor.detach, loss.kept))
 
@@ -116,10 +114,3 @@ def versions_of(batch: Batch) -> list[int]:
     versions: list[int] = []
     map_tensors(lambda tensor: versions.append(0 if tensor.is_inference() else tensor._version), batch)
     return versions
-
-
-def attributes_of(task: nn.Module) -> dict[str, int | float | str | None]:
-    """Return the numbers and texts among the attributes of a task, and the identities of tensors."""
-    values = {name: value for name, value in vars(task).items() if name[0] != "_"}
-    kinds = {name: id(value) if isinstance(value, torch.Tensor) else value for name, value in values.items()}
-    return {name: value for name, value in kinds.items() if isinstance(value, int | float | str | None)}

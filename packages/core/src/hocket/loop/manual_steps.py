@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,8 +14,12 @@ from hocket.basics.losses import Apart, Loss, as_loss
 from hocket.basics.plugin_errors import PlanError
 from hocket.errors import WrongState, WrongType, WrongValue
 from hocket.help import warn
+from hocket.hookspecs.bus import Hooks
+from hocket.hookspecs.events import Event, between
 from hocket.hookspecs.needs import Need
 from hocket.hookspecs.strategies import replicas
+from hocket.loop.actions import clip_and_note, finish_gradients
+from hocket.loop.graphs import copied, keep_gradients
 from hocket.optim.closures import needs_closure
 from hocket.strategies.base import Strategy
 
@@ -30,11 +33,8 @@ if TYPE_CHECKING:
 #: The kinds of plug-ins that may be unable to act; strategy, precision and the default actions always act.
 _KINDS = ("algorithms", "task", "callbacks", "loggers")
 #: Hooks of the forward pass, which `train_batch` computes itself.
-_OF_THE_FORWARD_PASS = ("split_batch", "before_forward", "forward", "after_forward", "before_loss", "loss")
-_HOOKS = (
-    "before_train_batch", "after_loss", "before_backward", "backward", "after_backward", "after_train_batch", "clip_gradients",
-    "optimizer_step",
-)  # fmt: skip
+_FORWARD_EVENTS = [event.value for event in between(Event.BEFORE_FORWARD, Event.BEFORE_LOSS)]
+_OF_THE_FORWARD_PASS = ("split_batch", *_FORWARD_EVENTS, "forward", "loss")
 
 
 class ByHand:
@@ -84,8 +84,6 @@ class ByHand:
             )
         state, step, hooks = self._state, self.current, self._steps._hooks
         if state.overwrites:
-            from hocket.loop.graphs import copied
-
             loss = copied(loss)
         loss = as_loss(loss)
         share, factor = self._weigh(loss)
@@ -107,8 +105,6 @@ class ByHand:
                 finally:
                     step.inputs, step.retain_graph = None, False
             if state.overwrites:
-                from hocket.loop.graphs import keep_gradients
-
                 keep_gradients(state.trained_parameters(), self._copies)
             hooks.after_backward(state)
         for name, value in {"": step.loss, **loss.parts}.items():
@@ -142,11 +138,10 @@ class ByHand:
             with self._steps._outside():
                 if not self._complete:
                     self._steps._hooks.gradients(state)
-                norm_before = self._steps._hooks.clip_gradients(state)
+                clip_and_note(state, self._steps._hooks)
         finally:
             state.optimization.clipping = configured
         self._clipped = True
-        state.gradient_norm = None if type(norm_before) is bool else norm_before
         return state.gradient_norm
 
     def step(self) -> bool:
@@ -164,7 +159,7 @@ class ByHand:
             allowed = self._guard.allows(state)
             self._steps._changed()
             taken = allowed and bool(self._steps._hooks.optimizer_step(state, _no_closure))
-        self._steps._report_by_hand(self.current, taken)
+        self._steps._report(self.current, self._outer, taken)
         self._forget()
         return taken
 
@@ -179,13 +174,9 @@ class ByHand:
     @contextmanager
     def opened(self, outer: Step) -> Iterator[ByHand]:
         """Make this the current step, with the gradients that wait for it, inside the context."""
-        state, step, waiting = self._state, self.current, self.gradients
-        step.batch, step.counts, step.samples, step.trained_on = (
-            outer.batch,
-            outer.counts,
-            outer.samples,
-            outer.trained_on,
-        )
+        state, step, waiting, self._outer = self._state, self.current, self.gradients, outer
+        step.batch, step.counts = outer.batch, outer.counts
+        step.samples, step.trained_on = outer.samples, outer.trained_on
         with self._steps._outside():  # autocast forgets the weights that it has converted for other steps
             for parameter in state.parameters:
                 parameter.grad = None
@@ -256,11 +247,9 @@ class ByHand:
         """Complete the gradients: the inner implementation of the action `gradients`, which plug-ins may wrap."""
         state, step = self._state, self.current
         self._average("step()")
-        for optimizer in state.step_optimizers:
-            state.bus.unscale_gradients(optimizer)
         step.loss = self.losses[""]
         step.losses = {name: value for name, value in self.losses.items() if name}
-        self._steps._hooks.after_train_batch(state)
+        finish_gradients(state, hooks=self._steps._hooks, clip=False)
         self._complete = True
         return True
 
@@ -335,23 +324,29 @@ def check(state: State, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         )
 
 
-def hooks_without_idle(state: State, complete: Callable[[State], bool], compiled: bool) -> SimpleNamespace:
-    """Return the hooks of steps by hand, without the plug-ins that cannot act in them; warn of each of these.
+class ManualHooks(Hooks):
+    """The hooks of steps by hand: those of the bus without the plug-ins that cannot act in them; it warns of each of these.
 
     Args:
         complete: completes the gradients; plug-ins that wrap the action `gradients` surround it.
         compiled: whether the Trainer compiles loss functions.
     """
-    bus, idle = state.bus, _idle(state)
-    for attachment, why in idle.items():
-        kind = singular(attachment.kind).capitalize()
-        _warn(f"{kind} '{attachment.name}' does not act in steps by hand (step.manual): {why}")
-    if state.step.metrics is not None:
-        _warn("train_metrics do not see the outputs of steps by hand (step.manual)")
-    if compiled:
-        _warn("«compile=» compiles loss functions, and not the code of steps by hand (step.manual)")
-    hooks = {hook: bus.compiled(hook, idle) for hook in _HOOKS}
-    return SimpleNamespace(gradients=bus.compiled("gradients", idle, complete), **hooks)
+
+    def __init__(self, state: State, complete: Callable[[State], bool], compiled: bool) -> None:
+        self._bus, self._idle = state.bus, _idle(state)
+        for attachment, why in self._idle.items():
+            kind = singular(attachment.kind).capitalize()
+            _warn(f"{kind} '{attachment.name}' does not act in steps by hand (step.manual): {why}")
+        if state.step.metrics is not None:
+            _warn("train_metrics do not see the outputs of steps by hand (step.manual)")
+        if compiled:
+            _warn("«compile=» compiles loss functions, and not the code of steps by hand (step.manual)")
+        vars(self)["gradients"] = self._bus.compiled("gradients", self._idle, complete)
+
+    def __getattr__(self, hook: str) -> Callable[..., Any]:
+        """Compile a hook when it is called for the first time."""
+        function = vars(self)[hook] = self._bus.compiled(hook, self._idle)
+        return function
 
 
 def _warn(what: str) -> None:

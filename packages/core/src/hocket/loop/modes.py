@@ -64,13 +64,13 @@ def _restore(modes: list[tuple[nn.Module, bool]]) -> None:
 
 def _blocks(model: nn.Module) -> list[str]:
     """Return the outermost submodules in eval mode that have submodules and parameters to train."""
-    found: list[str] = []
+    blocks: list[str] = []
     for name, module in model.named_modules():
-        inside = any(name.startswith(f"{outer}.") for outer in found)
+        inside = any(name.startswith(f"{outer}.") for outer in blocks)
         trained = any(parameter.requires_grad for parameter in module.parameters())
         if not module.training and not inside and trained and any(True for _ in module.children()):
-            found.append(name)
-    return found
+            blocks.append(name)
+    return blocks
 
 
 def _some(names: list[str]) -> str:

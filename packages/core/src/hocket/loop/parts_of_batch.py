@@ -15,9 +15,8 @@ from hocket.data.windows import Window
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs.strategies import replicas
-from hocket.loop.actions import miscounted
 from hocket.state.state import State
-from hocket.state.step import count
+from hocket.state.step import count, miscounted
 from hocket.state.task import Task
 
 
@@ -86,28 +85,28 @@ def _divided(state: State, sizes: Sequence[int]) -> tuple[list[Any], list[int]]:
     Parts of a window are windows. The batch is split into equal pieces that lie in one part each, which are joined again;
     or, by a task that splits in its own way and cannot join, into as many pieces as parts, so that the last may be smaller.
     """
-    batch, mine = state.step.batch, state.step.samples
+    batch, samples = state.step.batch, state.step.samples
     window = type(batch) is Window
-    whole = [count(state, loaded).samples for loaded in batch.batches] if window and mine else [mine]
+    whole = [count(state, loaded).samples for loaded in batch.batches] if window and samples else [samples]
     starts, ends = list(accumulate(whole, initial=0)), list(accumulate(sizes))
     kind = type(state.task)
     if kind.split is not Task.split and kind.join is Task.join:
-        piece_size = max(1, -(-mine // len(sizes)))
+        piece_size = max(1, -(-samples // len(sizes)))
     else:
-        piece_size = math.gcd(*(end - starts[bisect(starts, end) - 1] for end in ends)) or max(mine, 1)
+        piece_size = math.gcd(*(end - starts[bisect(starts, end) - 1] for end in ends)) or max(samples, 1)
     held: list[dict[int, list[Any]]] = [{} for _ in sizes]  # by part, and by batch of the window
     counted = [0] * len(sizes)
     seen = 0
     split = state.bus.split_batch(state, batch, piece_size)  # collective, so on a rank without samples too
-    for piece in split if mine else ():
-        piece, counts = unpadded(piece)
-        if counts:
+    for piece in split if samples else ():
+        piece, is_real = unpadded(piece)
+        if is_real:
             part = min(bisect(ends, seen), len(sizes) - 1)
             held[part].setdefault(bisect(starts, seen), []).append(piece)
-            samples = count(state, piece).samples
-            counted[part] += samples
-            seen += samples
-    if seen != mine:
-        raise WrongValue(miscounted(state, mine, mine - seen))
+            piece_samples = count(state, piece).samples
+            counted[part] += piece_samples
+            seen += piece_samples
+    if seen != samples:
+        raise WrongValue(miscounted(state, samples, samples - seen))
     parts = [[state.task.join(pieces) if len(pieces) > 1 else pieces[0] for pieces in part.values()] for part in held]
     return [Window(joined) if window else joined[0] if joined else None for joined in parts], counted

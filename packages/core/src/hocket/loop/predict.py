@@ -52,13 +52,13 @@ def predict(state: State, data: Iterable[Any], limit: float | None = None, keep:
     ):
         bus.predict_start(state)
         for batch in islice(batches, limited(source, limit, "limit_predict")):
-            step.batch, counts = unpadded(batch)
+            step.batch, is_real = unpadded(batch)
             bus.predict_batch_start(state)
             step.batch = bus.move_batch(state, step.batch)
             bus.predict_before_forward(state)
             step.outputs = bus.eval_forward(state, step.batch)
             bus.predict_after_forward(state)
-            if counts and keep:
+            if is_real and keep:
                 outputs.append(map_tensors(lambda tensor: tensor.cpu(), step.outputs))
             bus.predict_batch_end(state)
         bus.predict_end(state)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Stage:
     """A stage of a fit, in which a checkpoint is taken or an exception raised.
 
-    ``name``: in checkpoints. ``rest``: what the next fit does first, to complete the batch or epoch.
+    ``name``: in checkpoints. ``resume_with``: what the next fit does first, to complete the batch or epoch.
 
     ``checkpoint``: whether checkpoints are taken in it. ``complete``: whether the state may be saved after an exception in it.
     ``inexact``: the warning after an exception, with the number of the batch for ``{}``, if training then does not continue as
@@ -26,7 +26,7 @@ class Stage:
     """
 
     name: str
-    rest: Callable[[FitLoop], None] = lambda loop: None
+    resume_with: Callable[[FitLoop], None] = lambda loop: None
     checkpoint: bool = False
     complete: bool = True
     inexact: str = ""

@@ -15,10 +15,10 @@ from torch import Tensor
 from hocket.basics.kinds import singular
 from hocket.basics.plugin_errors import PlanError
 from hocket.errors import WrongState, WrongType, WrongValue
-from hocket.help import attributes, warn
+from hocket.help import attributes, failures, warn
 from hocket.hookspecs.strategies import replicas
 from hocket.loop.carry import check_carry
-from hocket.loop.loss_functions import attributes_of, code_of, described, versions_of
+from hocket.loop.loss_functions import code_of, described, versions_of
 from hocket.state.step import Boundary, Step, UserStep, count, parameters_of
 from hocket.state.task import Task
 
@@ -123,7 +123,7 @@ class Steps:
         known = len(self._steps)
         step = self._begin(loss_function, "+".join(optimizers), self._indices(optimizers), arguments)
         first = len(self._steps) > known
-        versions, attributes_before = (versions_of(batch), attributes_of(state.task)) if first else ([], {})
+        versions = versions_of(batch) if first else []
         step.batch, step.boundary = Boundary.of(batch)
         step.counts, step.metrics, step.carry = outer.counts, outer.metrics, () if carry is _NOTHING else (carry,)
         if step.carry:
@@ -132,21 +132,19 @@ class Steps:
         self._busy = True
         taken = False
         try:
-            with self._around():
+            with self._around(), self._first_step(loss_function) if first else nullcontext():
                 state.step = step
                 state.bus.begin_step(step.name)
                 if step.trained_on:
                     taken = self._take()
         except (RuntimeError, ValueError) as error:
             if step.others and ("does not require grad" in str(error) or "loss has no gradient" in str(error)):
-                error.add_note(self._about_frozen(step))
+                failures.explain(error, "step.others", state.task, step.name, state.optimizer_names, step.others)
             raise
         finally:
             self._busy, state.step = False, outer
             step.batch = step.outputs = step.boundary = None
             step.carry = ()
-        if first:
-            self._check_attributes(described(loss_function), attributes_before)
         if first and versions != versions_of(batch):
             raise WrongState(
                 f"{described(loss_function)} changed a tensor of its batch in place, so that microbatches and the next step "
@@ -177,6 +175,11 @@ class Steps:
         return self._agree("mean", "", float(value)) / self._state.strategy.world_size
 
     # --- inside
+
+    def _first_step(self, function: Callable[..., Any]) -> AbstractContextManager[None]:
+        """Return a context around the first step of a loss function, which warns of mistakes."""
+        unnamed = [code.co_name for code, name in self._steps if not name and hasattr(code, "co_name")]
+        return failures.first_step_checked(self._state, described(function), self.caller, unnamed)
 
     def _check_call(self, loss_function: object, batch: Batch, optimizers: Sequence[object]) -> None:
         """Raise TypeError for arguments that are something else; RuntimeError if a step cannot be taken now."""
@@ -226,7 +229,6 @@ class Steps:
             step = self._steps[key] = UserStep(name)
             self._check_function(function, arguments)
             self._check_shared(indices)
-            self._check_names()
         own = getattr(function, "__func__", None)  # of a method
         if own is not Task.loss_of:
             self._check_listeners()
@@ -265,11 +267,11 @@ class Steps:
     def _count(self, name: str, function: str, batch: Batch) -> tuple[int, int]:
         """Return the number of samples in a step on this rank, and on all ranks together."""
         state = self._state
-        mine = self._samples(batch)
+        samples = self._samples(batch)
         if state.strategy.world_size == 1:
-            return mine, mine
-        total = int(self._agree("step", f"{function} for {name or 'all optimizers'}", mine))
-        return mine, total // replicas(state.strategy)
+            return samples, samples
+        total = int(self._agree("step", f"{function} for {name or 'all optimizers'}", samples))
+        return samples, total // replicas(state.strategy)
 
     def _samples(self, batch: Batch) -> int:
         """Return the number of samples in a step's batch on this rank; 0 on a padding batch."""
@@ -286,8 +288,8 @@ class Steps:
         if world == 1:
             return value
         asked = zlib.crc32(f"{what} {name}".encode())
-        mine = torch.tensor([asked, asked**2 % 65521, value], dtype=torch.float64)  # integers are exact up to 2**53
-        first, second, total = state.bus.all_reduce(mine, "sum").tolist()
+        values = torch.tensor([asked, asked**2 % 65521, value], dtype=torch.float64)  # integers are exact up to 2**53
+        first, second, total = state.bus.all_reduce(values, "sum").tolist()
         if first != asked * world or second != asked**2 % 65521 * world:
             calls = {"return": "returned from train_batch", "any": "called step.any", "mean": "called step.mean"}
             called = f"called step(…) with {name}" if what == "step" else f"is at {name}"
@@ -298,18 +300,6 @@ class Steps:
                 + ". All take the same steps; decide with step.any(flag) or step.mean(number), which are the same on all ranks."
             )
         return float(total)
-
-    def _about_frozen(self, step: UserStep) -> str:
-        mine = step.name.split("+")
-        others = [name for name in self._state.optimizer_names if name not in mine]
-        frozen = set(step.others)
-        names = [name for name, parameter in self._state.task.named_parameters() if parameter in frozen]
-        return (
-            f"In a step of {', '.join(map(repr, mine))} the parameters of {', '.join(map(repr, others))} require no gradient"
-            f"{': ' if names else ''}{', '.join(names[:5])}{' …' if names[5:] else ''}. To compute a gradient with respect to "
-            f"them in the loss function, name their optimizer too, as in step(…, {mine[0]!r}, {others[0]!r}), or use a copy: "
-            "weight.detach().requires_grad_(). A tensor of the batch needs requires_grad_() too."
-        )
 
     def _check_listeners(self) -> None:
         """Raise PlanError for algorithms that act between model and loss: a custom loss function computes both in one call."""
@@ -328,26 +318,6 @@ class Steps:
                 )
         if self._state.step.metrics is not None:
             warn("train_metrics see the outputs of step(self.loss_of, batch) only, not those of other loss functions.")
-
-    def _check_attributes(self, function: str, before: Mapping[str, Any]) -> None:
-        """Warn of a loss function that changes numbers or tensors of the task."""
-        now = attributes_of(self._state.task)
-        if changed := [name for name, value in now.items() if name in before and before[name] != value]:
-            warn(
-                f"{function} changes self.{changed[0]}, and may be called several times, as with microbatches. Change it in "
-                f"{self.caller} after step(…); a tensor is returned by hocket.Loss(loss, kept=…) as step(…).kept."
-            )
-
-    def _check_names(self) -> None:
-        """Warn if steps of several loss functions each step all of several optimizers, as without names."""
-        functions = [code.co_name for code, name in self._steps if not name and hasattr(code, "co_name")]
-        names = self._state.optimizer_names
-        if len(functions) == 2 and len(names) > 1:
-            warn(
-                f"step(…) of {' and '.join(functions)} names no optimizer, so each of the two losses trains all of "
-                f"{', '.join(map(repr, names))}. If one is for {names[0]!r} alone, write step(loss_function, batch, "
-                f"{names[0]!r})."
-            )
 
     def _check_shared(self, indices: Sequence[int]) -> None:
         """Raise ValueError if optimizers of one step share parameters, which that step would change twice."""

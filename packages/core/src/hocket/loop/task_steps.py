@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from types import SimpleNamespace
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongState, WrongType
 from hocket.help import warn
 from hocket.loop import manual_steps
-from hocket.loop.manual_steps import ByHand
+from hocket.loop.manual_steps import ByHand, ManualHooks
 from hocket.loop.steps import StepResult, Steps
 from hocket.state import scalars
 from hocket.state.step import UserStep
@@ -49,7 +48,7 @@ class TaskSteps(Steps):
         self._by_hand: dict[tuple[str, ...], ByHand] = {}
         self._open_by_hand: ByHand | None = None
         #: The hooks of steps by hand, from the first block on.
-        self._hooks: SimpleNamespace
+        self._hooks: ManualHooks
         #: The batch that `train_batch` was given, and whether it counts.
         self._whole: Batch = None
         self._counts = False
@@ -109,13 +108,13 @@ class TaskSteps(Steps):
             raise WrongState("step.manual(…) is called in train_batch, not in a loss function: return the loss there.")
         self._note_call()
         self._agree("manual", f"step.manual({', '.join(map(repr, optimizers))})", 0.0)
-        block, state, outer = self._gradients_by_hand(optimizers), self._state, self._state.step
+        block, state = self._gradients_by_hand(optimizers), self._state
         manual_steps.check(state, state.optimizers if block.current.optimizers is None else block.current.optimizers)
         if not hasattr(self, "_hooks"):
-            self._hooks = manual_steps.hooks_without_idle(state, self._complete, self._compiled is not None)
-        self._open_by_hand, self._outer = block, outer
+            self._hooks = ManualHooks(state, self._complete, self._compiled is not None)
+        self._open_by_hand = block
         try:
-            with block.opened(outer):
+            with block.opened(state.step):
                 yield block
         finally:
             self._open_by_hand = None
@@ -204,11 +203,7 @@ class TaskSteps(Steps):
         for names, (gradients, losses) in waiting.items():
             self._gradients_by_hand(names).restore(gradients, losses)
 
-    # --- what `ByHand` calls, besides `changed`, `agree` and `hooks`
-
-    def _report_by_hand(self, step: UserStep, taken: bool) -> None:
-        """Count a step by hand, and log its losses."""
-        self._report(step, self._outer, taken)
+    # --- what `ByHand` calls, besides `changed`, `agree`, `report` and `hooks`
 
     @contextmanager
     def _outside(self) -> Iterator[None]:
@@ -282,5 +277,4 @@ class TaskSteps(Steps):
         parts = {f"{prefix}/{name}": value for name, value in step.losses.items()}
         scalars.log_losses(self._state, {f"{prefix}/loss": step.loss, **parts})
 
-    def _around(self) -> AbstractContextManager[None]:
-        return self._outside()
+    _around = _outside

@@ -19,8 +19,9 @@ of the weights of ELEMENTS is known only after the last microbatch, hence the `W
 end. A batch that is not divided is not weighed: its loss is multiplied by nothing, so that its gradients are bitwise those of
 a plain loop.
 
-Padding, a microbatch on a rank that has no samples left, has weight 0. Its gradient is stopped at the outputs of the model,
-because a mean over nothing may be NaN; in steps of `train_batch` the loss is replaced by one of value 0.
+Padding, a microbatch on a rank that has no samples left, has weight 0 and is of no kind. Its gradient is stopped at the
+outputs of the model, because a mean over nothing may be NaN; in steps of `train_batch`, whose outputs are not known, the loss
+is replaced by one of value 0.
 
 What an ELEMENTS loss is a mean over, `weigh` learns in this order:
 
@@ -28,6 +29,9 @@ What an ELEMENTS loss is a mean over, `weigh` learns in this order:
 2. it called torch's cross-entropy or NLL loss: the labels that count (`hocket.state.loss_divisors`);
 3. it divided a sum by another, such as a mask's, or averaged selected elements, and a trial confirms that this is the weight;
    or the model computes its loss itself, and it equals a usual one (`hocket.loop.inferred_weights`). Otherwise it is SAMPLES.
+
+``loss_reduction="mean"`` uses a loss as it is: sums of means and divisions are SAMPLES, and nothing is tried. A weight that the
+loss states, the labels of a single cross-entropy and those of a model's own loss still count.
 
 The order of a step is that of `hocket.loop.actions`: `weigh` and `Weighting.factor` for each microbatch, `mean` at the end.
 """
@@ -48,7 +52,7 @@ from hocket.errors import WrongValue
 from hocket.hookspecs.strategies import replicas
 from hocket.loop import inferred_weights
 from hocket.loop.whole_batch import check_part
-from hocket.state.known_weights import CountedLabels, MeanOver
+from hocket.state.known_weights import CountedLabels
 
 if TYPE_CHECKING:
     from hocket.state.state import State
@@ -145,11 +149,12 @@ def weigh(state: State, loss: Loss, samples: int) -> Weight:
         return Weight(Kind.SUM, 1 if samples else 0)
     if over in WHOLE:
         check_part(state, over, samples)
-    known, amount = step.weighing, loss.weight
+    amount = loss.weight
     if amount is None:
-        amount = inferred_weights.weight(state, known, partial(inferred_weights.in_training, state, loss, samples))
-    elif step.watch is not None and step.watch.composed and samples and known.mean_over is None:
-        known.mean_over = MeanOver.SAMPLES if inferred_weights.check_composed(state, samples) else None
+        determine = partial(inferred_weights.in_training, state, loss, samples)
+        amount = inferred_weights.weight(state, step.weighing, determine)
+    else:
+        inferred_weights.check_composed(state, samples)
     return Weight(Kind.SAMPLES, samples) if amount is None else Weight(Kind.ELEMENTS, amount if samples else 0)
 
 
@@ -193,20 +198,20 @@ def mean(state: State, parts: Sequence[Part], weighting: Weighting) -> torch.Ten
     names = _names(state, parts)
     elements = any(part.weight.kind is Kind.ELEMENTS for part in parts)
     summed = parts[0].weight.kind is Kind.SUM
-    sums, here = _weighted_sums(parts, names, elements)
+    sums, weight = _weighted_sums(parts, names, elements)
     # Whether losses may be of several kinds; most steps on one rank need no look.
     compared = strategy.world_size > 1 or (elements and not all(part.weight.kind is Kind.ELEMENTS for part in parts))
-    kinds = _kinds(parts, here, sums) if compared else None
+    kinds = _kinds(parts, weight, sums) if compared else None
     if summed:
         if not all(part.weight.kind is Kind.SUM for part in parts):
             raise WrongValue(
                 "The loss is a sum for some microbatches of a batch and a mean for others. Return one of them."
             )
-        here = 1  # the sum is not divided
-    total = here
+        weight = 1  # the sum is not divided
+    total = weight
     if strategy.world_size > 1:
         assert kinds is not None
-        packed = torch.cat([kinds, on_device(here, sums).view(1), sums])  # float32 if the sums are 16-bit
+        packed = torch.cat([kinds, on_device(weight, sums).view(1), sums])  # float32 if the sums are 16-bit
         kinds, total_and_sums = state.bus.all_reduce(packed, "sum").split([len(kinds), 1 + len(sums)])
         # Ranks that compute on the same data each contributed to the sum.
         total = replicas(strategy) if summed else total_and_sums[0]
@@ -216,15 +221,16 @@ def mean(state: State, parts: Sequence[Part], weighting: Weighting) -> torch.Ten
     state.step.loss, *means = (sums / total).unbind()
     state.step.losses = dict(zip(names, means, strict=True))
     if not elements:
+        # Decided without the other ranks: if their losses are of ELEMENTS, either these are as many as samples, so that the
+        # correction is 1, or `_unless_different` has found two kinds.
         return None
     # Losses of transformers are float32, whatever the model's dtype.
     dtype = torch.promote_types(sums.dtype, state.parameters[0].dtype)
     if strategy.averages_gradients:
         # Ranks that compute on the same data each contributed the same weight.
         return torch.as_tensor(weighting.correction(torch.as_tensor(total).to(dtype) / replicas(strategy)))
-    # The weight on this rank may be 0.
-    here = torch.as_tensor(here)
-    return torch.where(here > 0, weighting.correction(here.to(dtype)), 0.0)
+    weight = torch.as_tensor(weight)
+    return torch.where(weight > 0, weighting.correction(weight.to(dtype)), 0.0)  # a rank may have none
 
 
 def _weighted_sums(
@@ -249,20 +255,17 @@ def _weighted_sums(
     return torch.stack(weighted).view(len(parts), -1).sum(0), sum(part.weight.amount for part in parts)
 
 
-def _kinds(parts: Sequence[Part], here: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _kinds(parts: Sequence[Part], weight: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return which kinds of losses there are on this rank: sums, means over samples, and means over another number.
 
     Args:
-        here: the total weight on this rank.
+        weight: the total weight on this rank.
     """
     flags = on_device(0, like).expand(3).clone()
     kinds = {part.weight.kind for part in parts if part.samples}
-    if Kind.SUM in kinds:
-        flags[0] = 1
-    if Kind.SAMPLES in kinds:
-        flags[1] = 1
+    flags[0], flags[1] = Kind.SUM in kinds, Kind.SAMPLES in kinds
     if Kind.ELEMENTS in kinds:
-        flags[2].copy_(torch.as_tensor(here != sum(part.samples for part in parts)))
+        flags[2].copy_(torch.as_tensor(weight != sum(part.samples for part in parts)))
     return flags
 
 
@@ -285,14 +288,14 @@ def _names(state: State, parts: Sequence[Part]) -> Sequence[str]:
 
     Raises ValueError for a name that no rank had in the first batch, or if ranks found that other labels count.
     """
-    here = sorted({name for part in parts for name in part.named})
+    names = sorted({name for part in parts for name in part.named})
     if state.strategy.world_size == 1:
-        return here
+        return names
     known = state.step.weighing
     if known.names is None:
         labels = known.mean_over if isinstance(known.mean_over, CountedLabels) else None
-        gathered = state.bus.all_gather_object((here, labels))
-        known.names = sorted({name for names, _ in gathered for name in names})
+        gathered = state.bus.all_gather_object((names, labels))
+        known.names = sorted({name for of_rank, _ in gathered for name in of_rank})
         if len(different := {labels for _, labels in gathered} - {None}) > 1:
             raise WrongValue(
                 "The model computes its loss itself. From its values in the first batch, ranks found that it is a mean over "
@@ -300,7 +303,7 @@ def _names(state: State, parts: Sequence[Part]) -> Sequence[str]:
                 "weight), where weight is the number of labels that count; or pass «loss_reduction='mean'» to weight it by "
                 "samples."
             )
-    if new := [name for name in here if name not in known.names]:
+    if new := [name for name in names if name not in known.names]:
         raise WrongValue(
             f"The loss named {', '.join(map(repr, new))} in batch {state.timestamp.batch} was not there in the first batch, "
             f"with {', '.join(map(repr, known.names)) or 'none'}, and ranks reduce the losses that they agreed on then. Return "

@@ -14,7 +14,7 @@ from hocket.basics.plugin_errors import BrokenPluginError, PluginConfigError
 from hocket.basics.specification import literal, parse_spec
 from hocket.help import names as others
 from hocket.help.ours import is_ours
-from hocket.hookspecs import SPECS, PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
+from hocket.hookspecs import HOOKS, PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
 from hocket.hookspecs.attachment import Attachment
 from hocket.plugins import catalog, signatures
 
@@ -88,8 +88,6 @@ def _from_mapping(kind: str, spec: Mapping[Any, Any]) -> tuple[str, dict[str, An
     )
 
 
-#: The names of all hooks.
-HOOKS = frozenset(name for spec in SPECS for name in vars(spec) if not name.startswith("_"))
 #: The members that an instance of a kind must have.
 _CONTRACTS: dict[str, tuple[type, ...]] = {
     "strategies": (StrategyLike, StrategyHooks),

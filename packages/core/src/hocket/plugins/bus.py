@@ -22,10 +22,10 @@ from hocket.basics.kinds import singular
 from hocket.basics.plugin_errors import HookError
 from hocket.help import names
 from hocket.help.ours import is_ours
-from hocket.hookspecs import SPECS, Event
+from hocket.hookspecs import HOOKS, SPECS, Event
 from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.bus import BusLike
-from hocket.plugins.building import HOOKS
+from hocket.hookspecs.events import between
 from hocket.plugins.delivery import Delivery
 from hocket.plugins.folding import (
     Listener,
@@ -40,10 +40,8 @@ from hocket.plugins.folding import (
 )
 from hocket.plugins.order import by_option, check_combination, order
 
-_HOOKS = HOOKS
 _EVENTS = {event.value: event for event in Event}
-_NAMES = [event.value for event in Event]
-_IN_A_BATCH = set(_NAMES[_NAMES.index(Event.AFTER_DATALOADER.value) : _NAMES.index(Event.BATCH_END.value) + 1])
+_IN_A_BATCH = {event.value for event in between(Event.AFTER_DATALOADER, Event.BATCH_END)}
 #: Every listener of these events runs, even if another one raises.
 _ALWAYS = {Event.EXCEPTION.value, Event.CLOSE.value}
 #: After these hooks, loggers must have written all pending rows.
@@ -182,7 +180,7 @@ class Bus(BusLike):
     def _compile(self) -> None:
         check_combination([attachment for attachment in self._attachments.values() if attachment.kind == "algorithms"])
         self.interval, self._at_intervals, self._due = 0, {}, None
-        for hook in _HOOKS:
+        for hook in HOOKS:
             setattr(self, hook, self._fold(hook))
 
     def replace(self, hooks: Mapping[str, Callable[..., Any]]) -> None:
@@ -375,7 +373,7 @@ def _implementations(attachment: Attachment) -> dict[str, Callable[..., Any]]:
     for name in dir(type(obj)) + list(getattr(obj, "__dict__", ())):
         if name.startswith("_"):
             continue
-        if name not in _HOOKS:
+        if name not in HOOKS:
             _check_misspelt(attachment, name)
         elif callable(function := getattr(obj, name)):
             if name in getattr(obj, "__dict__", ()) and not inspect.isroutine(function):
@@ -415,7 +413,7 @@ def _check_misspelt(attachment: Attachment, name: str) -> None:
     if not inspect.isfunction(function) or function.__module__ == "builtins" or is_ours(function.__module__):
         return
     theirs = names.hook(name)
-    near = [theirs] if theirs in _HOOKS else difflib.get_close_matches(name, _HOOKS, 1, 0.8)
+    near = [theirs] if theirs in HOOKS else difflib.get_close_matches(name, HOOKS, 1, 0.8)
     looks_like_one = name.startswith(("on_", "before_", "after_")) or name.endswith(("_start", "_end"))
     if near or looks_like_one or hasattr(function, "hocket_impl"):
         hint = f"Did you mean '{near[0]}'?" if near else "`hocket plugins hooks` prints them all."

@@ -12,16 +12,13 @@ from hocket.basics.plugin_errors import PlanError
 from hocket.hookspecs import Actions, Event
 from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.bus import BusLike
+from hocket.hookspecs.events import MICROBATCH_EVENTS
 from hocket.hookspecs.needs import Need
 
 if TYPE_CHECKING:
     from hocket.hookspecs import StrategyLike
     from hocket.state.task import Task
 
-#: Events that a strategy without ``microbatch_events`` does not call.
-_MICROBATCH_EVENTS = (
-    Event.BEFORE_FORWARD, Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD,
-)  # fmt: skip
 _ACTIONS = [name for name in vars(Actions) if not name.startswith("_")]
 
 
@@ -97,7 +94,7 @@ def make_plan(bus: BusLike, task: Task, strategy: StrategyLike, run: Mapping[str
             )
         if strategy.microbatch_events or attachment.kind not in ("algorithms", "task"):
             continue
-        if acts := [event.value for event in _MICROBATCH_EVENTS if attachment in bus.listeners(event.value)]:
+        if acts := [event.value for event in MICROBATCH_EVENTS if attachment in bus.listeners(event.value)]:
             what = singular(attachment.kind)
             raise PlanError(
                 f"{what.capitalize()} '{attachment.name}' acts on {', '.join(acts)}, but strategy "

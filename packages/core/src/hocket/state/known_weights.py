@@ -19,7 +19,7 @@ class MeanOver(enum.Enum):
     SAMPLES = enum.auto()
     #: A mean by hand, of as many elements as it is divided by.
     DIVISOR = enum.auto()
-    #: No label at all in this batch; a later one will show it.
+    #: Nothing so far: no label counted yet, and a later batch will show it.
     NOTHING = enum.auto()
 
 
@@ -49,8 +49,8 @@ class KnownWeights:
     __slots__ = ("additions", "batches", "covers_additions", "mean_over", "names")
 
     def __init__(self) -> None:
-        #: What a loss that comes without a weight is a mean over; None until it is needed.
-        self.mean_over: MeanOver | CountedLabels | None = None
+        #: What a loss that comes without a weight is a mean over.
+        self.mean_over: MeanOver | CountedLabels = MeanOver.NOTHING
         #: The number of divided batches since that was tried; 0 if it is not to be tried again.
         self.batches = 0
         #: The number of microbatches of divided batches to whose loss plug-ins added something.

@@ -64,7 +64,7 @@ class _Mean(NamedTuple):
     rows: int
 
 
-_DIFFERS = (
+_DIFFERENT_MEANS = (
     "The loss adds up means over different numbers: cross-entropy over labels of which some are ignored or weighted by class, "
     "and {other}. So no weight of a microbatch, or of a rank's or evaluation's batch, gives the loss of the full batch. "
     "{change}; or pass «loss_reduction='mean'», which weights the parts by samples; or train on one rank without «microbatch=» "
@@ -82,7 +82,7 @@ class LossWatch(TorchFunctionMode):
         super().__init__()
         self.means: list[_Mean] = []
         #: The divisors of means that are written by hand, such as the sum of a mask, or the number of elements that it selects.
-        self.by_hand: list[float | Tensor] = []
+        self.divisors: list[float | Tensor] = []
         self.training = torch.is_grad_enabled()
         #: The loss of the task; and whether it is more than a mean over labels of the outputs, such as a multiple of it, or one
         #: over pairs of samples.
@@ -110,7 +110,7 @@ class LossWatch(TorchFunctionMode):
         Raises:
             ValueError: in training, the loss is a sum of means over different numbers, so that no weight is right.
         """
-        for noted in (self.means, self.by_hand, self._values, self._others, self._sums, self._selected, self._totals):
+        for noted in (self.means, self.divisors, self._values, self._others, self._sums, self._selected, self._totals):
             noted.clear()
         loss = as_loss(function(*args))
         self.value, self.composed, self.divisor = loss.value, False, None
@@ -118,23 +118,23 @@ class LossWatch(TorchFunctionMode):
         if loss.weight is not None or over == "sum" or over in WHOLE:
             return loss
         if not self.means:
-            if over is None and self.by_hand:
-                first_by_hand, *rest = self.by_hand
-                if all(divisor is first_by_hand or float(divisor) == float(first_by_hand) for divisor in rest):
-                    self.divisor = first_by_hand
+            if over is None and self.divisors:
+                divisor, *others = self.divisors
+                if all(other is divisor or float(other) == float(divisor) for other in others):
+                    self.divisor = divisor
             return loss
         first = self.means[0]
         composed = len(self.means) > 1 or first.value is not loss.value
         self.composed = composed or first.outputs is not args[0]
         if composed and over == "mean":
             return loss  # by samples in every microbatch, whether labels are ignored in it or not
-        differs = self._differs() if composed else ""
-        if differs:
+        other_mean = self._other_mean(first) if composed else ""
+        if other_mean:
             change = (
                 "Take the other mean over the same labels; or take the mean over all samples, "
                 "cross_entropy(…, reduction='none').mean()"
             )
-            message = _DIFFERS.format(other=differs, change=change)
+            message = _DIFFERENT_MEANS.format(other=other_mean, change=change)
             if self.training:
                 raise WrongValue(message)
             warn(message)
@@ -157,14 +157,15 @@ class LossWatch(TorchFunctionMode):
         known.additions += 1
         if known.additions & (known.additions - 1) and not (self.value is None or self.value.is_cpu):
             return known.covers_additions  # the host waits for the numbers of the 1st, 2nd, 4th, … microbatch only
-        given = [mean for mean in self.means if mean.divisor is loss.weight]
-        if not given and loss.weight is not None:
+        if not self.means:
+            return True
+        weighed = next((mean for mean in self.means if mean.divisor is loss.weight), None)
+        if weighed is None and loss.weight is not None:
             return True  # whoever gave the weight knows what it is of
-        self.means = [*given[:1], *(mean for mean in self.means if not given or mean is not given[0])]
-        differs = self._differs(by_hand=True) if self.means else ""
-        if not given and not differs and not all(bool(mean.divisor == mean.labels) for mean in self.means):
-            differs = "the loss of the task, over samples"
-        if not differs:
+        other_mean = self._other_mean(weighed or self.means[0], divisions=True)
+        if not other_mean and weighed is None and any(mean.divisor != mean.labels for mean in self.means):
+            other_mean = "the loss of the task, over samples"
+        if not other_mean:
             return True
         if over == "mean":
             known.covers_additions = False
@@ -173,12 +174,12 @@ class LossWatch(TorchFunctionMode):
             "A plug-in added the other mean. Omit the class weights, or what ignores labels; or train without the plug-in, or "
             "with that mean in the task's loss, over the same labels"
         )
-        raise WrongValue(_DIFFERS.format(other=differs, change=change))
+        raise WrongValue(_DIFFERENT_MEANS.format(other=other_mean, change=change))
 
     @property
     def certain(self) -> bool:
         """Whether the loss is a mean over all elements of a tensor."""
-        return not self.by_hand and any(value is self.value for value in self._values)
+        return not self.divisors and any(value is self.value for value in self._values)
 
     def __torch_function__(
         self,
@@ -207,7 +208,7 @@ class LossWatch(TorchFunctionMode):
             self._values.append(value)
             self._others.append((over.shape[0], value))
             if over.shape[0] in self._selected:
-                self.by_hand.append(over.numel())
+                self.divisors.append(over.numel())
 
     def _note_by_hand(self, func: Callable[..., Any], value: Any, args: tuple[Any, ...]) -> None:
         """Note a sum, a selection, or a division by a sum."""
@@ -231,7 +232,7 @@ class LossWatch(TorchFunctionMode):
             if over is not None:
                 self._others.append((over.shape[0], value))
         elif (divisor := self._sum_behind(args[1:2])) is not None and (value.requires_grad or not self.training):
-            self.by_hand.append(divisor)
+            self.divisors.append(divisor)
 
     def _sum_behind(self, args: Iterable[object]) -> Tensor | None:
         """Return the sum that one of these values was computed from."""
@@ -264,25 +265,28 @@ class LossWatch(TorchFunctionMode):
             self.means.append(_Mean(outputs, value, divisor, labels.numel(), labels.shape[0] if labels.dim() else 1))
         return value
 
-    def _differs(self, by_hand: bool = False) -> str:
-        """Say which mean is not over as many elements as the first, up to a constant for each sample; empty for none."""
-        first, *rest = self.means
-        others = [
+    def _other_mean(self, first: _Mean, divisions: bool = False) -> str:
+        """Describe a mean over another number of elements than the first, up to a constant for each sample; empty for none.
+
+        Args:
+            divisions: look at sums that are divided by hand too.
+        """
+        means = [mean for mean in self.means if mean is not first]
+        over_samples = [
             value
             for rows, value in self._others
             if first.rows and rows % first.rows == 0 and not _are_apart(value, first.value)
         ]
-        if not (rest or others or (by_hand and self.by_hand)):
+        divisors = self.divisors if divisions else []
+        if not (means or over_samples or divisors):
             return ""
-        complete = bool(first.divisor == first.labels)
-        for mean in rest:
-            if not torch.equal(mean.divisor, first.divisor) and not (complete and mean.divisor == mean.labels):
+        all_count = bool(first.divisor == first.labels)  # no label is ignored, so that it is a mean over samples too
+        for mean in means:
+            if not torch.equal(mean.divisor, first.divisor) and not (all_count and mean.divisor == mean.labels):
                 return "the same over other labels"
-        if by_hand and any(
-            abs(float(divisor) / float(first.divisor) - 1) > 1e-6 for divisor in self.by_hand if first.divisor
-        ):
+        if any(abs(float(divisor) / float(first.divisor) - 1) > 1e-6 for divisor in divisors if first.divisor):
             return "a sum that is divided by another number"
-        return "another mean over samples or their elements" if others and not complete else ""
+        return "another mean over samples or their elements" if over_samples and not all_count else ""
 
 
 def _transformed(tensor: Tensor) -> bool:

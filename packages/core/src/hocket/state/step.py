@@ -145,16 +145,6 @@ class Boundary:
         self._leaves.append(tensor.detach().requires_grad_())
         return self._leaves[-1]
 
-    @property
-    def tensors(self) -> Sequence[Tensor]:
-        """The original tensors, with their graphs."""
-        return self._tensors
-
-    @property
-    def leaves(self) -> Sequence[Tensor]:
-        """The leaves that replace them in microbatches."""
-        return self._leaves
-
     def begin(self) -> None:
         """Prepare for computing the gradients of the batch. Raises RuntimeError if they were computed before."""
         if self._traversed:
@@ -197,6 +187,16 @@ def count_part(state: State, part: Batch, how: How | None) -> int:
     if how is None or type(state.task).count is not Task.count:
         return count(state, part).samples
     return samples_of_part(part, how)
+
+
+def miscounted(state: State, samples: int, remaining: int) -> str:
+    """Return the message about a batch whose microbatches do not hold every sample once."""
+    return (
+        f"A batch of {samples} samples was split into microbatches that count {samples - remaining} together, so "
+        f"{'some would be lost' if remaining > 0 else 'some would count twice'}. Check split and count of "
+        f"{type(state.task).__name__}: split(batch, size) returns every sample once, and count(batch) counts samples the same "
+        "way in the batch and in its microbatches."
+    )
 
 
 def count(state: State, batch: Batch) -> Counts:

@@ -6,7 +6,7 @@ They are notes of the exception, so its type and message stay. Nothing here runs
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -137,11 +137,33 @@ def describe(value: object, depth: int = 2) -> str:
     return kind if value is not None else "None"
 
 
+def _explain_others(
+    error: BaseException, task: Task, step: str, optimizers: Sequence[str], frozen: Sequence[Tensor]
+) -> None:
+    """Add a note to an exception of a step that needs a gradient of parameters of other optimizers.
+
+    Args:
+        step: the names of the step's optimizers, joined by "+".
+        frozen: the parameters that get no gradients in it.
+    """
+    own = step.split("+")
+    others = [name for name in optimizers if name not in own]
+    identities = set(map(id, frozen))
+    names = [name for name, parameter in task.named_parameters() if id(parameter) in identities]
+    error.add_note(
+        f"In a step of {', '.join(map(repr, own))} the parameters of {', '.join(map(repr, others))} require no gradient"
+        f"{': ' if names else ''}{', '.join(names[:5])}{' …' if names[5:] else ''}. To compute a gradient with respect to "
+        f"them in the loss function, name their optimizer too, as in step(…, {own[0]!r}, {others[0]!r}), or use a copy: "
+        "weight.detach().requires_grad_(). A tensor of the batch needs requires_grad_() too."
+    )
+
+
 #: The function that explains an exception of each place.
 PLACES: Mapping[str, Callable[..., None]] = {
     **{place: partial(_explain_model, place) for place in ("forward", "loss", "backward")},
     "metric": _explain_metric,
     "step": _explain_step,
+    "step.others": _explain_others,
     "collate": collating.explain,
     "workers": starting_workers.explain,
     "runtime.backward": _explain_backward,

@@ -28,7 +28,7 @@ PHASES = {
     "evaluation": "evaluation",
     "loop": "Python and the training loop",
 }
-#: The phase of each hook of actions, strategies and precisions; of others it is the loop.
+#: The phase of each hook of actions, strategies and precisions, but for those of checkpoints.
 _OF_HOOK = {
     **dict.fromkeys(["move_batch", "convert_batch"], "move"),
     **dict.fromkeys(["forward", "call_prepared", "forward_context"], "forward"),
@@ -43,6 +43,11 @@ _OF_HOOK = {
     **dict.fromkeys(
         ["all_reduce", "all_gather_object", "broadcast_object", "barrier", "reduce_gradients"], "communication"
     ),
+    **dict.fromkeys(["gradients", "split_batch", "begin_step", "eval_forward"], "loop"),
+    # Before and after training:
+    **dict.fromkeys(["setup_environment", "prepare_model", "prepare_optimizer", "prepare_data"], "loop"),
+    **dict.fromkeys(["convert_module", "check_optimizer", "resume"], "loop"),
+    **dict.fromkeys(["load_model_state", "load_optimizer_state"], "loop"),
 }
 #: The hooks with which strategies provide the content of checkpoints, for the plug-in that writes them.
 _OF_CHECKPOINTS = {"model_state", "model_shards", "optimizer_state", "optimizer_shards"}
@@ -54,7 +59,7 @@ _MANY = 4
 
 
 def phase_of(hook: str) -> str:
-    """Return the phase that a hook of actions, strategies or precisions belongs to."""
+    """Return the phase that a hook of actions, strategies or precisions belongs to; the loop for an event."""
     return _OF_HOOK.get(hook, "loop")
 
 

@@ -16,6 +16,7 @@ from hocket.errors import WrongState, WrongType
 from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.needs import Need
 from hocket.hookspecs.strategies import replicas
+from hocket.loop.actions import clip_and_note, finish_gradients
 from hocket_migration.lightning.framework import overrides
 
 if TYPE_CHECKING:
@@ -224,10 +225,9 @@ class Actions:
         self._hooks.both("on_before_optimizer_step", self._trainer.optimizers[0])
         self._finishing = True
         try:
-            norm = state.bus.clip_gradients(state)
+            clip_and_note(state)
         finally:
             self._finishing = False
-        state.gradient_norm = norm if isinstance(norm, Tensor) else None
 
     def _again(self, state: State) -> Tensor:
         assert self._gradients is not None
@@ -339,9 +339,7 @@ class Actions:
         step.optimizers = [optimizer]
         try:
             bus.begin_step(str(self._trainer.optimizers.index(optimizer)))
-            bus.unscale_gradients(optimizer)
-            self._hooks.both("on_before_optimizer_step", optimizer)
-            bus.after_train_batch(state)
+            finish_gradients(state, clip=False)
 
             def again() -> Any:
                 with torch.enable_grad():

@@ -238,12 +238,13 @@ class TrainedModule(EvaluatedModule):
             self.trainer.hooks.both("on_after_backward")
 
     def after_train_batch(self, state: State) -> None:
-        """``on_before_optimizer_step``; in manual optimization the step calls it."""
+        """``on_before_optimizer_step``."""
         self._first_microbatch = True  # of gradients that an optimizer asks for again
         if self._window and not self._has_loss:
             state.bus.zero_grad(state)
-        if self.model.automatic_optimization and not self._actions.steps_itself:
-            self.trainer.hooks.both("on_before_optimizer_step", self.trainer.optimizers[0])
+        if not self._actions.steps_itself:
+            optimizers = self.trainer.optimizers if self.model.automatic_optimization else state.step_optimizers
+            self.trainer.hooks.both("on_before_optimizer_step", optimizers[0])
 
     def batch_end(self, state: State) -> None:
         """Schedulers, then ``on_train_batch_end``."""
