@@ -32,12 +32,12 @@ def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a tensor, sharing its memory, or a plain tensor unchanged."""
-    return tensor if mesh_of(tensor) is None else tensor.to_local()  # type: ignore[attr-defined, no-any-return]
+    return tensor if mesh_of(tensor) is None else tensor.to_local()  # type: ignore[attr-defined]
 
 
 def full(tensor: Tensor) -> Tensor:
     """Gather the full tensor from all ranks of its mesh, which all have to call this, or return a plain tensor unchanged."""
-    return tensor if mesh_of(tensor) is None else tensor.full_tensor()  # type: ignore[attr-defined, no-any-return]
+    return tensor if mesh_of(tensor) is None else tensor.full_tensor()  # type: ignore[attr-defined]
 
 
 def place(tensor: Tensor) -> list[int]:

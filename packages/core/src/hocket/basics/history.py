@@ -75,7 +75,8 @@ class History(attributes.Columns, dict[str, list[float]]):
         """
         from hocket.help import optional_packages
 
-        return optional_packages.module("hocket_insight.plotting").figure(self, names, by)
+        figure: Figure = optional_packages.module("hocket_insight.plotting").figure(self, names, by)
+        return figure
 
     def __missing__(self, name: object) -> list[float]:
         near = attributes.near(name, self)

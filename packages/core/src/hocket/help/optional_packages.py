@@ -28,8 +28,8 @@ def module(name: str, needing: str = "") -> ModuleType:
         NotInstalled: the package is absent. An error in the package itself remains what it is.
 
     Example:
-        >>> from hocket.help import elsewhere
-        >>> elsewhere.module("hocket_testkit.sync").no_sync
+        >>> from hocket.help import optional_packages
+        >>> optional_packages.module("hocket_testkit.sync").no_sync
         <function no_sync at ...>
     """
     package = name.partition(".")[0]

@@ -31,9 +31,9 @@ from hocket.plugins.folding import (
     Listener,
     all_despite_errors,
     all_of,
+    around,
     finish,
     first_result,
-    note,
     noted,
     origin_of,
     positional,
@@ -272,37 +272,7 @@ class Bus(BusLike):
         """Wrap ``inner`` in a generator implementation, with pluggy's semantics of ``wrapper=True``."""
         attachment = self._attachments[impl.plugin_name]
         start = positional(impl.function, impl.argnames, argnames)
-        whose = origin_of(attachment, hook)
-
-        def wrapped(*args: object) -> Any:
-            generator = start(*args)
-            try:
-                next(generator)
-            except StopIteration:
-                raise HookError(f"The wrapper of {whose} did not yield. Write `result = yield` once.") from None
-            except BaseException as error:
-                note(error, whose)
-                raise
-            try:
-                result = inner(*args)
-            except BaseException as error:
-                try:
-                    generator.throw(error)
-                except StopIteration as stop:
-                    return stop.value
-                generator.close()
-                raise HookError(f"The wrapper of {whose} yielded twice.") from error
-            try:
-                generator.send(result)
-            except StopIteration as stop:
-                return stop.value
-            except BaseException as error:
-                note(error, whose)
-                raise
-            generator.close()
-            raise HookError(f"The wrapper of {whose} yielded twice.")
-
-        return self._measured(wrapped, hook, attachment)
+        return self._measured(around(start, inner, origin_of(attachment, hook)), hook, attachment)
 
     def _measured(self, function: Callable[..., Any], hook: str, attachment: Attachment) -> Callable[..., Any]:
         """Time an implementation if costs are counted, and mark its calls if there are ranges."""

@@ -15,6 +15,7 @@ from hocket.basics.plain_data import decode, encode
 from hocket.data.nesting import map_tensors, move
 from hocket.help import warn
 from hocket.state.metric_adapters import MetricAdapter, adapted, copy_of
+from hocket.state.scalars import Total, precise
 
 Reduce: TypeAlias = Literal["mean", "sum", "min", "max", "last", "metric"]
 #: What a value is reduced over: the logging interval, the epoch, or both.
@@ -24,57 +25,6 @@ REDUCTIONS = ("mean", "sum", "min", "max", "last")
 #: What one rank has of a name: for a mean its sum and the sum of its weights; for a sum or an extreme its value and the number
 #: of values; for a metric its state, and 1 or 0.
 Held: TypeAlias = tuple[Any, float]
-
-
-def precise(device: torch.device) -> torch.dtype:
-    """Return the dtype of sums on a device: double precision, where the device has it."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
-class Total:
-    """A sum of numbers on the host and of scalar tensors on the device.
-
-    In float32 it also sums the rounding errors (Kahan, Pracniques: further remarks on reducing truncation errors, 1965).
-    """
-
-    __slots__ = ("_lost", "number", "tensor")
-
-    def __init__(self) -> None:
-        self.number = 0.0
-        self.tensor: Tensor | None = None
-        self._lost: Tensor | None = None
-
-    def add(self, value: float | Tensor, factor: float = 1.0) -> None:
-        """Add ``factor * value``; a tensor has the dtype of `precise`."""
-        if type(value) is float:
-            self.number += value * factor
-            return
-        assert not isinstance(value, float)
-        if self.tensor is None:
-            self.tensor = value * factor
-        elif self.tensor.dtype is torch.float64:
-            self.tensor = torch.add(self.tensor, value, alpha=factor)  # a new tensor, so that a copy keeps its value
-        else:
-            added = value * factor if self._lost is None else value * factor - self._lost
-            total = self.tensor + added
-            self._lost, self.tensor = (total - self.tensor) - added, total
-
-    def state(self) -> list[Any]:
-        """Return the sum as plain data."""
-        return [self.number, self.tensor, self._lost]
-
-    def load(self, state: Sequence[Any], device: torch.device) -> None:
-        """Undo :meth:`state`."""
-        self.number = state[0]
-        self.tensor, self._lost = (each if each is None else each.to(device, precise(device)) for each in state[1:])
-
-    def tensors(self) -> list[Tensor]:
-        """Return the tensors whose values :meth:`read` takes."""
-        return [each for each in (self.tensor, self._lost) if each is not None]
-
-    def read(self, values: Sequence[float]) -> float:
-        """Return the sum, given the values of :meth:`tensors`."""
-        return self.number + (values[0] if values else 0.0) - (values[1] if len(values) > 1 else 0.0)
 
 
 class Accumulator:

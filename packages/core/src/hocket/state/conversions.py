@@ -75,7 +75,8 @@ def loss(given: object) -> Callable[..., Any] | None:
             f"{', '.join(map(repr, LOSSES))}."
         )
     if isinstance(given, type) and issubclass(given, nn.Module):
-        return _instance(given, "loss")
+        module: nn.Module = _instance(given, "loss")
+        return module
     if given is not None and not callable(given):
         raise WrongType(
             f"«loss={short(given)}» is {type(given).__name__}, which cannot be called. Give a function of (outputs, "
