@@ -88,12 +88,12 @@ def non_finite(tensors: Sequence[Tensor]) -> Tensor | None:
     if check is None:
         return None
     device = tensors[0].device
-    found = torch.zeros((), device=device)
+    result = torch.zeros((), device=device)
     try:
-        check(list(tensors), found, _one(device))
+        check(list(tensors), result, _one(device))
     except RuntimeError:  # sparse, complex or expanded tensors, or several devices
         return None
-    return found
+    return result
 
 
 @cache

@@ -81,7 +81,7 @@ class History(attributes.Columns, dict[str, list[float]]):
     def __missing__(self, name: object) -> list[float]:
         near = attributes.near(name, self)
         if isinstance(name, int | slice):
-            near = next((each for each in self if each not in POSITION), "train/loss")
+            near = next((column for column in self if column not in POSITION), "train/loss")
             raise KeyError(
                 f"A History is a table of columns by name: {', '.join(self)}. Write history[{near!r}][{name}]."
             )
@@ -198,12 +198,12 @@ class Recorder:
     def table(self) -> History:
         """Return a copy as a table."""
         self._add_rows()
-        made = History({name: list(column) for name, column in self._position.items()})
+        history = History({name: list(column) for name, column in self._position.items()})
         for name, (rows, values) in self._logged.items():
-            column = made[f"metric/{name}" if name in POSITION else name] = [math.nan] * made.rows
+            column = history[f"metric/{name}" if name in POSITION else name] = [math.nan] * history.rows
             for row, value in zip(rows, values, strict=True):
                 column[row] = value
-        return made
+        return history
 
 
 def _vector(column: array[Any]) -> Any:
