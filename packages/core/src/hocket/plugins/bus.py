@@ -171,8 +171,8 @@ class Bus(BusLike):
         return caller is not None and any(impl.plugin_name == key for impl in caller.get_hookimpls())
 
     def _ordered(self, hook: str) -> list[pluggy.HookImpl]:
-        found = getattr(self._pluggy.hook, hook).get_hookimpls()
-        impls = {impl.plugin_name: impl for impl in found if self._writes(impl.plugin_name)}
+        hookimpls = getattr(self._pluggy.hook, hook).get_hookimpls()
+        impls = {impl.plugin_name: impl for impl in hookimpls if self._writes(impl.plugin_name)}
         if len(impls) < 2:
             return list(impls.values())
         action = bool(getattr(self._pluggy.hook, hook).spec.opts.get("firstresult"))
@@ -209,11 +209,11 @@ class Bus(BusLike):
         else:
             listeners = [self._listener(hook, impl, spec.argnames) for impl in implementations if not impl.wrapper]
         if hook in _FINISHING:
-            listeners += [Listener(finish(each, hook)) for key, each in self._deliveries.items() if self._writes(key)]
+            listeners += [Listener(finish(queue, hook)) for key, queue in self._deliveries.items() if self._writes(key)]
         if hook in _ALWAYS:
-            folded = all_despite_errors([noted(*each[:2]) for each in listeners])
+            folded = all_despite_errors([noted(*listener[:2]) for listener in listeners])
         elif spec.opts.get("firstresult"):
-            folded = first_result(hook, [noted(*each[:2]) for each in listeners])
+            folded = first_result(hook, [noted(*listener[:2]) for listener in listeners])
         else:
             folded = all_of(listeners, counted=hook == Event.BATCH_END.value)
             if not without and inner is None and not wrappers:
@@ -341,7 +341,7 @@ def _in_range(
 def _implementations(attachment: Attachment) -> dict[str, Callable[..., Any]]:
     """Return the implementations of a plug-in by hook name. Raises HookError for a method that looks like a misspelt hook."""
     obj = attachment.obj
-    found: dict[str, Callable[..., Any]] = {}
+    hooks: dict[str, Callable[..., Any]] = {}
     for name in dir(type(obj)) + list(getattr(obj, "__dict__", ())):
         if name.startswith("_"):
             continue
@@ -354,18 +354,18 @@ def _implementations(attachment: Attachment) -> dict[str, Callable[..., Any]]:
                     f"{type(function).__name__}, and {name} is a hook, which would be called. Give the attribute another name, "
                     f"such as self.own_{name}."
                 )
-            found[name] = function
-    if not found and attachment.kind in ("callbacks", "loggers"):
+            hooks[name] = function
+    if not hooks and attachment.kind in ("callbacks", "loggers"):
         _check_called(attachment)
     if (declared := getattr(type(obj), "declared_listeners", None)) is not None:
-        found |= declared(obj, attachment.name, found)
-    return found
+        hooks |= declared(obj, attachment.name, hooks)
+    return hooks
 
 
 def _check_called(attachment: Attachment) -> None:
     """Raise HookError for a callback or logger without any hook, whose methods would never be called."""
     kind = type(attachment.obj)
-    own = [name for name, each in vars(kind).items() if name[0] != "_" and inspect.isfunction(each)]
+    own = [name for name, value in vars(kind).items() if name[0] != "_" and inspect.isfunction(value)]
     if "checkpoint_components" in own:  # which checkpoints call
         return
     own = [name for name in own if name not in ("state_dict", "load_state_dict")]

@@ -356,7 +356,7 @@ class OfMetric(Accumulator):
             return whole.metric.compute()
 
 
-ACCUMULATORS: dict[str, type[Accumulator]] = {each.reduce: each for each in (Mean, Sum, Min, Max, Last, OfMetric)}
+ACCUMULATORS: dict[str, type[Accumulator]] = {kind.reduce: kind for kind in (Mean, Sum, Min, Max, Last, OfMetric)}
 
 
 def added(numbers: Iterable[float]) -> float:

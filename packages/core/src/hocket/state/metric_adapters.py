@@ -41,11 +41,11 @@ def copy_of(metric: object) -> Any:
     attributes = [_attributes(metric), *map(vars, modules)]
     known: dict[int, Any] = {
         id(value): {}
-        for each in attributes
-        for name, value in each.items()
+        for table in attributes
+        for name, value in table.items()
         if re.match("_(forward|backward).*_hooks", name)
     }
-    known |= {id(each): each.detach().clone() for each in tree_leaves(attributes) if _has_graph(each)}
+    known |= {id(leaf): leaf.detach().clone() for leaf in tree_leaves(attributes) if _has_graph(leaf)}
     return copy.deepcopy(metric, known)
 
 
@@ -81,8 +81,8 @@ class MetricAdapter:
         reset = dict(empty.named_buffers())
         return [
             name
-            for name, each in self.metric.named_buffers()
-            if name not in reset or not torch.equal(each, reset[name])
+            for name, buffer in self.metric.named_buffers()
+            if name not in reset or not torch.equal(buffer, reset[name])
         ]
 
     def to(self, device: torch.device) -> None:
@@ -150,8 +150,8 @@ class Torchmetrics(MetricAdapter):
 
     def reduce_within(self, group: object) -> None:
         """See :meth:`MetricAdapter.reduce_within`."""
-        for each in self.metric.modules():
-            each.process_group = group
+        for module in self.metric.modules():
+            module.process_group = group
 
     def state(self) -> Any:
         """See :meth:`MetricAdapter.state`."""
@@ -177,20 +177,20 @@ class Torchmetrics(MetricAdapter):
     @staticmethod
     def _parts(metric: Any) -> dict[str, Any]:
         """Return the metric, named "", and its child metrics by name, as a wrapper or an expression has them."""
-        return {name: each for name, each in metric.named_modules() if isinstance(each, _classes("Metric"))}
+        return {name: part for name, part in metric.named_modules() if isinstance(part, _classes("Metric"))}
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """See :meth:`MetricAdapter.alone`."""
-        parts = [each for each in self.metric.modules() if hasattr(each, "distributed_available_fn")]
-        before = [each.distributed_available_fn for each in parts]
-        for each in parts:
-            each.distributed_available_fn = _never
+        parts = [part for part in self.metric.modules() if hasattr(part, "distributed_available_fn")]
+        before = [part.distributed_available_fn for part in parts]
+        for part in parts:
+            part.distributed_available_fn = _never
         try:
             yield
         finally:
-            for each, function in zip(parts, before, strict=True):
-                each.distributed_available_fn = function
+            for part, function in zip(parts, before, strict=True):
+                part.distributed_available_fn = function
 
 
 class Collection(Torchmetrics):
@@ -203,23 +203,23 @@ class Collection(Torchmetrics):
 
     def state(self) -> Any:
         """See :meth:`MetricAdapter.state`."""
-        return {name: adapted(each).state() for name, each in self.metric.items(keep_base=True)}
+        return {name: adapted(metric).state() for name, metric in self.metric.items(keep_base=True)}
 
     def restore(self, state: Any) -> None:
         """See :meth:`MetricAdapter.restore`."""
-        for name, each in self.metric.items(keep_base=True):
-            adapted(each).restore(state[name])
+        for name, metric in self.metric.items(keep_base=True):
+            adapted(metric).restore(state[name])
 
     @property
     def merges(self) -> bool:
         """See :meth:`MetricAdapter.merges`."""
-        return all(adapted(each).merges for each in self.metric.values())
+        return all(adapted(metric).merges for metric in self.metric.values())
 
     def merge(self, others: Sequence[Any]) -> None:
         """See :meth:`MetricAdapter.merge`."""
         for other in others:
-            for each, its in zip(self.metric.values(), other.values(), strict=True):
-                adapted(each).merge([its])
+            for metric, its in zip(self.metric.values(), other.values(), strict=True):
+                adapted(metric).merge([its])
 
 
 _ADAPTERS: tuple[type[MetricAdapter], ...] = (Collection, Torchmetrics, MetricAdapter)
@@ -256,7 +256,7 @@ def _merge(metric: Any, later: Any) -> None:
 
 
 def _own_merge(metric: object) -> bool:
-    inherited = (getattr(each, "merge_state", None) for each in _classes("Metric"))
+    inherited = (getattr(kind, "merge_state", None) for kind in _classes("Metric"))
     return getattr(type(metric), "merge_state", None) not in (None, *inherited)
 
 
@@ -270,8 +270,8 @@ def _listed(values: object) -> list[Any]:
 
 def _classes(name: str) -> tuple[type, ...]:
     """Return torchmetrics' class of a name, if it was imported; else there can be no metric of it."""
-    found = getattr(sys.modules.get("torchmetrics"), name, None)
-    return () if found is None else (found,)
+    cls = getattr(sys.modules.get("torchmetrics"), name, None)
+    return () if cls is None else (cls,)
 
 
 def _attributes(obj: object) -> dict[str, Any]:

@@ -147,11 +147,11 @@ class Total:
     def load(self, state: Sequence[Any], device: torch.device) -> None:
         """Undo :meth:`state`."""
         self.number = state[0]
-        self.tensor, self._lost = (each if each is None else each.to(device, precise(device)) for each in state[1:])
+        self.tensor, self._lost = (part if part is None else part.to(device, precise(device)) for part in state[1:])
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors whose values :meth:`read` takes."""
-        return [each for each in (self.tensor, self._lost) if each is not None]
+        return [part for part in (self.tensor, self._lost) if part is not None]
 
     def read(self, values: Sequence[float]) -> float:
         """Return the sum, given the values of :meth:`tensors`."""

@@ -101,7 +101,7 @@ def check_name(state: State, who: str, name: str) -> None:
         if near:
             raise WrongValue(
                 f"{who} monitors '{name}', which evaluation does not measure. Write '{label}/{near[0]}'; it measures "
-                f"{', '.join(f'{label}/{each}' for each in sorted(measured))}."
+                f"{', '.join(f'{label}/{metric}' for metric in sorted(measured))}."
             )
     if "/" not in name and not state.task.logs_for_others and (meant := _metrics_like(state, name)):
         raise WrongValue(
@@ -114,8 +114,8 @@ def may_log(state: State) -> bool:
     """Whether values of evaluation sets may be logged by code that is not hocket's: a Task, algorithm or callback."""
     if state.task.logs_for_others:
         return True
-    plugins = [each.obj for each in state.bus.attachments if each.kind in ("algorithms", "callbacks")]
-    return any(not is_ours(type(each).__module__) for each in [state.task, *plugins])
+    plugins = [attachment.obj for attachment in state.bus.attachments if attachment.kind in ("algorithms", "callbacks")]
+    return any(not is_ours(type(part).__module__) for part in [state.task, *plugins])
 
 
 def _metrics_like(state: State, name: str) -> list[str]:
