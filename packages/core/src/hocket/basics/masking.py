@@ -152,30 +152,28 @@ def _masked_urls(text: str, names: tuple[str, ...]) -> str:
 
 def _is_secret(text: str, names: tuple[str, ...]) -> bool:
     words = _words(names[-1])
-    unique = set(words)
+    bag = set(words)
     if not words or words[-1] in _ABOUT:
         return False
     around = [_words(name) for name in names if ":" not in name]  # without import paths
     if words[-1] in _LAST or any(_has_secret(others) for others in around):
         return True
-    if words[-1] in ("pass", "pw") and unique & _LOGIN_PASSES:
+    if words[-1] in ("pass", "pw") and bag & _LOGIN_PASSES:
         return True
     if words[-1] == "auth" and re.fullmatch(r"[^\s:/]+:\S+", text):  # a user and a password
         return True
-    is_address = words[-1] in ("url", "uri", "endpoint") or (
-        unique & _HOOKS and text.startswith(("http://", "https://"))
-    )
+    is_address = words[-1] in ("url", "uri", "endpoint") or (bag & _HOOKS and text.startswith(("http://", "https://")))
     if is_address and any(_HOOKS.intersection(_words(name)) for name in names):
         return True
-    if {"token", "tokens"} & unique:
+    if {"token", "tokens"} & bag:
         is_special = text[0] in "<[/~." and (text[0] in "/~." or text[-1] in ">]")  # or a path
-        is_one = unique == {"token"} or unique == {"token", "value"}
-        return (not is_special and (is_one or bool(unique & _TOKENS))) or _is_credential(text, 20)
-    if {"key", "keys", "pat"} & unique:
+        is_one = bag == {"token"} or bag == {"token", "value"}
+        return (not is_special and (is_one or bool(bag & _TOKENS))) or _is_credential(text, 20)
+    if {"key", "keys", "pat"} & bag:
         before = set(words[: next(i for i, word in enumerate(words) if word in ("key", "keys", "pat"))])
         if before & _KEYS:
             return True
-        return not unique & _DATA and _is_credential(text, 8 if before and words[-1] == "key" else 16)
+        return not bag & _DATA and _is_credential(text, 8 if before and words[-1] == "key" else 16)
     return False
 
 

@@ -38,7 +38,7 @@ class Run:
         return cls(number, name or f"{time.strftime('%Y%m%d-%H%M%S')}-{number[:8]}", made_up=name is None)
 
 
-class RunFolderError(ValueError):
+class RunFolderError(WrongValue):
     """The folder belongs to another run. The message says what to type."""
 
 

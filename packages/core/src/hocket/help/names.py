@@ -83,9 +83,7 @@ def argument(name: str, known: Iterable[str]) -> str | None:
     wanted, known = plain(name), list(known)
     same = [candidate for candidate in known if plain(candidate) == wanted]
     theirs = table("plugin-arguments")
-    return next(iter(same), None) or next(
-        (option for option in known if wanted in theirs.get(option, "").split()), None
-    )
+    return next(iter(same), None) or next((item for item in known if wanted in theirs.get(item, "").split()), None)
 
 
 def example(argument: str) -> str:
