@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hocket.basics.timestamp import Timestamp
-from hocket.help import attributes
+from hocket.help import attributes, names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,7 +79,7 @@ class History(attributes.Columns, dict[str, list[float]]):
         return figure
 
     def __missing__(self, name: object) -> list[float]:
-        near = attributes.near(name, self)
+        near = names.closest(name, self, 0.5)
         if isinstance(name, int | slice):
             near = next((column for column in self if column not in POSITION), "train/loss")
             raise KeyError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import enum
 import inspect
 import re
@@ -106,8 +105,8 @@ def instead(owner: str, name: str, known: Iterable[str]) -> str:
     """Return what to write instead of a name of another library, or a similar name, or empty."""
     if text := names.listed(name, "attributes", owner):
         return f"Write {text}."
-    near = difflib.get_close_matches(name, known, 1, 0.6)
-    return f"Did you mean '{near[0]}'?" if near else ""
+    near = names.closest(name, known)
+    return f"Did you mean '{near}'?" if near else ""
 
 
 def uncalled(cls: type, base: type, events: Collection[str] = ()) -> str:
@@ -142,21 +141,16 @@ def _called_here(name: str, base: type, events: Collection[str]) -> str | None:
     if text := names.listed(name, "methods", base.__name__):
         return text
     hook = names.hook(name) if name.startswith("on_") or name.endswith(("_begin", "_end", "_start")) else None
-    if event := hook or next(iter(difflib.get_close_matches(name, events, 1, 0.85)), None):
+    if event := hook or names.closest(name, events, 0.85):
         return f"{event}(self, state), here or in a hocket.Callback"
     methods = {key: method for key, method in vars(base).items() if key[0] != "_" and inspect.isfunction(method)}
-    near = difflib.get_close_matches(name, methods, 1, 0.85)
-    return f"{near[0]}({', '.join(inspect.signature(methods[near[0]]).parameters)})" if near else None
+    near = names.closest(name, methods, 0.85)
+    return f"{near}({', '.join(inspect.signature(methods[near]).parameters)})" if near else None
 
 
 def _names_in(code: CodeType) -> set[str]:
     inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     return set(code.co_names).union(*map(_names_in, inner))
-
-
-def near(name: object, known: Iterable[str]) -> str | None:
-    """Return the name most like this one, such as ``eval/loss`` for ``eval_loss``, or None."""
-    return next(iter(difflib.get_close_matches(str(name), list(known), 1, 0.5)), None)
 
 
 class Columns:
@@ -165,7 +159,7 @@ class Columns:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            closest = near(name, self) or next((column for column in self if "/" in column), "train/loss")
+            closest = names.closest(name, self, 0.5) or next((column for column in self if "/" in column), "train/loss")
             raise AttributeError(
                 f"{type(self).__name__} has no attribute {name!r}; its values are found by name: {', '.join(self) or 'none'}. "
                 f"Write [{closest!r}]."
@@ -181,7 +175,7 @@ class Values(Columns, dict[str, float]):
 
     def __missing__(self, name: object) -> float:
         listed = ", ".join(map(repr, self)) or "none, without an evaluation"
-        if closest := near(name, self):
+        if closest := names.closest(name, self, 0.5):
             write = f"Write {closest!r}"
         elif "/" in str(name) or not self:
             write = "Values of evaluation sets need eval_data= in the Trainer"
@@ -213,6 +207,6 @@ def unknown_member(cls: Any, name: str) -> str:
     members = list(cls.__members__)
     wanted = name.upper()
     known = names.hook(name.lower()) if cls.__name__ == "Event" else None
-    near = [known.upper()] if known and known.upper() in members else difflib.get_close_matches(wanted, members, 1, 0.5)
-    hint = f"Write {cls.__name__}.{near[0]}. " if near else f"Write {cls.__name__}.{members[0]}, for instance. "
+    near = known.upper() if known and known.upper() in members else names.closest(wanted, members, 0.5)
+    hint = f"Write {cls.__name__}.{near}. " if near else f"Write {cls.__name__}.{members[0]}, for instance. "
     return f"{cls.__name__} has no member {name!r}. {hint}The members are {', '.join(members)}."

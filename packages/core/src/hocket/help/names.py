@@ -30,8 +30,7 @@ def listed(name: str, *path: str, near: bool = False) -> str | None:
     """Return the text of the entry of a table that lists ``name``, or with ``near`` a name that is spelled like it, or None."""
     wanted = plain(name)
     known = {plain(word): text for others, text in table(*path).items() for word in others.split()}
-    like = difflib.get_close_matches(wanted, known, 1, 0.85) if near else [wanted]
-    return known.get(like[0]) if like else None
+    return known.get((closest(wanted, known, 0.85) if near else wanted) or "")
 
 
 def filled(text: str, name: str, value: object, shown: object) -> str:
@@ -44,6 +43,11 @@ def filled(text: str, name: str, value: object, shown: object) -> str:
 def own_name(name: str, *path: str) -> str | None:
     """Return the key of the entry of a table whose text lists ``name``, or None."""
     return next((key for key, others in table(*path).items() if name in others.split()), None)
+
+
+def closest(name: object, known: Iterable[str], alike: float = 0.6) -> str | None:
+    """Return the name most like this one, such as ``eval/loss`` for ``eval_loss``, or None if none is ``alike`` (0 to 1)."""
+    return next(iter(difflib.get_close_matches(str(name), list(known), 1, alike)), None)
 
 
 def plain(name: str) -> str:

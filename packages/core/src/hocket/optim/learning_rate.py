@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from hocket.basics.timestamp import Timestamp
 from hocket.data.stateful import has_state
 from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
+from hocket.help.names import closest
 from hocket.plugins import catalog
 from hocket.plugins.building import build
 from hocket.schedules import Clock, Plateau, Schedule
@@ -274,11 +274,11 @@ def _misnamed(given: Mapping[Any, Any], names: Sequence[str]) -> tuple[str, str]
     """Return a key of a dict of schedules that is like the name of an optimizer, and that name; None for another dict."""
     known = catalog.names("schedules")
     for key, item in given.items():
-        near = difflib.get_close_matches(str(key), names, 1, 0.7)
+        near = closest(key, names, 0.7)
         if not near and len(names) > 1 and (callable(item) or isinstance(item, str)):
-            near = list(names[:1])
-        if near and near[0] != key and key not in known:
-            return str(key), near[0]
+            near = names[0]
+        if near and near != key and key not in known:
+            return str(key), near
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 import typing
@@ -201,9 +200,8 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[object, ...], config:
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for key in config:
         if key not in known and not anything:
-            theirs = others.argument(key, known)
-            near = [theirs] if theirs else difflib.get_close_matches(key, known, 1, 0.5)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
+            near = others.argument(key, known) or others.closest(key, known, 0.5)
+            hint = f" Did you mean '{near}'?" if near else ""
             raise PluginConfigError(
                 f"{what} has no argument '{key}'.{hint} Its signature is {name}{_readable(signature, arguments)}."
             )

@@ -8,7 +8,6 @@ the specification.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import time
@@ -40,7 +39,6 @@ from hocket.plugins.folding import (
 )
 from hocket.plugins.order import by_option, check_combination, order
 
-_HOOKS = HOOKS
 _EVENTS = {event.value: event for event in Event}
 _NAMES = [event.value for event in Event]
 _IN_A_BATCH = set(_NAMES[_NAMES.index(Event.AFTER_DATALOADER.value) : _NAMES.index(Event.BATCH_END.value) + 1])
@@ -182,7 +180,7 @@ class Bus(BusLike):
     def _compile(self) -> None:
         check_combination([attachment for attachment in self._attachments.values() if attachment.kind == "algorithms"])
         self.interval, self._at_intervals, self._due = 0, {}, None
-        for hook in _HOOKS:
+        for hook in HOOKS:
             setattr(self, hook, self._fold(hook))
 
     def replace(self, hooks: Mapping[str, Callable[..., Any]]) -> None:
@@ -319,8 +317,8 @@ class Bus(BusLike):
             known = getattr(self._pluggy.hook, hook).spec.argnames
             for argument in inspect.signature(function).parameters:
                 if argument not in known:
-                    near = difflib.get_close_matches(argument, known, 1, 0.5)
-                    hint = f" Did you mean '{near[0]}'?" if near else ""
+                    near = names.closest(argument, known, 0.5)
+                    hint = f" Did you mean '{near}'?" if near else ""
                     return (
                         f"{origin_of(attachment, hook)} asks for the argument '{argument}', but the hook has "
                         f"({', '.join(known)}).{hint} Use only these names."
@@ -345,7 +343,7 @@ def _implementations(attachment: Attachment) -> dict[str, Callable[..., Any]]:
     for name in dir(type(obj)) + list(getattr(obj, "__dict__", ())):
         if name.startswith("_"):
             continue
-        if name not in _HOOKS:
+        if name not in HOOKS:
             _check_misspelt(attachment, name)
         elif callable(function := getattr(obj, name)):
             if name in getattr(obj, "__dict__", ()) and not inspect.isroutine(function):
@@ -384,11 +382,10 @@ def _check_misspelt(attachment: Attachment, name: str) -> None:
     function = inspect.getattr_static(type(attachment.obj), name, None)
     if not inspect.isfunction(function) or function.__module__ == "builtins" or is_ours(function.__module__):
         return
-    theirs = names.hook(name)
-    near = [theirs] if theirs in _HOOKS else difflib.get_close_matches(name, _HOOKS, 1, 0.8)
+    near = theirs if (theirs := names.hook(name)) in HOOKS else names.closest(name, HOOKS, 0.8)
     looks_like_one = name.startswith(("on_", "before_", "after_")) or name.endswith(("_start", "_end"))
     if near or looks_like_one or hasattr(function, "hocket_impl"):
-        hint = f"Did you mean '{near[0]}'?" if near else "`hocket plugins hooks` prints them all."
+        hint = f"Did you mean '{near}'?" if near else "`hocket plugins hooks` prints them all."
         raise HookError(
             f"{attachment.kind} '{attachment.name}' ({type(attachment.obj).__name__}) defines {name}(), which is not a hook. "
             f"{hint} If it is a helper, name it _{name}."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import re
@@ -375,7 +374,7 @@ def _unknown(kind: str, name: str, short: str) -> str:
     if other := next((group for group in (*_LISTS, *_SINGLE) if group != kind and short in names(group)), None):
         write = f"{other}=['{short}']" if other in _LISTS else f"{singular(other)}='{short}'"
         return f"{what}. It is one of the {other} here: write {write}."
-    near = others.alias(kind, short, [*usable, *known]) or _near(short, [*usable, *known])
+    near = others.alias(kind, short, [*usable, *known]) or others.closest(short, [*usable, *known])
     if near in known and near not in usable:
         return f"{what}. Did you mean '{near}'? It is not installed; type: {_install(known[near])}"
     hint = f"Did you mean '{near}'? Installed:" if near else "Write one of the installed:"
@@ -386,7 +385,3 @@ def _install(extra: str) -> str:
     from hocket.help import installing  # only needed for error messages
 
     return installing.command(extra)
-
-
-def _near(name: str, others: Iterable[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(name, list(others), 1, 0.6)), None)

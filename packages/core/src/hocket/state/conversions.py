@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 import re
@@ -68,9 +67,9 @@ def loss(given: object) -> Callable[..., Any] | None:
                 warn(f"«loss={given!r}» is read as «loss=torch.nn.functional.{name}».")
             function: Callable[..., Any] = getattr(nn.functional, name)
             return function
-        near = difflib.get_close_matches(given, LOSSES, 1)
+        near = names.closest(given, LOSSES)
         raise WrongValue(
-            f"«loss={given!r}» is not the name of a loss.{f' Did you mean {near[0]!r}?' if near else ''} Give a function of "
+            f"«loss={given!r}» is not the name of a loss.{f' Did you mean {near!r}?' if near else ''} Give a function of "
             "(outputs, targets), such as «loss=torch.nn.functional.cross_entropy», or one of these names: "
             f"{', '.join(map(repr, LOSSES))}."
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -233,14 +232,13 @@ def foreign(arguments: Mapping[str, object], call: str) -> TypeError:
 
 def argument(name: str) -> str | None:
     """Return what to write instead of an argument of another library's ``log``, or None."""
-    return names.listed(name, "log-arguments") or next(
-        (f"{option}=" for option in difflib.get_close_matches(name, ("reduce", "over", "weight"), 1, 0.6)), None
-    )
+    option = names.closest(name, ("reduce", "over", "weight"))
+    return names.listed(name, "log-arguments") or (option and f"{option}=")
 
 
 def _meant(given: str, options: Sequence[str], table: str) -> str:
     known = names.listed(given, "log-values", table) if given else None
-    return known or next(iter(difflib.get_close_matches(given, options, 1, 0.4)), options[0])
+    return known or names.closest(given, options, 0.4) or options[0]
 
 
 def _other(name: str) -> str:
