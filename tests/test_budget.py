@@ -17,7 +17,7 @@ BUDGETS = {
     "algorithms-vision": 2420,
     "checkpoints": 5130,
     "cli": 4710,
-    "core": 15995,
+    "core": 15980,
     "data": 500,
     "insight": 4870,
     "loggers": 1430,

@@ -39,9 +39,8 @@ from hocket.plugins.folding import (
 )
 from hocket.plugins.order import by_option, check_combination, order
 
-_EVENTS = {event.value: event for event in Event}
-_NAMES = [event.value for event in Event]
-_IN_A_BATCH = set(_NAMES[_NAMES.index(Event.AFTER_DATALOADER.value) : _NAMES.index(Event.BATCH_END.value) + 1])
+_EVENTS = [event.value for event in Event]
+_IN_A_BATCH = set(_EVENTS[_EVENTS.index(Event.AFTER_DATALOADER.value) : _EVENTS.index(Event.BATCH_END.value) + 1])
 #: Every listener of these events runs, even if another one raises.
 _ALWAYS = {Event.EXCEPTION.value, Event.CLOSE.value}
 #: After these hooks, loggers must have written all pending rows.

@@ -148,15 +148,11 @@ class Aggregates:
             return (self._in(self._set, f"{label}/{name.removeprefix(f'{label}/')}", reduce),)
         self.used = True
         inside = f"train/{name.removeprefix('train/')}"
-        accumulators = []
-        for scope in scopes:
-            if scope == "interval":
-                accumulators.append(self._in(self._interval, inside if of_task else name, reduce))
-            else:
-                accumulators.append(
-                    self._in(self._epoch, f"{inside}/epoch" if of_task and len(scopes) > 1 else inside, reduce)
-                )
-        return tuple(accumulators)
+        places = {
+            "interval": (self._interval, inside if of_task else name),
+            "epoch": (self._epoch, f"{inside}/epoch" if of_task and len(scopes) > 1 else inside),
+        }
+        return tuple(self._in(*places[scope], reduce) for scope in scopes)
 
     def _in(self, scope: _Scope, name: str, reduce: str) -> Accumulator:
         if by := self.reserved.get(name) or scope.reserved.get(name):

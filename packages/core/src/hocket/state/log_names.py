@@ -101,31 +101,20 @@ def not_a_number(name: str, value: object) -> TypeError:
 def found_instead(value: object) -> tuple[str, str]:
     """Return what a value is that is not one number, and what to log instead."""
     if isinstance(value, Tensor) and value.numel() != 1:
-        kind, write = (
-            f"a tensor of shape {tuple(value.shape)}",
-            "Log one number, such as its mean(); or a name for each.",
-        )
-    elif isinstance(value, Tensor) and value.is_meta:
-        kind, write = (
-            "a tensor on the device 'meta', which has no value",
-            "Log a tensor that was computed, or a number.",
-        )
-    elif isinstance(value, Tensor) and value.layout is not strided:
-        kind, write = f"a tensor that is not dense ({value.layout})", "Log its to_dense(), or a number."
-    elif isinstance(value, Tensor):
-        kind, write = f"a complex number ({value.dtype})", "Log its abs(), for instance."
-    elif isinstance(value, complex) or getattr(getattr(value, "dtype", None), "kind", "") == "c":
-        kind, write = f"the complex number {short(value)}", "Log its abs(), for instance."
-    elif isinstance(value, int):
-        kind, write = (
-            f"an int of {value.bit_length()} bits, too large for a float",
-            "Log its math.log(), for instance.",
-        )
-    elif callable(getattr(value, "compute", None)):
-        kind, write = f"the metric {type(value).__name__}", "Write «reduce='metric'»."
-    else:
-        kind, write = f"{short(value)}", "Log numbers or tensors of one element; loggers take texts by log_text."
-    return kind, write
+        return f"a tensor of shape {tuple(value.shape)}", "Log one number, such as its mean(); or a name for each."
+    if isinstance(value, Tensor) and value.is_meta:
+        return "a tensor on the device 'meta', which has no value", "Log a tensor that was computed, or a number."
+    if isinstance(value, Tensor) and value.layout is not strided:
+        return f"a tensor that is not dense ({value.layout})", "Log its to_dense(), or a number."
+    if isinstance(value, Tensor):
+        return f"a complex number ({value.dtype})", "Log its abs(), for instance."
+    if isinstance(value, complex) or getattr(getattr(value, "dtype", None), "kind", "") == "c":
+        return f"the complex number {short(value)}", "Log its abs(), for instance."
+    if isinstance(value, int):
+        return f"an int of {value.bit_length()} bits, too large for a float", "Log its math.log(), for instance."
+    if callable(getattr(value, "compute", None)):
+        return f"the metric {type(value).__name__}", "Write «reduce='metric'»."
+    return f"{short(value)}", "Log numbers or tensors of one element; loggers take texts by log_text."
 
 
 def not_a_metric(name: str, value: object) -> TypeError:
