@@ -12,14 +12,15 @@ from torch.nn import Parameter
 
 from hocket.help import warn
 from hocket.state import log_names, scalars
-from hocket.state.accumulators import ACCUMULATORS, REDUCTIONS, Accumulator, Held, OfMetric, Over, Reduce
-from hocket.state.metric_adapters import adapted, is_metric
+from hocket.state.accumulators import ACCUMULATORS, REDUCTIONS, Accumulator, Held, Over, Reduce
+from hocket.state.metric_adapters import OfMetric, adapted, is_metric
 from hocket.state.step import count
 
 if TYPE_CHECKING:
     from hocket.state.state import State
 
 _TENSORS = (Tensor, Parameter)
+_ACCUMULATORS: dict[str, type[Accumulator]] = {**ACCUMULATORS, "metric": OfMetric}
 
 
 class _Scope:
@@ -162,7 +163,7 @@ class Aggregates:
         if other is not None and name in other.accumulators and other.accumulators[name].touched:
             raise log_names.logged_otherwise(name, f"over={other.over!r}", f"over={scope.over!r}")
         if accumulator is None or (accumulator.reduce != reduce and not accumulator.touched):
-            accumulator = scope.accumulators[name] = ACCUMULATORS[reduce](self._state.device)
+            accumulator = scope.accumulators[name] = _ACCUMULATORS[reduce](self._state.device)
             self._known = {}  # which may hold the accumulator that is replaced
         if accumulator.reduce != reduce:
             raise log_names.logged_otherwise(name, f"reduce={accumulator.reduce!r}", f"reduce={reduce!r}")
@@ -362,7 +363,7 @@ class Aggregates:
             for scope in (self._interval, self._epoch):
                 for name, part in tree[scope.over].items():
                     self.used = True
-                    saved = ACCUMULATORS[part["reduce"]](self._state.device)
+                    saved = _ACCUMULATORS[part["reduce"]](self._state.device)
                     saved.load(part)
                     saved.touched = True
                     if scope.accumulators.setdefault(name, saved) is not saved:

@@ -1,12 +1,11 @@
-"""Logged numbers, on the host and on the device: their sums, and their transfer to the loggers."""
+"""Transfer logged values from the device to the loggers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from hocket.errors import WrongType
 from hocket.help import warn
@@ -105,54 +104,3 @@ def named(name: str, value: object) -> dict[str, Any]:
             f"compute() of the metric of {name!r} returned {log_names.found_instead(value)[0]}. It returns a number, a "
             "vector, or numbers by name. Write return {'first': …, 'second': …} for several."
         ) from None
-
-
-def precise(device: torch.device) -> torch.dtype:
-    """Return the dtype of sums on a device: double precision, where the device has it."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
-class Total:
-    """A sum of numbers on the host and of scalar tensors on the device.
-
-    In float32 it also sums the rounding errors (Kahan, Pracniques: further remarks on reducing truncation errors, 1965).
-    """
-
-    __slots__ = ("_lost", "number", "tensor")
-
-    def __init__(self) -> None:
-        self.number = 0.0
-        self.tensor: Tensor | None = None
-        self._lost: Tensor | None = None
-
-    def add(self, value: float | Tensor, factor: float = 1.0) -> None:
-        """Add ``factor * value``; a tensor has the dtype of `precise`."""
-        if type(value) is float:
-            self.number += value * factor
-            return
-        assert not isinstance(value, float)
-        if self.tensor is None:
-            self.tensor = value * factor
-        elif self.tensor.dtype is torch.float64:
-            self.tensor = torch.add(self.tensor, value, alpha=factor)  # a new tensor, so that a copy keeps its value
-        else:
-            added = value * factor if self._lost is None else value * factor - self._lost
-            total = self.tensor + added
-            self._lost, self.tensor = (total - self.tensor) - added, total
-
-    def state(self) -> list[Any]:
-        """Return the sum as plain data."""
-        return [self.number, self.tensor, self._lost]
-
-    def load(self, state: Sequence[Any], device: torch.device) -> None:
-        """Undo :meth:`state`."""
-        self.number = state[0]
-        self.tensor, self._lost = (part if part is None else part.to(device, precise(device)) for part in state[1:])
-
-    def tensors(self) -> list[Tensor]:
-        """Return the tensors whose values :meth:`read` takes."""
-        return [part for part in (self.tensor, self._lost) if part is not None]
-
-    def read(self, values: Sequence[float]) -> float:
-        """Return the sum, given the values of :meth:`tensors`."""
-        return self.number + (values[0] if values else 0.0) - (values[1] if len(values) > 1 else 0.0)
