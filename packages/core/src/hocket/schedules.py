@@ -20,75 +20,15 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from hocket.basics.clock import Clock
+from hocket.basics.clock import Clock, Schedule
 from hocket.basics.direction import check_mode, mode_of
-from hocket.basics.time import Time, Unit, whole
-from hocket.errors import Unsupported, WrongValue
+from hocket.basics.time import Time, whole
+from hocket.errors import WrongValue
 
 __all__ = [
     "WSD", "Clock", "Constant", "Cosine", "CosineRestarts", "Exponential", "Linear", "MultiStep", "Polynomial", "Schedule",
     "Step",
 ]  # fmt: skip
-
-
-class Schedule:
-    """Base class of schedules: parses times, converts them to one unit, and warms up. Subclasses define :meth:`factor`.
-
-    Args:
-        times: the times of the schedule, in the order of the arguments of :meth:`factor`.
-        warmup: length of the linear rise from 0; ``"0ba"`` for no warm-up.
-
-    Raises:
-        TimeError: a text is not a time; when called, also: the times have no common unit.
-        ValueError: an argument is out of its range; when called, also: the warm-up leaves no room for the schedule.
-
-    Example:
-        >>> import hocket
-        >>> from hocket.schedules import Schedule
-        >>> class InverseSqrt(Schedule):
-        ...     def __init__(self, scale="100ba", *, warmup="0ba"):
-        ...         super().__init__([scale], warmup)
-        ...     def factor(self, now, warmup, scale):
-        ...         return (1 + (now - warmup) / scale) ** -0.5
-        >>> hocket.plugins.register("schedules", "inverse-sqrt", InverseSqrt)
-    """
-
-    def __init__(self, times: Sequence[str | Time], warmup: str | Time) -> None:
-        self.warmup = Time.parse(warmup)
-        self._times = (self.warmup, *(Time.parse(time) for time in times))
-        self._resolved_for: tuple[Time, int | None] | None = None
-        self._unit = Unit.BATCH
-        self._points: tuple[float, ...] = ()
-
-    def factor(self, now: float, warmup: float, *times: float) -> float:
-        """Return the factor at ``now`` >= ``warmup``; all arguments are in one unit."""
-        raise Unsupported(f"{type(self).__name__} needs a factor(now, warmup, ...)")
-
-    def check(self, warmup: float, *times: float) -> None:
-        """Raise ValueError if the times, in one unit, are inconsistent."""
-
-    def __call__(self, clock: Clock) -> float:
-        """Return the factor of the base learning rates for the step after ``clock.timestamp``."""
-        resolved = self._resolved_for
-        if resolved is None or resolved[0] is not clock.max_duration or resolved[1] != clock.epoch_length:
-            self._resolve(clock)  # in the first step, and when the duration is extended
-        points = self._points
-        now, warmup = clock.now(self._unit), points[0]
-        if now < warmup:
-            return now / warmup * self.factor(warmup, *points)
-        return self.factor(now, *points)
-
-    def _resolve(self, clock: Clock) -> None:
-        unit = clock.common_unit(*self._times)
-        points = tuple(clock.convert(time, unit) for time in self._times)
-        self.check(*points)
-        self._unit, self._points = unit, points
-        self._resolved_for = (clock.max_duration, clock.epoch_length)
-
-    def __repr__(self) -> str:
-        arguments = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        shown = (f"{name}={_plain(value)!r}" for name, value in arguments.items())
-        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 class Constant(Schedule):
@@ -434,9 +374,3 @@ def _length(name: str, time: str | Time) -> Time:
     if not parsed.value:
         raise WrongValue(f"{name} is {parsed}, but has to be longer than zero.")
     return parsed
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Time) else value

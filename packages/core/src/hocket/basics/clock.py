@@ -1,12 +1,14 @@
-"""The position of a run and its duration, in units that a schedule can compare."""
+"""What every schedule has: its input, the position and duration of a run, and its base class."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from hocket.basics.time import Time, TimeError, Unit
 from hocket.basics.timestamp import Timestamp
+from hocket.errors import Unsupported
 
 
 @dataclass(slots=True)
@@ -103,3 +105,69 @@ class Clock:
 def _exact(time: Time) -> Fraction:
     """Return the decimal value exactly: 0.07 as 7/100, so that 0.07 of 100 batches is 7 batches."""
     return Fraction(str(time.value))
+
+
+class Schedule:
+    """Base class of schedules: parses times, converts them to one unit, and warms up. Subclasses define :meth:`factor`.
+
+    Args:
+        times: the times of the schedule, in the order of the arguments of :meth:`factor`.
+        warmup: length of the linear rise from 0; ``"0ba"`` for no warm-up.
+
+    Raises:
+        TimeError: a text is not a time; when called, also: the times have no common unit.
+        ValueError: an argument is out of its range; when called, also: the warm-up leaves no room for the schedule.
+
+    Example:
+        >>> import hocket
+        >>> from hocket.schedules import Schedule
+        >>> class InverseSqrt(Schedule):
+        ...     def __init__(self, scale="100ba", *, warmup="0ba"):
+        ...         super().__init__([scale], warmup)
+        ...     def factor(self, now, warmup, scale):
+        ...         return (1 + (now - warmup) / scale) ** -0.5
+        >>> hocket.plugins.register("schedules", "inverse-sqrt", InverseSqrt)
+    """
+
+    def __init__(self, times: Sequence[str | Time], warmup: str | Time) -> None:
+        self.warmup = Time.parse(warmup)
+        self._times = (self.warmup, *(Time.parse(time) for time in times))
+        self._resolved_for: tuple[Time, int | None] | None = None
+        self._unit = Unit.BATCH
+        self._points: tuple[float, ...] = ()
+
+    def factor(self, now: float, warmup: float, *times: float) -> float:
+        """Return the factor at ``now`` >= ``warmup``; all arguments are in one unit."""
+        raise Unsupported(f"{type(self).__name__} needs a factor(now, warmup, ...)")
+
+    def check(self, warmup: float, *times: float) -> None:
+        """Raise ValueError if the times, in one unit, are inconsistent."""
+
+    def __call__(self, clock: Clock) -> float:
+        """Return the factor of the base learning rates for the step after ``clock.timestamp``."""
+        resolved = self._resolved_for
+        if resolved is None or resolved[0] is not clock.max_duration or resolved[1] != clock.epoch_length:
+            self._resolve(clock)  # in the first step, and when the duration is extended
+        points = self._points
+        now, warmup = clock.now(self._unit), points[0]
+        if now < warmup:
+            return now / warmup * self.factor(warmup, *points)
+        return self.factor(now, *points)
+
+    def _resolve(self, clock: Clock) -> None:
+        unit = clock.common_unit(*self._times)
+        points = tuple(clock.convert(time, unit) for time in self._times)
+        self.check(*points)
+        self._unit, self._points = unit, points
+        self._resolved_for = (clock.max_duration, clock.epoch_length)
+
+    def __repr__(self) -> str:
+        arguments = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        shown = (f"{name}={_plain(value)!r}" for name, value in arguments.items())
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Time) else value

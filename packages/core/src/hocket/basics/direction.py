@@ -45,9 +45,9 @@ def check_mode(name: str, mode: str | None, write: Callable[[str], str]) -> None
 def mode_of(name: str) -> Literal["max", "min"] | None:
     """Return which values of a metric are better, as far as its name says."""
     last = name.rpartition("/")[2]
-    found = {mode for mode, parts in _PARTS.items() if any(part in last.lower() for part in parts)}
-    if not found:
-        words = [each.lower() for each in (*re.split(r"[^A-Za-z0-9]+", last), *re.findall(_OF_CLASSES, last))]
+    modes = {mode for mode, parts in _PARTS.items() if any(part in last.lower() for part in parts)}
+    if not modes:
+        words = [word.lower() for word in (*re.split(r"[^A-Za-z0-9]+", last), *re.findall(_OF_CLASSES, last))]
         words += [word.rstrip("0123456789") for word in words]
-        found = {mode for mode, known in _WORDS.items() if not {*known.split()}.isdisjoint(words)}
-    return None if len(found) != 1 else "min" if "min" in found else "max"
+        modes = {mode for mode, known in _WORDS.items() if not {*known.split()}.isdisjoint(words)}
+    return None if len(modes) != 1 else "min" if "min" in modes else "max"

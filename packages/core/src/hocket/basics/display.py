@@ -16,7 +16,7 @@ def text(title: str, rows: Mapping[str, str]) -> str:
     """Return the title, and an indented line for each row; further lines of a row are aligned with its first."""
     width = max(map(len, rows), default=0)
     indent = "\n" + " " * (width + 4)
-    return "\n".join([title, *(f"  {name:<{width}}  {said.replace(chr(10), indent)}" for name, said in rows.items())])
+    return "\n".join([title, *(f"  {name:<{width}}  {value.replace(chr(10), indent)}" for name, value in rows.items())])
 
 
 def html(title: str, rows: Mapping[str, str]) -> str:
@@ -24,8 +24,8 @@ def html(title: str, rows: Mapping[str, str]) -> str:
     from html import escape  # only needed in notebooks
 
     cells = "".join(
-        f'<tr><th style="{_LEFT}">{escape(name)}</th><td style="{_LEFT};white-space:pre-wrap">{escape(said)}</td></tr>'
-        for name, said in rows.items()
+        f'<tr><th style="{_LEFT}">{escape(name)}</th><td style="{_LEFT};white-space:pre-wrap">{escape(value)}</td></tr>'
+        for name, value in rows.items()
     )
     return f"<b>{escape(title)}</b><table>{cells}</table>"
 

@@ -32,12 +32,12 @@ def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a tensor, sharing its memory, or a plain tensor unchanged."""
-    return tensor if mesh_of(tensor) is None else tensor.to_local()  # type: ignore[attr-defined, no-any-return]
+    return tensor if mesh_of(tensor) is None else tensor.to_local()  # type: ignore[attr-defined]
 
 
 def full(tensor: Tensor) -> Tensor:
     """Gather the full tensor from all ranks of its mesh, which all have to call this, or return a plain tensor unchanged."""
-    return tensor if mesh_of(tensor) is None else tensor.full_tensor()  # type: ignore[attr-defined, no-any-return]
+    return tensor if mesh_of(tensor) is None else tensor.full_tensor()  # type: ignore[attr-defined]
 
 
 def place(tensor: Tensor) -> list[int]:
@@ -54,7 +54,7 @@ def leads(tensor: Tensor) -> bool:
     """
     mesh = mesh_of(tensor)
     placements = tensor.placements  # type: ignore[attr-defined]
-    copies = [at for at, each in zip(mesh.get_coordinate() or (), placements, strict=False) if each.is_replicate()]
+    copies = [at for at, kind in zip(mesh.get_coordinate() or (), placements, strict=False) if kind.is_replicate()]
     return bool((mesh.mesh == 0).any()) and not any(copies)
 
 
@@ -63,7 +63,7 @@ def from_shard(shard: Tensor, like: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     stride = torch.empty(like.shape, device="meta").stride()
-    made: Tensor = DTensor.from_local(
+    distributed: Tensor = DTensor.from_local(
         shard,
         mesh_of(like),
         like.placements,  # type: ignore[attr-defined]
@@ -71,7 +71,7 @@ def from_shard(shard: Tensor, like: Tensor) -> Tensor:
         shape=like.shape,
         stride=stride,
     )
-    return made
+    return distributed
 
 
 @torch.no_grad()
@@ -97,8 +97,8 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
 def non_finite(tensors: Sequence[Tensor]) -> Tensor:
     """Return whether any element is non-finite, as a plain scalar that is identical on all ranks holding shards."""
     plain = tensors and all(mesh_of(tensor) is None for tensor in tensors)
-    if plain and (found := fast_paths.non_finite(tensors)) is not None:
-        return found
+    if plain and (result := fast_paths.non_finite(tensors)) is not None:
+        return result
     # torch 2.9 does not implement norms of sparse tensors.
     values = [tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor for tensor in tensors]
     return ~torch.isfinite(total_norm(values, float("inf")))
@@ -138,18 +138,18 @@ def norms(tensors: Sequence[Tensor]) -> Tensor:
     kinds: dict[Any, list[int]] = {}
     for index, tensor in enumerate(tensors):
         kinds.setdefault((mesh_of(tensor), tensor.device, tensor.dtype), []).append(index)
-    each: dict[int, Tensor] = {}
+    norm_of: dict[int, Tensor] = {}
     for (mesh, _, dtype), indices in kinds.items():
         locals_ = [local(tensors[index]) for index in indices]
         precise = torch.float32 if dtype in (torch.float16, torch.bfloat16) else None
-        found = torch.stack(torch._foreach_norm(locals_, 2, precise)).float()
+        norms = torch.stack(torch._foreach_norm(locals_, 2, precise)).float()
         if mesh is not None:
             copies = [_copies(tensors[index]) for index in indices]
-            squares = torch.stack([one / n for one, n in zip(found.square().unbind(), copies, strict=True)])
-            found = _reduce(squares, mesh, "sum").sqrt()
-        each.update(zip(indices, found.unbind(), strict=True))
+            squares = torch.stack([square / n for square, n in zip(norms.square().unbind(), copies, strict=True)])
+            norms = _reduce(squares, mesh, "sum").sqrt()
+        norm_of.update(zip(indices, norms.unbind(), strict=True))
     device = tensors[0].device
-    return torch.stack([each[index].to(device) for index in range(len(tensors))])
+    return torch.stack([norm_of[index].to(device) for index in range(len(tensors))])
 
 
 def sum_over_shards(values: Tensor, like: Tensor) -> Tensor:
@@ -174,8 +174,8 @@ def uniform(tensors: Sequence[Tensor]) -> bool:
         return False
     device, dtype = tensors[0].device, tensors[0].dtype
     return all(
-        mesh_of(each) is None and each.device == device and each.dtype is dtype and each.layout is torch.strided
-        for each in tensors
+        mesh_of(tensor) is None and tensor.device == device and tensor.dtype is dtype and tensor.layout is torch.strided
+        for tensor in tensors
     )
 
 

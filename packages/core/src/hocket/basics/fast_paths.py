@@ -17,7 +17,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 try:
-    from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
+    from torch.autograd import _profiler_enabled
     from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
     #: The code of the wrapper that torch puts around the step of every optimizer class.
@@ -61,7 +61,8 @@ def norm(tensors: Sequence[Tensor], order: float) -> Tensor:
     norms = getattr(torch, "_foreach_norm", None)
     if norms is None:
         return get_total_norm(tensors, order)
-    return torch.linalg.vector_norm(torch.stack(norms(list(tensors), order)), order)
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms(list(tensors), order)), order)
+    return total
 
 
 def scale(tensors: Sequence[Tensor], factor: Tensor) -> None:
@@ -87,12 +88,12 @@ def non_finite(tensors: Sequence[Tensor]) -> Tensor | None:
     if check is None:
         return None
     device = tensors[0].device
-    found = torch.zeros((), device=device)
+    result = torch.zeros((), device=device)
     try:
-        check(list(tensors), found, _one(device))
+        check(list(tensors), result, _one(device))
     except RuntimeError:  # sparse, complex or expanded tensors, or several devices
         return None
-    return found
+    return result
 
 
 @cache

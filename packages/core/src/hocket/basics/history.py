@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hocket.basics.timestamp import Timestamp
-from hocket.help import attributes
+from hocket.help import attributes, names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,12 +75,13 @@ class History(attributes.Columns, dict[str, list[float]]):
         """
         from hocket.help import optional_packages
 
-        return optional_packages.module("hocket_insight.plotting").figure(self, names, by)
+        figure: Figure = optional_packages.module("hocket_insight.plotting").figure(self, names, by)
+        return figure
 
     def __missing__(self, name: object) -> list[float]:
-        near = attributes.near(name, self)
+        near = names.closest(name, self, 0.5)
         if isinstance(name, int | slice):
-            near = next((each for each in self if each not in POSITION), "train/loss")
+            near = next((column for column in self if column not in POSITION), "train/loss")
             raise KeyError(
                 f"A History is a table of columns by name: {', '.join(self)}. Write history[{near!r}][{name}]."
             )
@@ -197,12 +198,12 @@ class Recorder:
     def table(self) -> History:
         """Return a copy as a table."""
         self._add_rows()
-        made = History({name: list(column) for name, column in self._position.items()})
+        history = History({name: list(column) for name, column in self._position.items()})
         for name, (rows, values) in self._logged.items():
-            column = made[f"metric/{name}" if name in POSITION else name] = [math.nan] * made.rows
+            column = history[f"metric/{name}" if name in POSITION else name] = [math.nan] * history.rows
             for row, value in zip(rows, values, strict=True):
                 column[row] = value
-        return made
+        return history
 
 
 def _vector(column: array[Any]) -> Any:

@@ -51,18 +51,18 @@ def environment(variables: Mapping[str, str]) -> Environment | None:
     Raises:
         ValueError: the variables contradict each other, are incomplete or are not numbers.
     """
-    found = _by_name(variables)
-    if found is not None:
-        check(found, variables, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    env = _by_name(variables)
+    if env is not None:
+        check(env, variables, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     elif any(name.startswith(_OF_JOBS) for name in variables):
         try:
-            found = optional_packages.module("hocket_strategies.launching.jobs", "A job of several processes").of_job(
+            env = optional_packages.module("hocket_strategies.launching.jobs", "A job of several processes").of_job(
                 variables
             )
         except optional_packages.NotInstalled:
             if any(variables.get(name, "1") != "1" for name in _SIZES):
                 raise
-    return found
+    return env
 
 
 def hint(variables: Mapping[str, str]) -> str:
@@ -115,13 +115,13 @@ def start(devices: int) -> None:
         ImportError: hocket-strategies, which starts them, is not installed.
     """
     global workers
-    found = current()
-    if found is not None and (found.world_size > 1 or found.launcher in ("torchrun", "hocket", "ray", "plain")):
-        if found.local_world_size not in (None, devices):
-            by = "an earlier Trainer" if workers else f"the launcher ({found.launcher})"
+    env = current()
+    if env is not None and (env.world_size > 1 or env.launcher in ("torchrun", "hocket", "ray", "plain")):
+        if env.local_world_size not in (None, devices):
+            by = "an earlier Trainer" if workers else f"the launcher ({env.launcher})"
             raise WrongValue(
-                f"«devices={devices}», but {by} has started {found.local_world_size} on this machine. Omit «devices=», "
-                f"or pass «devices={found.local_world_size}»."
+                f"«devices={devices}», but {by} has started {env.local_world_size} on this machine. Omit «devices=», "
+                f"or pass «devices={env.local_world_size}»."
             )
         return
     import torch.distributed
@@ -181,17 +181,17 @@ def needed(variables: Mapping[str, str], name: str, other: str = "") -> int:
     return value
 
 
-def check(found: Environment, variables: Mapping[str, str], *names: str) -> None:
+def check(env: Environment, variables: Mapping[str, str], *names: str) -> None:
     """Raise ValueError if ranks and sizes contradict each other; ``names`` are the variables that they were read from."""
-    among = found.world_size if found.local_world_size is None else found.local_world_size
-    if not found.rank < found.world_size:
-        wrong = f"rank {found.rank} of {found.world_size}, counted from 0"
-    elif not 1 <= among <= found.world_size:
-        wrong = f"one of {among} processes on this machine, of {found.world_size} altogether"
-    elif found.local_rank is not None and found.local_rank >= among:
-        wrong = f"process {found.local_rank} of {among} on this machine, counted from 0"
-    elif found.master_port is not None and not 0 < found.master_port < 65536:
-        raise WrongValue(f"MASTER_PORT={found.master_port} is not a port; give one from 1 to 65535.")
+    among = env.world_size if env.local_world_size is None else env.local_world_size
+    if not env.rank < env.world_size:
+        wrong = f"rank {env.rank} of {env.world_size}, counted from 0"
+    elif not 1 <= among <= env.world_size:
+        wrong = f"one of {among} processes on this machine, of {env.world_size} altogether"
+    elif env.local_rank is not None and env.local_rank >= among:
+        wrong = f"process {env.local_rank} of {among} on this machine, counted from 0"
+    elif env.master_port is not None and not 0 < env.master_port < 65536:
+        raise WrongValue(f"MASTER_PORT={env.master_port} is not a port; give one from 1 to 65535.")
     else:
         return
     found_in = ", ".join(f"{name}={variables[name]}" for name in names if name in variables)

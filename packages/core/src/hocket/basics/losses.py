@@ -149,14 +149,14 @@ def _advice(returned: object) -> str:
 def _check_named(losses: Mapping[str, Any], what: str) -> None:
     for name, value in losses.items():
         if not isinstance(value, Tensor) or value.dim():
-            found = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            kind = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             if isinstance(value, Mapping):
                 inner = next(iter(value), "b")
                 raise WrongType(
-                    f"{what.format(name=name)} is {found}. {_NAMED} Give each a name of its own: {{'{name}/{inner}': …}}."
+                    f"{what.format(name=name)} is {kind}. {_NAMED} Give each a name of its own: {{'{name}/{inner}': …}}."
                 )
             raise WrongType(
-                f"{what.format(name=name)} is {found}. {_NAMED} Remove {name!r}; to report a value write «metrics='accuracy'», "
+                f"{what.format(name=name)} is {kind}. {_NAMED} Remove {name!r}; to report a value write «metrics='accuracy'», "
                 f"or state.log({{{name!r}: value}}) in a callback."
             )
 
@@ -234,8 +234,8 @@ def _check_weight(weight: object) -> None:
 
 def reduction_of(loss: object) -> Reduction | None:
     """Return the declared reduction of a loss function such as ``torch.nn.MSELoss(reduction="sum")``, or None if unknown."""
-    found = loss.keywords.get("reduction") if isinstance(loss, functools.partial) else getattr(loss, "reduction", None)
-    return found if found in ("sum", *WHOLE) else None
+    given = loss.keywords.get("reduction") if isinstance(loss, functools.partial) else getattr(loss, "reduction", None)
+    return given if given in ("sum", *WHOLE) else None
 
 
 def own_loss(outputs: object) -> Any:

@@ -17,7 +17,7 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
 def _words(name: str) -> list[str]:
-    return [each.lower() for each in _WORD.findall(name)]
+    return [word.lower() for word in _WORD.findall(name)]
 
 
 #: Words that make a name that of a secret, wherever they stand in it …
@@ -85,15 +85,15 @@ def masked(value: Any, *names: str) -> Any:
         text = _masked_text(value, names)
         return value if text == value else text
     if isinstance(value, Mapping):
-        inside = {key: masked(each, *names, str(key)) for key, each in value.items()}
-        return value if all(inside[key] is each for key, each in value.items()) else inside
+        inside = {key: masked(item, *names, str(key)) for key, item in value.items()}
+        return value if all(inside[key] is item for key, item in value.items()) else inside
     if type(value) in (list, tuple):
-        flags = ["", *(each.strip() if isinstance(each, str) else "" for each in value)]  # as in ["--password", "abc"]
+        flags = ["", *(item.strip() if isinstance(item, str) else "" for item in value)]  # as in ["--password", "abc"]
         items = [
-            masked(each, *names, flag[2:]) if flag and re.fullmatch(r"--[a-zA-Z][\w-]*", flag) else masked(each, *names)
-            for flag, each in zip(flags, value, strict=False)
+            masked(item, *names, flag[2:]) if flag and re.fullmatch(r"--[a-zA-Z][\w-]*", flag) else masked(item, *names)
+            for flag, item in zip(flags, value, strict=False)
         ]
-        return value if all(one is other for one, other in zip(items, value, strict=True)) else type(value)(items)
+        return value if all(shown is other for shown, other in zip(items, value, strict=True)) else type(value)(items)
     return value
 
 
@@ -125,26 +125,26 @@ def _masked_text(text: str, names: tuple[str, ...]) -> str:
 def _assigned(text: str, names: tuple[str, ...]) -> str:
     """Return a text with `MASK` in place of the values of secrets that it names, such as ``--password=abc``."""
     parts, end, is_url = [], 0, "://" in text
-    for found in _NAME.finditer(text):
-        value = _VALUE.match(text, found.end()) if found.start() >= end else None
+    for match in _NAME.finditer(text):
+        value = _VALUE.match(text, match.end()) if match.start() >= end else None
         if value is None or (given := value[0].strip("\"'")) in ("", "…"):
             continue
-        in_query = is_url and text[max(found.start() - 1, 0)] in "?&;#" and not _QUERIES.isdisjoint(_words(found[4]))
-        if in_query or _is_secret(given, (*names, found[4])):
+        in_query = is_url and text[max(match.start() - 1, 0)] in "?&;#" and not _QUERIES.isdisjoint(_words(match[4]))
+        if in_query or _is_secret(given, (*names, match[4])):
             quote = value[1] or ""
-            parts.append(f"{text[end : found.end()]}{quote}{MASK}{quote}")
+            parts.append(f"{text[end : match.end()]}{quote}{MASK}{quote}")
             end = value.end()
     return "".join(parts) + text[end:]
 
 
 def _masked_urls(text: str, names: tuple[str, ...]) -> str:
-    def user(found: re.Match[str]) -> str:
-        if ":" in found[3]:
-            return f"{found[1]}://{found[2]}:{MASK}@"
-        return f"{found[1]}://{MASK}@" if found[1] in ("http", "https") else found[0]
+    def user(match: re.Match[str]) -> str:
+        if ":" in match[3]:
+            return f"{match[1]}://{match[2]}:{MASK}@"
+        return f"{match[1]}://{MASK}@" if match[1] in ("http", "https") else match[0]
 
-    def address(found: re.Match[str]) -> str:
-        return MASK if is_hook or re.match(r"\w+://(hooks\.|[^?#]*webhook)", found[0]) else found[0]
+    def address(match: re.Match[str]) -> str:
+        return MASK if is_hook or re.match(r"\w+://(hooks\.|[^?#]*webhook)", match[0]) else match[0]
 
     is_hook = any(_SPECIFICATION.match(text) and _HOOKS.intersection(_words(name)) for name in names[-1:])
     return _USER.sub(user, _ADDRESS.sub(address, text))
@@ -152,28 +152,28 @@ def _masked_urls(text: str, names: tuple[str, ...]) -> str:
 
 def _is_secret(text: str, names: tuple[str, ...]) -> bool:
     words = _words(names[-1])
-    said = set(words)
+    bag = set(words)
     if not words or words[-1] in _ABOUT:
         return False
     around = [_words(name) for name in names if ":" not in name]  # without import paths
-    if words[-1] in _LAST or any(_has_secret(each) for each in around):
+    if words[-1] in _LAST or any(_has_secret(others) for others in around):
         return True
-    if words[-1] in ("pass", "pw") and said & _LOGIN_PASSES:
+    if words[-1] in ("pass", "pw") and bag & _LOGIN_PASSES:
         return True
     if words[-1] == "auth" and re.fullmatch(r"[^\s:/]+:\S+", text):  # a user and a password
         return True
-    is_address = words[-1] in ("url", "uri", "endpoint") or (said & _HOOKS and text.startswith(("http://", "https://")))
+    is_address = words[-1] in ("url", "uri", "endpoint") or (bag & _HOOKS and text.startswith(("http://", "https://")))
     if is_address and any(_HOOKS.intersection(_words(name)) for name in names):
         return True
-    if {"token", "tokens"} & said:
+    if {"token", "tokens"} & bag:
         is_special = text[0] in "<[/~." and (text[0] in "/~." or text[-1] in ">]")  # or a path
-        is_one = said == {"token"} or said == {"token", "value"}
-        return (not is_special and (is_one or bool(said & _TOKENS))) or _is_credential(text, 20)
-    if {"key", "keys", "pat"} & said:
+        is_one = bag == {"token"} or bag == {"token", "value"}
+        return (not is_special and (is_one or bool(bag & _TOKENS))) or _is_credential(text, 20)
+    if {"key", "keys", "pat"} & bag:
         before = set(words[: next(i for i, word in enumerate(words) if word in ("key", "keys", "pat"))])
         if before & _KEYS:
             return True
-        return not said & _DATA and _is_credential(text, 8 if before and words[-1] == "key" else 16)
+        return not bag & _DATA and _is_credential(text, 8 if before and words[-1] == "key" else 16)
     return False
 
 

@@ -43,8 +43,8 @@ def encode(value: object, where: str = "the state", gather: bool = True) -> Any:
         return {"~items": _items(value, where, gather)}
     for name, kind in _SEQUENCES.items():
         if isinstance(value, kind):
-            each: Iterable[Any] = value
-            items = [encode(item, f"{where}/{index}", gather) for index, item in enumerate(each)]
+            elements: Iterable[Any] = value
+            items = [encode(item, f"{where}/{index}", gather) for index, item in enumerate(elements)]
             return items if kind is list else {name: items}
     if isinstance(value, torch.dtype | torch.device):
         return {"~torch": str(value).removeprefix("torch.")}

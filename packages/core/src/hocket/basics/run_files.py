@@ -33,10 +33,10 @@ def strict(value: object) -> Any:
 def parsed(line: bytes | str) -> dict[str, Any]:
     """Return the JSON object of a line; an empty dict if it is none, such as half a line of a killed run."""
     try:
-        found = safe_files.parsed(line)
+        value = safe_files.parsed(line)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def objects(path: Path, within: Path | None = None) -> Iterator[dict[str, Any]]:
@@ -50,20 +50,20 @@ def objects(path: Path, within: Path | None = None) -> Iterator[dict[str, Any]]:
 def lines(path: Path, within: Path | None = None) -> Iterator[dict[str, Any]]:
     """Parse each line of a JSON Lines file. Yield an empty dict for a malformed line, and skip a truncated last line."""
     with suppress(OSError):
-        for found in blocks(path, within):
-            yield from found
+        for rows in blocks(path, within):
+            yield from rows
 
 
 def blocks(path: Path, within: Path | None = None) -> Iterator[list[dict[str, Any]]]:
     """Yield many lines at a time, as :func:`lines` does. Raises OSError, also for a line that is too long."""
     for block, complete in safe_files.blocks(path, within or path.parent):
-        raw, found = b",".join(block), []
+        raw, rows = b",".join(block), []
         if b"[" not in raw and raw.count(b"{") == len(block):  # flat objects, which are parsed faster together
             with suppress(ValueError):
-                found = json.loads(b"[%b]" % raw)
-        if len(found) != len(block) or set(map(type, found)) != {dict}:
-            found = [parsed(line) for line in block]
-        yield found if complete else [*filter(None, found)]
+                rows = json.loads(b"[%b]" % raw)
+        if len(rows) != len(block) or set(map(type, rows)) != {dict}:
+            rows = [parsed(line) for line in block]
+        yield rows if complete else [*filter(None, rows)]
 
 
 def content(path: Path, within: Path | None = None) -> dict[str, Any]:
@@ -95,8 +95,8 @@ def number(value: object) -> float | None:
 
 def finite(value: object) -> float | None:
     """Return a value as a finite number; None if it is none."""
-    found = number(value)
-    return None if found is None or not math.isfinite(found) else found
+    given = number(value)
+    return None if given is None or not math.isfinite(given) else given
 
 
 def inside(folder: Path, name: object) -> Path | None:

@@ -38,7 +38,7 @@ class Run:
         return cls(number, name or f"{time.strftime('%Y%m%d-%H%M%S')}-{number[:8]}", made_up=name is None)
 
 
-class RunFolderError(ValueError):
+class RunFolderError(WrongValue):
     """The folder belongs to another run. The message says what to type."""
 
 
@@ -176,9 +176,9 @@ class RunFolder:
 
     def abandon(self, *names: str) -> None:
         """Remove the folder if this run created it, and it has nothing but its mark and files of these names."""
-        there = {each.name for each in self.path.iterdir()} if self._claimed and self._own else set()
-        if RECORD in there and there <= {RECORD, *names} and (_read_mark(self.path) or {}).get("run") == self._run.id:
-            for name in there:
+        files = {entry.name for entry in self.path.iterdir()} if self._claimed and self._own else set()
+        if RECORD in files and files <= {RECORD, *names} and (_read_mark(self.path) or {}).get("run") == self._run.id:
+            for name in files:
                 (self.path / name).unlink()
             self.path.rmdir()
             self._claimed = False
@@ -190,9 +190,9 @@ class RunFolder:
         if not self._claimed:
             return []
         entries = [
-            each for each in self.path.iterdir() if not each.name.startswith(".") and each.name not in (RECORD, SUMMARY)
+            path for path in self.path.iterdir() if not path.name.startswith(".") and path.name not in (RECORD, SUMMARY)
         ]
-        return sorted(each.name for each in entries if not _of_checkpoints(each))
+        return sorted(path.name for path in entries if not _of_checkpoints(path))
 
 
 class TemporaryFolder(RunFolder):

@@ -117,19 +117,19 @@ def blocks(path: Path | str, within: Path | str | None = None) -> Iterator[tuple
 def parsed(raw: bytes | str) -> Any:
     """Return the value of JSON. Raises ValueError if it is none, or nested too deeply."""
     try:
-        found = json.loads(raw)
+        value = json.loads(raw)
     except RecursionError:
         raise WrongValue(f"it is nested in more than {DEPTH} levels") from None
     opening = ("[", "{") if isinstance(raw, str) else (b"[", b"{")
-    if sum(map(raw.count, opening)) > DEPTH and _is_deep(found):  # type: ignore[arg-type]
+    if sum(map(raw.count, opening)) > DEPTH and _is_deep(value):  # type: ignore[arg-type]
         raise WrongValue(f"it is nested in more than {DEPTH} levels")
-    return found
+    return value
 
 
 def _is_deep(value: Any) -> bool:
     level = [value]
     for _ in range(DEPTH):
-        children = (child for each in level for child in (each.values() if isinstance(each, dict) else each))
+        children = (child for node in level for child in (node.values() if isinstance(node, dict) else node))
         level = [child for child in children if isinstance(child, dict | list)]
         if not level:
             return False

@@ -83,8 +83,8 @@ def _restore_cuda(states: list[torch.Tensor], computed_on: int | None) -> None:
     if computed_on is not None and started and (here := torch.cuda.current_device()) != computed_on:
         torch.cuda.set_rng_state(states[computed_on], here)  # the rank keeps its random numbers on another GPU
         return
-    for device, each in enumerate(states[: torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(each, device)
+    for device, state in enumerate(states[: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(state, device)
 
 
 def to_tree(state: dict[str, Any]) -> dict[str, Any]:

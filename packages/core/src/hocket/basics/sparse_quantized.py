@@ -24,7 +24,7 @@ _PER_CHANNEL = (torch.per_channel_affine, torch.per_channel_symmetric)  # torch 
 
 def taken_apart(tensor: Tensor) -> dict[str, Any] | None:
     """Return the parts of a sparse or quantized tensor as copies; None for other tensors."""
-    layout, dtype = (str(each).removeprefix("torch.") for each in (tensor.layout, tensor.dtype))
+    layout, dtype = (str(attribute).removeprefix("torch.") for attribute in (tensor.layout, tensor.dtype))
     if layout == "sparse_coo":
         parts = {"indices": tensor._indices(), "values": tensor._values(), "coalesced": tensor.is_coalesced()}
     elif layout in _COMPRESSED:
@@ -40,7 +40,7 @@ def taken_apart(tensor: Tensor) -> dict[str, Any] | None:
         layout = dtype
     else:
         return None
-    copies = {name: each.detach().clone() if isinstance(each, Tensor) else each for name, each in parts.items()}
+    copies = {name: part.detach().clone() if isinstance(part, Tensor) else part for name, part in parts.items()}
     return {"kind": layout, "shape": list(tensor.shape), **copies}
 
 
@@ -60,14 +60,14 @@ def put_together(parts: Mapping[str, Any]) -> Tensor:
         if kind not in _INTEGERS or list(values.shape) != shape:
             raise WrongValue(f"a tensor of kind {kind!r}")
         if axis is None:
-            made: Tensor = torch._make_per_tensor_quantized_tensor(values, scale, zero_point)
+            tensor: Tensor = torch._make_per_tensor_quantized_tensor(values, scale, zero_point)
         elif scale.shape == zero_point.shape == (shape[axis],):
-            made = torch._make_per_channel_quantized_tensor(values, scale, zero_point, axis)
+            tensor = torch._make_per_channel_quantized_tensor(values, scale, zero_point, axis)
         else:
             raise WrongValue(f"scales of shape {tuple(scale.shape)}")
     except (RuntimeError, TypeError, IndexError, AttributeError) as error:
         raise WrongValue(f"the parts of a {kind} tensor do not fit together: {error}") from None
-    return made
+    return tensor
 
 
 def dense_values(tensor: Tensor) -> Tensor:

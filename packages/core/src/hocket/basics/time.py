@@ -301,11 +301,6 @@ class Interval:
         self._amount: int | float = self.every.value if self.every else 0
         self._at_epoch_end = unit is Unit.EPOCH
 
-    @classmethod
-    def parse(cls, every: str | Time | Interval | int | None) -> Interval:
-        """Return ``Interval(every)``."""
-        return cls(every)
-
     def due(
         self,
         previous: Timestamp,

@@ -72,9 +72,9 @@ class Timestamp:
 
     def copy(self) -> Timestamp:
         """Return a new timestamp with the same values."""
-        made = Timestamp()
-        made.become(self)
-        return made
+        copied = Timestamp()
+        copied.become(self)
+        return copied
 
     def count(self, unit: Unit) -> int | float:
         """Return the number of completed epochs, batches, samples or tokens, or the seconds, as a plain number.

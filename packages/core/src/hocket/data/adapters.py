@@ -102,7 +102,7 @@ def serves_itself(data: object) -> bool:
 
 def _serving(data: object) -> Iterator[type[DataSource]]:
     """Yield the adapters that serve ``data``. One of a third party that raises is skipped, with a warning."""
-    for cls in sorted([*_core(), *_FURTHER], key=lambda each: -each.priority):
+    for cls in sorted([*_core(), *_FURTHER], key=lambda adapter: -adapter.priority):
         try:
             serves = cls.serves(data)
         except Exception as error:

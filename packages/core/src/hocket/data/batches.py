@@ -148,8 +148,8 @@ def join(parts: Sequence[Any]) -> Any:
     """
     if len(parts) == 1:
         return parts[0]
-    found = {how for part in parts if (how := how_divided(part)) is not None}
-    return _join(parts, next((how for how in (How.SAMPLES, How.LISTS) if how in found), How.FIELDS), top=True)
+    ways = {how for part in parts if (how := how_divided(part)) is not None}
+    return _join(parts, next((how for how in (How.SAMPLES, How.LISTS) if how in ways), How.FIELDS), top=True)
 
 
 def _join(parts: Sequence[Any], how: How, top: bool = False) -> Any:
@@ -174,7 +174,7 @@ def _join(parts: Sequence[Any], how: How, top: bool = False) -> Any:
             return type(first)(item for part in parts for item in part)
         if len({len(part) for part in parts}) > 1:
             raise WrongValue("Cannot join sequences of different lengths. Define join(parts) in the hocket.Task.")
-        return type(first)(_join(each, how) for each in zip(*parts, strict=True))
+        return type(first)(_join(column, how) for column in zip(*parts, strict=True))
     return first
 
 
@@ -244,7 +244,7 @@ class _Slicer:
                 raise self._problem(item, where, f"of {len(item)} items")
             return [item] if len(item) == self._samples else []
         try:
-            fields = [part for i, each in enumerate(item) for part in self._look(each, f"{where}[{i}]")]
+            fields = [part for i, field in enumerate(item) for part in self._look(field, f"{where}[{i}]")]
         except _NotPerSample:
             if not of_samples:
                 raise
@@ -263,10 +263,8 @@ class _Slicer:
         return [item]
 
     def _problem(self, item: Any, where: str, what: str = "") -> _NotPerSample:
-        found = f"{type(item).__name__} {what}".strip()
-        return _NotPerSample(
-            _UNSPLITTABLE.format(f"{where}, a {found}, in a batch that counts {self._samples} samples")
-        )
+        kind = f"{type(item).__name__} {what}".strip()
+        return _NotPerSample(_UNSPLITTABLE.format(f"{where}, a {kind}, in a batch that counts {self._samples} samples"))
 
     def _take(self, item: Any, index: slice | list[int] | torch.Tensor) -> Any:
         if id(item) in self._sliced:
@@ -278,7 +276,7 @@ class _Slicer:
                 rows = list(range(*index.indices(self._samples))) if isinstance(index, slice) else list(index)
                 return container.take(item, rows)
             if isinstance(index, list) and isinstance(item, list | tuple):
-                return type(item)(item[each] for each in index)
+                return type(item)(item[row] for row in index)
             return item[index]
         if isinstance(item, Mapping):
             return like_mapping(item, {key: self._take(value, index) for key, value in item.items()})

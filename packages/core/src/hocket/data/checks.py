@@ -60,7 +60,7 @@ def check_batches(data: object, argument: str) -> None:
             f"{_loader(argument, 'TensorDataset(inputs, targets)')}."
         )
     elif isinstance(data, Mapping) and any(
-        isinstance(each, DataLoader) or serves_itself(each) for each in data.values()
+        isinstance(loader, DataLoader) or serves_itself(loader) for loader in data.values()
     ):
         several = f"hocket.data.Several({{{', '.join(f'{name!r}: …' for name in data)}}}, mode)"
         modes = "; ".join(f"{mode!r}: {meaning}" for mode, meaning in MODES.items())
@@ -69,14 +69,14 @@ def check_batches(data: object, argument: str) -> None:
             f"{_given(argument, several)}, with a mode of {modes}."
         )
     elif isinstance(data, Mapping | str | bytes):
-        found = f"{kind} {data!r}" if isinstance(data, str) and len(data) < 60 else kind
+        given = f"{kind} {data!r}" if isinstance(data, str) and len(data) < 60 else kind
         if isinstance(data, str) and data[:1].isdigit():
             raise WrongType(
                 f"{argument} is the text {data!r}, and not an iterable of batches. Write a duration by name: "
                 f"«duration={data!r}»."
             )
         raise WrongType(
-            f"{argument} is a {found}, whose items are not batches. Give an iterable of batches: "
+            f"{argument} is a {given}, whose items are not batches. Give an iterable of batches: "
             f"{_loader(argument)}, or a list of batches, [(inputs, "
             "targets)]."
         )
@@ -211,7 +211,7 @@ def _check_list(data: Any, argument: str) -> None:
 
 def check_sets(data: object, argument: str) -> None:
     """Apply `check_batches` to evaluation data: one set, or several by label."""
-    for label, each in data.items() if isinstance(data, Mapping) else [("", data)]:
-        given = getattr(each, "data", None) if type(each).__name__ == "EvalSet" else each
+    for label, eval_set in data.items() if isinstance(data, Mapping) else [("", data)]:
+        given = getattr(eval_set, "data", None) if type(eval_set).__name__ == "EvalSet" else eval_set
         if given is not None:
             check_batches(given, f"{argument}[{label!r}]" if label else argument)

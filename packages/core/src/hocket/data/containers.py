@@ -120,9 +120,9 @@ def _nested(rows: list[Tensor], before: Tensor) -> Tensor:
     Operations of two jagged tensors need the same offsets, not equal ones. So tensors that shared them share the new ones.
     """
     offsets = torch.tensor([0, *accumulate(map(len, rows))], dtype=before.dtype, device=before.device)
-    made = _OFFSETS.setdefault(before, [])
-    if (shared := next((each for each in made if torch.equal(each, offsets)), None)) is None:
-        made.append(shared := offsets)
+    known = _OFFSETS.setdefault(before, [])
+    if (shared := next((tensor for tensor in known if torch.equal(tensor, offsets)), None)) is None:
+        known.append(shared := offsets)
     return torch.nested.nested_tensor_from_jagged(torch.cat(rows), shared)
 
 
@@ -138,13 +138,13 @@ def _of_graphs(batch: Any, graphs: list[Any]) -> Any:
     keys = batch.keys()
     followed = [key.removesuffix("_batch") for key in keys if key.endswith("_batch")]
     made_by: Any = next(base for base in type(batch).__mro__ if "from_data_list" in vars(base))
-    made = made_by.from_data_list(graphs, follow_batch=followed)
-    if lost := set(keys) - set(made.keys()):
+    joined = made_by.from_data_list(graphs, follow_batch=followed)
+    if lost := set(keys) - set(joined.keys()):
         raise WrongValue(
             f"A {type(batch).__name__} has {', '.join(sorted(lost))}, which was added after the graphs were collated, so it "
             "is not known which graph it belongs to. Add it to each graph in the data set, or define split in a hocket.Task."
         )
-    return made
+    return joined
 
 
 def _take_graphs(batch: Any, indices: list[int]) -> Any:

@@ -86,13 +86,13 @@ def checked(batches: Iterator[Any], size: int, samples: Callable[[Any], int], na
     """Yield batches. Raises DataError if one is larger than ``size``, or smaller and not the last."""
     before = size
     for batch in batches:
-        found = samples(batch)
-        if before < size or found > size:
-            wrong = f"{found} samples" if before == size else f"{before} samples that is not the last"
+        count = samples(batch)
+        if before < size or count > size:
+            wrong = f"{count} samples" if before == size else f"{before} samples that is not the last"
             raise DataError(
                 f"«global_batch={size}», but the training data has a batch of {wrong}. The batch size of a {name} cannot be "
                 f"set from outside: have it make batches of {size}, or omit global_batch; then each rank trains on batches of "
                 "its own."
             )
-        before = found
+        before = count
         yield batch

@@ -43,7 +43,7 @@ def part(batch: Batch, where: Where, what: str = "batch") -> Any:
     try:
         return get_item(batch, where)
     except (KeyError, IndexError, AttributeError, TypeError):
-        there = (
+        parts = (
             list(batch)
             if isinstance(batch, Mapping)
             else list(batch._fields)
@@ -53,7 +53,7 @@ def part(batch: Batch, where: Where, what: str = "batch") -> Any:
             else "no such attribute"
         )
         raise MissingPartError(
-            f"The {what}, a {type(batch).__name__}, has nothing at {where!r}; it has {there}."
+            f"The {what}, a {type(batch).__name__}, has nothing at {where!r}; it has {parts}."
         ) from None
 
 

@@ -105,7 +105,7 @@ def fields_of(item: object) -> dict[str, Any] | None:
         held = getattr(item, "__dict__", None)
         if type(held) is not dict or isinstance(item, Mapping | list):
             return None
-        if type(item) is not SimpleNamespace and not any(isinstance(each, torch.Tensor) for each in held.values()):
+        if type(item) is not SimpleNamespace and not any(isinstance(value, torch.Tensor) for value in held.values()):
             return None
         names = list(held)
     return {name: getattr(item, name) for name in names if hasattr(item, name)}

@@ -58,8 +58,8 @@ def read(batch: Batch) -> Reading:
         if len(sizes) == 1:
             return Reading(sizes.pop(), How.FIELDS)
         raise WrongValue(_problem(batch, f"found sizes {sorted(sizes | lengths)}"))
-    certain = len(set(map(signature, sequences))) > 1 and not all(isinstance(each[0], Tensor) for each in sequences)
-    certain |= any(isinstance(each[0], Tensor) and len({part.shape[1:] for part in each}) > 1 for each in sequences)
+    certain = len(set(map(signature, sequences))) > 1 and not all(isinstance(part[0], Tensor) for part in sequences)
+    certain |= any(isinstance(rows[0], Tensor) and len({part.shape[1:] for part in rows}) > 1 for rows in sequences)
     if sizes == lengths:
         return Reading(lengths.pop(), How.LISTS if certain else How.UNKNOWN)
     pairs = isinstance(batch, list | tuple) and len(batch) != 2 and len(set(map(signature, batch))) == 1
@@ -100,10 +100,10 @@ def samples_of_fields(batch: Batch) -> int:
     return sizes.pop()
 
 
-def _problem(batch: Batch, found: str) -> str:
+def _problem(batch: Batch, sizes: str) -> str:
     return (
         f"Cannot tell how many samples a batch of {type(batch).__name__} holds: its tensors and lists should agree on the size "
-        f"of dimension 0, {found}. Give inputs and targets as tensors or lists with one entry for each sample, or define "
+        f"of dimension 0, {sizes}. Give inputs and targets as tensors or lists with one entry for each sample, or define "
         "count(batch) in a hocket.Task, and split(batch, size) for microbatches."
     )
 

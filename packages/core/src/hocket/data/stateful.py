@@ -33,15 +33,15 @@ _DEFAULTS = (__name__, "hocket.state.task", "hocket_data.module", "hocket.state.
 def one_sided(owner: object) -> str:
     """Return which methods an object has and lacks, if it saves a state that it cannot restore, or the reverse; or empty."""
     for pair in _PAIRS:
-        found = {name: getattr(owner, name, None) for name in pair}
+        methods = {name: getattr(owner, name, None) for name in pair}
         own = {
-            name: callable(each) and getattr(each, "__module__", "") not in _DEFAULTS for name, each in found.items()
+            name: callable(item) and getattr(item, "__module__", "") not in _DEFAULTS for name, item in methods.items()
         }
         if len({*own.values()}) > 1:
-            there, lacking = sorted(pair, key=lambda name: not own[name])
+            given, lacking = sorted(pair, key=lambda name: not own[name])
             arguments = ", state" if lacking == pair[1] else ""
             return (
-                f"{type(owner).__name__} defines {there}() and no {lacking}(), so checkpoints cannot restore its state. Define "
-                f"def {lacking}(self{arguments}) too, or remove {there}()."
+                f"{type(owner).__name__} defines {given}() and no {lacking}(), so checkpoints cannot restore its state. Define "
+                f"def {lacking}(self{arguments}) too, or remove {given}()."
             )
     return ""

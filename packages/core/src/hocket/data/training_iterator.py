@@ -293,10 +293,10 @@ class TrainingIterator:
         """
         if tree["under_way"]:
             return ""
-        found = self._source.changed(tree["pass"]) if hasattr(self._source, "changed") else []
+        changes = self._source.changed(tree["pass"]) if hasattr(self._source, "changed") else []
         if None not in (tree["length"], self._length) and tree["length"] != self._length:
-            found.append(f"an epoch had {tree['length']} batches, has {self._length}")
-        return "; ".join(found)
+            changes.append(f"an epoch had {tree['length']} batches, has {self._length}")
+        return "; ".join(changes)
 
     def reshare(self, trees: Sequence[Mapping[str, Any]], ranks: int) -> Mapping[str, Any]:
         """Return this rank's position from those of a run with another world size; see :meth:`hocket.data.Source.reshare`."""

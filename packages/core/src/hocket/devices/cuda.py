@@ -62,8 +62,8 @@ class CUDA(Device):
             raise WrongValue(
                 "torch sees no GPU on this machine. Pass «device='cpu'», or install a torch built for the GPU."
             )
-        found = environment(os.environ)
-        if found is not None and found.launcher not in _SHARING:
+        launched = environment(os.environ)
+        if launched is not None and launched.launcher not in _SHARING:
             local_rank %= count
         if local_rank >= count:
             raise WrongValue(

@@ -39,8 +39,8 @@ def check_model(model: nn.Module, device: object, materializes: bool = False) ->
             "model.to_empty(device='cpu'), then initialize or load the weights."
         )
     if len(places) > 1:
-        found = ", ".join(f"{kind}.{name} on {place}" for place, name in places.items())
-        raise WrongValue(f"The model is spread over devices: {found}. Move it to one: model.to('cpu').")
+        where = ", ".join(f"{kind}.{name} on {place}" for place, name in places.items())
+        raise WrongValue(f"The model is spread over devices: {where}. Move it to one: model.to('cpu').")
     if device not in (None, "auto") and isinstance(device, str):
         for place, name in places.items():
             if place.type not in ("cpu", device):

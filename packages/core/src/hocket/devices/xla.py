@@ -50,8 +50,8 @@ def _torch_xla() -> Any:
     try:
         return importlib.import_module("torch_xla")
     except ImportError as error:
-        there = importlib.util.find_spec("torch_xla") is not None
-        problem = f"cannot be imported with torch {torch.__version__} ({error})" if there else "is not installed"
+        present = importlib.util.find_spec("torch_xla") is not None
+        problem = f"cannot be imported with torch {torch.__version__} ({error})" if present else "is not installed"
         raise PluginError(
             f"«device='xla'» needs the package torch_xla, which {problem}. Install it in a separate environment, because "
             f"it works with torch 2.9 only; type: {installing.command('xla')}. Without it, pass «device='auto'»."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import enum
 import inspect
 import re
@@ -20,9 +19,9 @@ def missing(owner: str, name: str, obj: object) -> str:
     """Return the message for an attribute that does not exist: what other libraries mean by it, or a similar name."""
     if name.startswith("_"):  # dir() itself looks for some
         return f"{owner} has no {name!r}."
-    there = [each for each in dir(obj) if each[0] != "_"]
-    found = instead(owner, name, there)
-    return f"{owner} has no {name!r}; it has {', '.join(there)}. {found}".rstrip()
+    attributes = [attribute for attribute in dir(obj) if attribute[0] != "_"]
+    advice = instead(owner, name, attributes)
+    return f"{owner} has no {name!r}; it has {', '.join(attributes)}. {advice}".rstrip()
 
 
 def explain(error: BaseException) -> None:
@@ -50,13 +49,13 @@ def explain(error: BaseException) -> None:
 def unset(owner: str, name: str, arguments: Iterable[str]) -> str:
     """Return the message for an attribute that somebody sets and nobody would read."""
     if name in arguments:
-        found = f"It is an argument: write hocket.{owner}({name}=…) when it is made"
-        found += ", or trainer.fit('5ep') to train for longer." if name == "duration" else "."
+        advice = f"It is an argument: write hocket.{owner}({name}=…) when it is made"
+        advice += ", or trainer.fit('5ep') to train for longer." if name == "duration" else "."
     elif text := names.listed(name, "attributes", owner):
-        found = f"See {text}."
+        advice = f"See {text}."
     else:
-        found = f"Give hocket.{owner} its arguments when it is made."
-    return f"{owner}.{name} cannot be set: nothing would read it. {found}"
+        advice = f"Give hocket.{owner} its arguments when it is made."
+    return f"{owner}.{name} cannot be set: nothing would read it. {advice}"
 
 
 class Elsewhere:
@@ -102,12 +101,12 @@ def elsewhere(cls: type[T]) -> type[T]:
     return cls
 
 
-def instead(owner: str, name: str, there: Iterable[str]) -> str:
+def instead(owner: str, name: str, known: Iterable[str]) -> str:
     """Return what to write instead of a name of another library, or a similar name, or empty."""
     if text := names.listed(name, "attributes", owner):
         return f"Write {text}."
-    near = difflib.get_close_matches(name, there, 1, 0.6)
-    return f"Did you mean '{near[0]}'?" if near else ""
+    near = names.closest(name, known)
+    return f"Did you mean '{near}'?" if near else ""
 
 
 def uncalled(cls: type, base: type, events: Collection[str] = ()) -> str:
@@ -120,15 +119,15 @@ def uncalled(cls: type, base: type, events: Collection[str] = ()) -> str:
         cls: a subclass of ``base``; only it and its bases below ``base`` are examined.
         events: names of methods that are called although ``base`` does not define them.
     """
-    own = [each for each in cls.__mro__ if issubclass(each, base) and not is_ours(each.__module__)]
-    methods = {name: each for kind in reversed(own) for name, each in vars(kind).items() if inspect.isfunction(each)}
-    found = {
+    own = [ancestor for ancestor in cls.__mro__ if issubclass(ancestor, base) and not is_ours(ancestor.__module__)]
+    methods = {name: item for kind in reversed(own) for name, item in vars(kind).items() if inspect.isfunction(item)}
+    unknown = {
         name: write
         for name in methods
         if name[0] != "_" and not hasattr(base, name) and (write := _called_here(name, base, events))
     }
-    used = {name for method, each in methods.items() if method not in found for name in _names_in(each.__code__)}
-    listed = {name: write for name, write in found.items() if name not in used}
+    used = {name for method, body in methods.items() if method not in unknown for name in _names_in(body.__code__)}
+    listed = {name: write for name, write in unknown.items() if name not in used}
     if not listed:
         return ""
     instead = "; ".join(f"instead of {name}: {write}" for name, write in listed.items())
@@ -142,21 +141,16 @@ def _called_here(name: str, base: type, events: Collection[str]) -> str | None:
     if text := names.listed(name, "methods", base.__name__):
         return text
     hook = names.hook(name) if name.startswith("on_") or name.endswith(("_begin", "_end", "_start")) else None
-    if event := hook or next(iter(difflib.get_close_matches(name, events, 1, 0.85)), None):
+    if event := hook or names.closest(name, events, 0.85):
         return f"{event}(self, state), here or in a hocket.Callback"
-    ours = {each: method for each, method in vars(base).items() if each[0] != "_" and inspect.isfunction(method)}
-    near = difflib.get_close_matches(name, ours, 1, 0.85)
-    return f"{near[0]}({', '.join(inspect.signature(ours[near[0]]).parameters)})" if near else None
+    methods = {key: method for key, method in vars(base).items() if key[0] != "_" and inspect.isfunction(method)}
+    near = names.closest(name, methods, 0.85)
+    return f"{near}({', '.join(inspect.signature(methods[near]).parameters)})" if near else None
 
 
 def _names_in(code: CodeType) -> set[str]:
-    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     return set(code.co_names).union(*map(_names_in, inner))
-
-
-def near(name: object, there: Iterable[str]) -> str | None:
-    """Return the name most like this one, such as ``eval/loss`` for ``eval_loss``, or None."""
-    return next(iter(difflib.get_close_matches(str(name), list(there), 1, 0.5)), None)
 
 
 class Columns:
@@ -165,10 +159,10 @@ class Columns:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            found = near(name, self) or next((each for each in self if "/" in each), "train/loss")
+            closest = names.closest(name, self, 0.5) or next((column for column in self if "/" in column), "train/loss")
             raise AttributeError(
                 f"{type(self).__name__} has no attribute {name!r}; its values are found by name: {', '.join(self) or 'none'}. "
-                f"Write [{found!r}]."
+                f"Write [{closest!r}]."
                 if name[0] != "_"
                 else f"{type(self).__name__} has no {name!r}.",
                 name=name,
@@ -180,15 +174,15 @@ class Values(Columns, dict[str, float]):
     """Values by name, such as ``eval/loss``, that lists the names if one does not exist."""
 
     def __missing__(self, name: object) -> float:
-        there = ", ".join(map(repr, self)) or "none, without an evaluation"
-        if found := near(name, self):
-            write = f"Write {found!r}"
+        listed = ", ".join(map(repr, self)) or "none, without an evaluation"
+        if closest := names.closest(name, self, 0.5):
+            write = f"Write {closest!r}"
         elif "/" in str(name) or not self:
             write = "Values of evaluation sets need eval_data= in the Trainer"
         else:
             write = f"Measured are only losses and metrics=: write metrics={name!r}, with eval_data=, in the Trainer"
         raise KeyError(
-            f"There is no value {name!r}; there is {there}. {write}; sets are named by eval_data={{'val': loader}}."
+            f"There is no value {name!r}; there is {listed}. {write}; sets are named by eval_data={{'val': loader}}."
         )
 
 
@@ -213,6 +207,6 @@ def unknown_member(cls: Any, name: str) -> str:
     members = list(cls.__members__)
     wanted = name.upper()
     known = names.hook(name.lower()) if cls.__name__ == "Event" else None
-    near = [known.upper()] if known and known.upper() in members else difflib.get_close_matches(wanted, members, 1, 0.5)
-    hint = f"Write {cls.__name__}.{near[0]}. " if near else f"Write {cls.__name__}.{members[0]}, for instance. "
+    near = known.upper() if known and known.upper() in members else names.closest(wanted, members, 0.5)
+    hint = f"Write {cls.__name__}.{near}. " if near else f"Write {cls.__name__}.{members[0]}, for instance. "
     return f"{cls.__name__} has no member {name!r}. {hint}The members are {', '.join(members)}."

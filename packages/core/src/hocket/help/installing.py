@@ -28,7 +28,7 @@ def command(extra: str, package: str = _CORE) -> str:
         "pip install 'optuna>=4.0'"
     """
     needed = [word for words in dict.fromkeys(_needed(package, extra)) for word in words]
-    if any(each.startswith("./") for each in needed):
+    if any(word.startswith("./") for word in needed):
         return f"pip install {shlex.join(needed)} in a checkout of hocket"
     return f"pip install {shlex.join(needed)}"
 
@@ -39,7 +39,7 @@ def library(name: str, versions: str = "") -> str:
     if not package.startswith(_CORE):
         return f"pip install {shlex.quote(name + versions)}"
     extra = _extra_of(package)
-    if package != _CORE and not any(each[3] == extra for each in _of_extras(_CORE)):
+    if package != _CORE and not any(requirement[3] == extra for requirement in _of_extras(_CORE)):
         return f"pip install FOLDER, which has the source or a wheel of {package}"
     return command("" if package == _CORE else extra)
 
@@ -58,10 +58,10 @@ def _of_extras(package: str) -> list[tuple[str, str | None, str, str]]:
 
 def _needed(package: str, extra: str) -> Iterator[tuple[str, ...]]:
     """Yield the words of each requirement. What the package of an extra needs of ours is omitted if it is installed."""
-    found = [each for each in _of_extras(package) if each[3] == extra]
-    if not found:  # the package is missing, or older than this message
+    requirements = [requirement for requirement in _of_extras(package) if requirement[3] == extra]
+    if not requirements:  # the package is missing, or older than this message
         yield _from_source(package, extra)
-    for name, inner, versions, _ in found:
+    for name, inner, versions, _ in requirements:
         if not name.startswith(_CORE):
             yield (name + (f"[{inner}]" if inner else "") + versions.strip(),)
         elif inner or _extra_of(name) == extra or _installed(name) is None:

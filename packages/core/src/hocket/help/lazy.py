@@ -81,18 +81,18 @@ class Absent(AttributeError):
     Args:
         package: its name.
         name: the name that was asked for.
-        there: the names that it has.
+        known: the names that it has.
     """
 
-    def __init__(self, package: str, name: str, there: Sequence[str]) -> None:
-        super().__init__(package, name, there)
+    def __init__(self, package: str, name: str, known: Sequence[str]) -> None:
+        super().__init__(package, name, known)
 
     def __str__(self) -> str:
-        package, name, there = self.args
-        text = f"module '{package}' has no attribute '{name}'; it has {', '.join(there)}"
+        package, name, known = self.args
+        text = f"module '{package}' has no attribute '{name}'; it has {', '.join(known)}"
         if name[0] == "_":
             return text
         from hocket.help import attributes  # only needed for error messages
 
-        write = attributes.instead(package, name, there) or attributes.instead("hocket", name, ())
+        write = attributes.instead(package, name, known) or attributes.instead("hocket", name, ())
         return f"{text}. {write}".rstrip()

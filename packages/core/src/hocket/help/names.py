@@ -13,10 +13,10 @@ from typing import Any
 @functools.cache
 def table(*path: str) -> dict[str, str]:
     """Return a table of ``others.toml``; empty if there is none."""
-    found: Any = _tables()
+    entries: Any = _tables()
     for part in path:
-        found = found.get(part, {})
-    return dict(found)
+        entries = entries.get(part, {})
+    return dict(entries)
 
 
 @functools.cache
@@ -29,9 +29,8 @@ def _tables() -> dict[str, Any]:
 def listed(name: str, *path: str, near: bool = False) -> str | None:
     """Return the text of the entry of a table that lists ``name``, or with ``near`` a name that is spelled like it, or None."""
     wanted = plain(name)
-    known = {plain(each): text for others, text in table(*path).items() for each in others.split()}
-    like = difflib.get_close_matches(wanted, known, 1, 0.85) if near else [wanted]
-    return known.get(like[0]) if like else None
+    known = {plain(word): text for others, text in table(*path).items() for word in others.split()}
+    return known.get((closest(wanted, known, 0.85) if near else wanted) or "")
 
 
 def filled(text: str, name: str, value: object, shown: object) -> str:
@@ -41,9 +40,14 @@ def filled(text: str, name: str, value: object, shown: object) -> str:
     return text.format(shown, name=name)
 
 
-def ours(name: str, *path: str) -> str | None:
+def own_name(name: str, *path: str) -> str | None:
     """Return the key of the entry of a table whose text lists ``name``, or None."""
     return next((key for key, others in table(*path).items() if name in others.split()), None)
+
+
+def closest(name: object, known: Iterable[str], alike: float = 0.6) -> str | None:
+    """Return the name most like this one, such as ``eval/loss`` for ``eval_loss``, or None if none is ``alike`` (0 to 1)."""
+    return next(iter(difflib.get_close_matches(str(name), list(known), 1, alike)), None)
 
 
 def plain(name: str) -> str:
@@ -51,20 +55,20 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.casefold())
 
 
-def alias(kind: str, name: str, there: Iterable[str]) -> str | None:
+def alias(kind: str, name: str, known: Iterable[str]) -> str | None:
     """Return this library's name for what another one calls ``name``, or None.
 
-    A name in another case or with other punctuation comes first. ``there`` are the names that exist.
+    A name in another case or with other punctuation comes first. ``known`` are the names that exist.
     """
     wanted = plain(name)
-    same = [each for each in there if plain(each) == wanted]
+    same = [candidate for candidate in known if plain(candidate) == wanted]
     if same:
         return same[0]
     if kind == "devices":  # "cuda:0"
         wanted = plain(name.partition(":")[0])
-        if wanted in there:
+        if wanted in known:
             return wanted
-    return ours(wanted, "plugins", kind)
+    return own_name(wanted, "plugins", kind)
 
 
 def elsewhere(kind: str, name: str) -> str | None:
@@ -75,15 +79,15 @@ def elsewhere(kind: str, name: str) -> str | None:
 def hook(name: str) -> str | None:
     """Return the hook of this library that corresponds to another library's, such as ``on_train_batch_end``, or None."""
     plain_name = name.casefold().removeprefix("on_")
-    return plain_name if plain_name in table("hooks") else ours(plain_name, "hooks")
+    return plain_name if plain_name in table("hooks") else own_name(plain_name, "hooks")
 
 
-def argument(name: str, there: Iterable[str]) -> str | None:
+def argument(name: str, known: Iterable[str]) -> str | None:
     """Return the argument of a plug-in that another library calls ``name``, or None."""
-    wanted, there = plain(name), list(there)
-    same = [each for each in there if plain(each) == wanted]
+    wanted, known = plain(name), list(known)
+    same = [candidate for candidate in known if plain(candidate) == wanted]
     theirs = table("plugin-arguments")
-    return next(iter(same), None) or next((each for each in there if wanted in theirs.get(each, "").split()), None)
+    return next(iter(same), None) or next((item for item in known if wanted in theirs.get(item, "").split()), None)
 
 
 def example(argument: str) -> str:
@@ -94,5 +98,5 @@ def example(argument: str) -> str:
 def library(obj: object) -> str | None:
     """Return the library that an object, or a class, comes from or inherits from, or None for other libraries."""
     cls = obj if isinstance(obj, type) else type(obj)
-    found = (table("libraries").get(base.__module__.partition(".")[0]) for base in cls.__mro__)
-    return next((each for each in found if each), None)
+    libraries = (table("libraries").get(base.__module__.partition(".")[0]) for base in cls.__mro__)
+    return next((library for library in libraries if library), None)

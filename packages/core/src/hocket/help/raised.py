@@ -19,15 +19,15 @@ def raised(doing: str, error: BaseException, advice: str = "") -> str:
         line = " ".join((error.text or "").split())
         return f"{doing} raised {type(error).__name__}: {error.msg} ({place}): `{line}`. Correct that line."
     frames = traceback.StackSummary.extract(filter(_is_users, traceback.walk_tb(error.__traceback__)))
-    said = f"{doing} raised {type(error).__name__}: {text}"
+    sentence = f"{doing} raised {type(error).__name__}: {text}"
     if not frames:
-        return f"{said}. {advice or 'Change the value.'}"
-    said = f"{said} ({_relative(frames[-1].filename)}:{frames[-1].lineno}): `{frames[-1].line}`."
+        return f"{sentence}. {advice or 'Change the value.'}"
+    sentence = f"{sentence} ({_relative(frames[-1].filename)}:{frames[-1].lineno}): `{frames[-1].line}`."
     if advice:
-        return f"{said} {advice}"
+        return f"{sentence} {advice}"
     if isinstance(error, ModuleNotFoundError) and error.name:
-        return f"{said} Correct that line, or type: {installing.library(error.name.partition('.')[0])}"
-    return f"{said} Change the value here or that line; --traceback shows all calls."
+        return f"{sentence} Correct that line, or type: {installing.library(error.name.partition('.')[0])}"
+    return f"{sentence} Change the value here or that line; --traceback shows all calls."
 
 
 def _message(error: BaseException) -> str:

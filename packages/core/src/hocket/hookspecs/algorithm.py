@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import enum
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar
@@ -147,8 +146,8 @@ def _check_declarations(algorithm: Algorithm, who: str) -> None:
     if given is not declared or not all(isinstance(event, Event) for event in given):
         meant = [str(getattr(event, "value", event)).rpartition(".")[2].lower() for event in given]
         known = [event.value for event in Event]
-        near = [difflib.get_close_matches(names.hook(event) or event, known, 1) for event in meant]
-        write = ", ".join(f"hocket.Event.{event[0].upper()}" for event in near if event) or "hocket.Event.AFTER_LOSS"
+        near = [names.closest(names.hook(event) or event, known) for event in meant]
+        write = ", ".join(f"hocket.Event.{event.upper()}" for event in near if event) or "hocket.Event.AFTER_LOSS"
         raise HookError(
             f"{who} has events = {declared!r}; it should be a set of members of hocket.Event. Write events = {{{write}}}. "
             f"The members are {', '.join(Event.__members__)}."
@@ -156,10 +155,10 @@ def _check_declarations(algorithm: Algorithm, who: str) -> None:
     for name, kind in (("phase", Phase), ("needs", Need)):
         if not isinstance(value := getattr(algorithm, name), kind | int):
             members = list(kind.__members__)
-            like = difflib.get_close_matches(str(value).upper(), members, 1) or members
+            like = names.closest(str(value).upper(), members) or members[0]
             raise HookError(
                 f"{who} has {name} = {value!r}; it should be a member of hocket.{kind.__name__}. Write {name} = "
-                f"hocket.{kind.__name__}.{like[0]}. The members are {', '.join(members)}."
+                f"hocket.{kind.__name__}.{like}. The members are {', '.join(members)}."
             )
     for name in ("before", "after", "conflicts"):
         others = getattr(algorithm, name)

@@ -52,7 +52,7 @@ def make_groups(
         patterns = [group["match"]] if isinstance(group["match"], str) else group["match"]
         for pattern in patterns:
             _check_pattern(pattern, parameters)
-        matched = [name for name, each in parameters.items() if any(_matches(name, each, p) for p in patterns)]
+        matched = [name for name, item in parameters.items() if any(_matches(name, item, p) for p in patterns)]
         if taken.issuperset(matched):
             raise PluginConfigError(
                 f"The group {group!r} gets no parameter: groups before it match all of {_some(matched)}, and the first match "
@@ -65,12 +65,12 @@ def make_groups(
     if layer_decay is not None:
         for name, factor in _factors(part, list(parameters), layer_decay).items():
             options[name][_SCALE] = factor
-    made: list[dict[str, Any]] = []
+    merged: list[dict[str, Any]] = []
     for name, parameter in parameters.items():
-        if not (same := [each for each in made if _options(each) == options[name]]):
-            made += (same := [{"params": [], **options[name]}])
+        if not (same := [group for group in merged if _options(group) == options[name]]):
+            merged += (same := [{"params": [], **options[name]}])
         same[0]["params"].append(parameter)
-    return made
+    return merged
 
 
 def scale_rates(optimizer: Optimizer) -> None:
@@ -100,9 +100,9 @@ def named_parameters(part: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield the parameters by name: those of a task's model by their names in the model."""
     model = part.model if isinstance(part, Task) else part
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    there = set(names.values())
+    taken = set(names.values())
     for name, parameter in part.named_parameters():
-        yield names.get(id(parameter)) or (f"task.{name}" if name in there else name), parameter
+        yield names.get(id(parameter)) or (f"task.{name}" if name in taken else name), parameter
 
 
 def described(optimizers: Mapping[str, Optimizer], part: nn.Module) -> str:
@@ -174,12 +174,12 @@ def check_groups(groups: object) -> Sequence[Mapping[str, Any]]:
 
 
 def _check_pattern(pattern: str, parameters: Mapping[str, nn.Parameter]) -> None:
-    if any(_matches(name, each, pattern) for name, each in parameters.items()):
+    if any(_matches(name, parameter, pattern) for name, parameter in parameters.items()):
         return
     word = pattern.strip("*.")
     parts = dict.fromkeys(part for name in parameters for part in (name, *name.split(".")) if not part.isdigit())
     near = difflib.get_close_matches(word, list(parts), 3, 0.5) or list(parameters)[:3]
-    names = " or ".join(repr(each if each in parameters else f"*{each}*") for each in near)
+    names = " or ".join(repr(match if match in parameters else f"*{match}*") for match in near)
     raise PluginConfigError(f"«match={pattern!r}» matches none of the {len(parameters)} parameters. Write {names}.")
 
 
@@ -189,22 +189,22 @@ def _factors(part: nn.Module, names: Sequence[str], decay: object) -> dict[str, 
             f"«layer_decay={decay!r}» is not a factor per layer: give a number in (0, 1], such as 0.75."
         )
     model = part.model if isinstance(part, Task) else part
-    found = optional_packages.module("hocket_general.layers", "layer_decay=").layers(model, names)
-    if not found:
+    layers = optional_packages.module("hocket_general.layers", "layer_decay=").layers(model, names)
+    if not layers:
         raise PluginConfigError(
             f"«layer_decay={decay}» needs blocks that repeat, such as the items of a ModuleList or block_1 and block_2 of one "
             f"class, and {type(model).__name__} has none; its parameters are {_some(names)}. Use "
             "«groups=[{'match': …, 'lr': …}]» with a learning rate for each part."
         )
-    last = max(found.values())
-    return {name: float(decay) ** (last - layer) for name, layer in found.items()}
+    last = max(layers.values())
+    return {name: float(decay) ** (last - layer) for name, layer in layers.items()}
 
 
 def hyperparameters(optimizers: Sequence[Optimizer]) -> dict[str, str]:
     """Return the hyperparameters of every parameter group as text, by keys such as ``"optimizers.0.lr"``."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for number, optimizer in enumerate(optimizers):
         for index, group in enumerate(optimizer.param_groups):
             place = f"optimizers.{number}" + (f".group{index}" if len(optimizer.param_groups) > 1 else "")
-            found |= {f"{place}.{name}": repr(json_like(each)) for name, each in group.items() if name != "params"}
-    return found
+            values |= {f"{place}.{name}": repr(json_like(value)) for name, value in group.items() if name != "params"}
+    return values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from hocket.basics.timestamp import Timestamp
 from hocket.data.stateful import has_state
 from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
+from hocket.help.names import closest
 from hocket.plugins import catalog
 from hocket.plugins.building import build
 from hocket.schedules import Clock, Plateau, Schedule
@@ -145,7 +145,7 @@ def _notice_added_groups(scheduler: LRScheduler) -> None:
     rates.extend(group.setdefault("initial_lr", float(group["lr"])) for group in groups[len(rates) :] if rates)
     functions: list[Any] = getattr(scheduler, "lr_lambdas", [])
     if 0 < len(functions) < len(groups):
-        if any(each is not functions[0] for each in functions):
+        if any(function is not functions[0] for function in functions):
             raise WrongValue(
                 f"A parameter group was added to {type(scheduler.optimizer).__name__}, but {type(scheduler).__name__} was "
                 "given a function for each of the groups before. Give it one function for all, or a schedule of hocket."
@@ -233,17 +233,17 @@ def make_schedules(
         TypeError or ValueError: what was given is none of these, or does not fit the optimizers; or ``every`` has no effect.
     """
     time = Time(1, Unit.BATCH) if every is None else time_of(every, "schedule_every")
-    made = _make_all(given, optimizers, time, names)
-    for each in made:
-        if isinstance(each, Stepped):
-            each.by_default = every is None
-    if time != Time(1, Unit.BATCH) and not any(type(each) is Stepped for each in made):
+    rates = _make_all(given, optimizers, time, names)
+    for rate in rates:
+        if isinstance(rate, Stepped):
+            rate.by_default = every is None
+    if time != Time(1, Unit.BATCH) and not any(type(rate) is Stepped for rate in rates):
         raise WrongValue(
             f"«schedule_every='{time}'» is the interval at which a torch LRScheduler is stepped, and «schedule=» has none. "
             "hocket's schedules are functions of time, updated after each batch: omit «schedule_every=», and give times to the "
             "schedule, such as «schedule='step(step_size=1ep)'»."
         )
-    return made
+    return rates
 
 
 def _make_all(given: object, optimizers: Sequence[Optimizer], every: Time, names: Sequence[str]) -> list[LearningRate]:
@@ -261,24 +261,24 @@ def _make_all(given: object, optimizers: Sequence[Optimizer], every: Time, names
             f"«schedule={{{wrong[0]!r}: …}}» names no optimizer; there {'is' if len(names) == 1 else 'are'} "
             f"{', '.join(map(repr, names))}. Write {wrong[1]!r}."
         )
-    each = list(given) if isinstance(given, list | tuple) else [given] * len(optimizers)
-    if len(each) != len(optimizers):
+    schedules = list(given) if isinstance(given, list | tuple) else [given] * len(optimizers)
+    if len(schedules) != len(optimizers):
         raise WrongValue(
-            f"{len(each)} schedules were given for {len(optimizers)} optimizers; give one, or one for each."
+            f"{len(schedules)} schedules were given for {len(optimizers)} optimizers; give one, or one for each."
         )
-    pairs = zip(each, optimizers, strict=True)
+    pairs = zip(schedules, optimizers, strict=True)
     return [_make(item, optimizer, every, number) for number, (item, optimizer) in enumerate(pairs)]
 
 
 def _misnamed(given: Mapping[Any, Any], names: Sequence[str]) -> tuple[str, str] | None:
     """Return a key of a dict of schedules that is like the name of an optimizer, and that name; None for another dict."""
-    there = catalog.names("schedules")
+    known = catalog.names("schedules")
     for key, item in given.items():
-        near = difflib.get_close_matches(str(key), names, 1, 0.7)
+        near = closest(key, names, 0.7)
         if not near and len(names) > 1 and (callable(item) or isinstance(item, str)):
-            near = list(names[:1])
-        if near and near[0] != key and key not in there:
-            return str(key), near[0]
+            near = names[0]
+        if near and near != key and key not in known:
+            return str(key), near
     return None
 
 
@@ -291,10 +291,10 @@ def _make(given: Any, optimizer: Optimizer, every: Time, number: int) -> Learnin
         return OnPlateau(optimizer, given, number)
     if isinstance(given, Schedule):
         return Scheduled(optimizer, given)
-    made = given
+    scheduler = given
     if callable(given) and not _is_scheduler(given):
         try:
-            made = given(optimizer)
+            scheduler = given(optimizer)
         except (AttributeError, TypeError) as error:  # a function of a clock, called with an optimizer
             if not _takes_a_clock(given):
                 if isinstance(given, type) and issubclass(given, LRScheduler):
@@ -309,25 +309,25 @@ def _make(given: Any, optimizer: Optimizer, every: Time, number: int) -> Learnin
                 )
                 raise
             return Scheduled(optimizer, given)
-        if isinstance(made, int | float) and _takes_a_clock(given):
+        if isinstance(scheduler, int | float) and _takes_a_clock(given):
             return Scheduled(optimizer, given)
-    if not _is_scheduler(made):
+    if not _is_scheduler(scheduler):
         raise WrongType(
-            f"«schedule={given!r}» gave {type(made).__name__}. Pass a name such as 'cosine(warmup=0.05dur)', a "
+            f"«schedule={given!r}» gave {type(scheduler).__name__}. Pass a name such as 'cosine(warmup=0.05dur)', a "
             "hocket.schedules.Schedule, a function of a hocket.schedules.Clock that returns a number, or a function of the "
             "optimizer that returns a torch LRScheduler or another object with step()."
         )
-    if getattr(made, "optimizer", optimizer) is not optimizer:
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise WrongValue(
-            f"The {type(made).__name__} belongs to another {type(made.optimizer).__name__} than the one used for training. "
-            "Make it from the same optimizer, or pass a function of the optimizer: schedule=lambda optimizer: "
-            f"torch.optim.lr_scheduler.{type(made).__name__}(optimizer, …)."
+            f"The {type(scheduler).__name__} belongs to another {type(scheduler.optimizer).__name__} than the one used for "
+            "training. Make it from the same optimizer, or pass a function of the optimizer: schedule=lambda optimizer: "
+            f"torch.optim.lr_scheduler.{type(scheduler).__name__}(optimizer, …)."
         )
-    if not has_state(made):
+    if not has_state(scheduler):
         warn(
-            f"{type(made).__name__} has no state_dict and load_state_dict, so a resumed run begins with its initial state."
+            f"{type(scheduler).__name__} has no state_dict and load_state_dict, so a resumed run begins with its initial state."
         )
-    return (Updated if callable(getattr(made, "step_update", None)) else Stepped)(made, optimizer, every)
+    return (Updated if callable(getattr(scheduler, "step_update", None)) else Stepped)(scheduler, optimizer, every)
 
 
 def _is_scheduler(given: object) -> bool:

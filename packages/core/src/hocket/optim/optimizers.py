@@ -49,13 +49,13 @@ def make_optimizers(given: Any, task: Task, replacements: Sequence[Replacement])
     if given is None:
         return {}
     if isinstance(given, Mapping) and (modules := _named(given, task)):
-        made = {name: _make(item, modules[name], replacements) for name, item in given.items()}
+        optimizers = {name: _make(item, modules[name], replacements) for name, item in given.items()}
     else:
         several = isinstance(given, Sequence) and not isinstance(given, str)
-        each = [_make(item, task, replacements) for item in (given if several else [given])]
-        made = {str(number): optimizer for number, optimizer in enumerate(each)}
-    _check(list(made.values()), task)
-    return made
+        listed = [_make(item, task, replacements) for item in (given if several else [given])]
+        optimizers = {str(number): optimizer for number, optimizer in enumerate(listed)}
+    _check(list(optimizers.values()), task)
+    return optimizers
 
 
 def _named(given: Mapping[Any, Any], task: Task) -> dict[str, nn.Module]:
@@ -65,18 +65,18 @@ def _named(given: Mapping[Any, Any], task: Task) -> dict[str, nn.Module]:
     """
     if not given:
         return {}
-    found: dict[str, nn.Module] = {}
+    modules: dict[str, nn.Module] = {}
     for name, item in given.items():
         part: nn.Module | None = task
         if not isinstance(item, Optimizer):
             inside = [getattr(module, name, None) for module in (task, task.model) if isinstance(name, str)]
             part = next((module for module in inside if isinstance(module, nn.Module)), None)
         if part is not None:
-            found[str(name)] = part
+            modules[str(name)] = part
     several = len(given) > 1 or not isinstance(next(iter(given.values())), Mapping | None)
-    if (not found and not several) or (len(found) == len(given) and all(type(name) is str for name in given)):
-        return found
-    missing = next(name for name in given if name not in found)
+    if (not modules and not several) or (len(modules) == len(given) and all(type(name) is str for name in given)):
+        return modules
+    missing = next(name for name in given if name not in modules)
     kind = next((key for key in ("type", "name", "_target_", "class_path") if isinstance(given.get(key), str)), None)
     if kind is not None:
         chosen = str(given[kind]).rpartition(".")[2].lower()
@@ -120,10 +120,10 @@ def _make(given: object, part: nn.Module, replacements: Sequence[Replacement]) -
             "Omit «optimizer=» to evaluate or predict only, or set requires_grad on the parameters to train."
         )
     if isinstance(given, str | Mapping):
-        made = _from_name(given, part, replacements)
+        optimizer = _from_name(given, part, replacements)
     elif callable(given):
         try:
-            made = given(parameters)
+            optimizer = given(parameters)
         except (TypeError, AttributeError) as error:
             error.add_note(
                 "optimizer= is called with the list of parameters. Write optimizer=lambda parameters: "
@@ -131,14 +131,14 @@ def _make(given: object, part: nn.Module, replacements: Sequence[Replacement]) -
             )
             raise
     else:
-        made = given
-    if not isinstance(made, Optimizer):
+        optimizer = given
+    if not isinstance(optimizer, Optimizer):
         raise WrongType(
-            f"«optimizer={short(given)}» gave {type(made).__name__}, not a torch.optim.Optimizer. Pass a function of the "
+            f"«optimizer={short(given)}» gave {type(optimizer).__name__}, not a torch.optim.Optimizer. Pass a function of the "
             "parameters, such as «lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)¦`{torch.optim:AdamW: {lr: "
             "0.001}}`», an optimizer, or a name such as 'adamw(lr=1e-3)'."
         )
-    return made
+    return optimizer
 
 
 def _from_name(given: str | Mapping[Any, Any], part: nn.Module, replacements: Sequence[Replacement]) -> Any:
@@ -150,7 +150,7 @@ def _from_name(given: str | Mapping[Any, Any], part: nn.Module, replacements: Se
     name, config = read("optimizers", given)
     plugin = catalog.find("optimizers", name).load()
     own = {key: config.pop(key) for key in OPTIONS if key in config}
-    if own and (whole := next((each for each in replacements if not each.name), None)):
+    if own and (whole := next((replacement for replacement in replacements if not replacement.name), None)):
         warn(
             f"«optimizer={name!r}»: ignored {' and '.join(own)}, which is about the parameters of "
             f"{type(whole.old).__name__}, but {type(whole.new).__name__} replaces it."
@@ -161,10 +161,10 @@ def _from_name(given: str | Mapping[Any, Any], part: nn.Module, replacements: Se
         return build("optimizers", {name: config}, list(part.parameters())).obj
     module = part.model if isinstance(part, Task) else part
     groups = make_groups(part, **own, routes=routes and routes(module))
-    made = build("optimizers", {name: config}, groups).obj
-    if isinstance(made, Optimizer):
-        scale_rates(made)
-    return made
+    optimizer = build("optimizers", {name: config}, groups).obj
+    if isinstance(optimizer, Optimizer):
+        scale_rates(optimizer)
+    return optimizer
 
 
 def _check_configured(given: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 import typing
@@ -53,8 +52,8 @@ def build(kind: str, spec: PluginLike, *arguments: object) -> Attachment:
         attachment.instance = True
         return attachment
     entry = catalog.find(kind, name)
-    made = _make(kind, entry.name, entry.load(), arguments, config)
-    return Attachment(kind, entry.name, made, entry.dist, entry.version, config)
+    plugin = _make(kind, entry.name, entry.load(), arguments, config)
+    return Attachment(kind, entry.name, plugin, entry.dist, entry.version, config)
 
 
 def read(kind: str, spec: str | Mapping[Any, Any]) -> tuple[str, dict[str, Any]]:
@@ -68,11 +67,11 @@ def _from_text(kind: str, text: str) -> tuple[str, dict[str, Any]]:
     except PluginConfigError as error:
         if any(entry.name == text.strip() for entry in catalog.entries(kind)):
             catalog.find(kind, text.strip())  # raises an error that explains why this name cannot be used
-        there = catalog.names(kind)
+        known = catalog.names(kind)
         word, _, rest = re.sub(r"[(,]\s*", " ", text.strip(" )"), count=1).partition(" ")
-        near = others.alias(kind, word, there) if word else None
+        near = others.alias(kind, word, known) if word else None
         arguments = rest.strip() if "=" in rest else "key=value"
-        error.add_note(f"The {kind} are {', '.join(there)}. Write '{near or (there or ['name'])[0]}({arguments})'.")
+        error.add_note(f"The {kind} are {', '.join(known)}. Write '{near or (known or ['name'])[0]}({arguments})'.")
         raise
 
 
@@ -96,16 +95,16 @@ _CONTRACTS: dict[str, tuple[type, ...]] = {
 
 
 def _members(contracts: tuple[type, ...]) -> list[str]:
-    found = {name for each in contracts for name in [*vars(each), *each.__annotations__] if not name.startswith("_")}
-    return sorted(found)
+    members = {name for cls in contracts for name in [*vars(cls), *cls.__annotations__] if not name.startswith("_")}
+    return sorted(members)
 
 
 def _check_instance(kind: str, obj: object) -> None:
     if obj is None or isinstance(obj, bool | int | float | bytes | list | tuple | set):
-        there = catalog.names(kind)
-        near = others.alias(kind, str(obj), there) or (there or ["name"])[0]
+        known = catalog.names(kind)
+        near = others.alias(kind, str(obj), known) or (known or ["name"])[0]
         raise PluginConfigError(
-            f"{obj!r} is not one of the {kind}, which are {', '.join(there)}. Give a name such as '{near}', "
+            f"{obj!r} is not one of the {kind}, which are {', '.join(known)}. Give a name such as '{near}', "
             "{'name': {'key': value}}, or an instance."
         )
     _check_foreign(kind, obj)
@@ -144,10 +143,10 @@ def _check_foreign(kind: str, obj: object) -> None:
     if any(is_ours(base.__module__) for base in cls.__mro__):
         return
     if library := others.library(obj):
-        there = catalog.names(kind)
-        near = others.alias(kind, cls.__name__, there)
+        known = catalog.names(kind)
+        near = others.alias(kind, cls.__name__, known)
         write = others.elsewhere(kind, cls.__name__)
-        write = write or (f"Write {near!r}" if near else f"Write one of {', '.join(there)}")
+        write = write or (f"Write {near!r}" if near else f"Write one of {', '.join(known)}")
         raise PluginConfigError(
             f"{cls.__name__} is one of the {kind} of {library}, which hocket does not call. {write}; or subclass "
             f"{_base(kind)}."
@@ -177,7 +176,7 @@ def _name_of(kind: str, cls: type) -> str:
 
 def _written(kind: str, name: str, cls: Any, arguments: Sequence[str]) -> str:
     """Return how to give a plug-in its arguments: by its name, or as an instance if it has none."""
-    values = {each: others.example(each) for each in arguments}
+    values = {argument: others.example(argument) for argument in arguments}
     if catalog.entry_of(kind, cls) is None:
         return f"an instance, {cls.__name__}({', '.join(f'{key}={value}' for key, value in values.items())})"
     return f"{{'{name}': {{{', '.join(f'{key!r}: {value}' for key, value in values.items())}}}}}"
@@ -199,9 +198,8 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[object, ...], config:
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for key in config:
         if key not in known and not anything:
-            theirs = others.argument(key, known)
-            near = [theirs] if theirs else difflib.get_close_matches(key, known, 1, 0.5)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
+            near = others.argument(key, known) or others.closest(key, known, 0.5)
+            hint = f" Did you mean '{near}'?" if near else ""
             raise PluginConfigError(
                 f"{what} has no argument '{key}'.{hint} Its signature is {name}{_readable(signature, arguments)}."
             )
@@ -234,8 +232,8 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[object, ...], config:
         )
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {error}".rstrip(".")
-        raise BrokenPluginError(f"{what} cannot be instantiated: {said}.") from error
+        text = f"{type(error).__name__}: {error}".rstrip(".")
+        raise BrokenPluginError(f"{what} cannot be instantiated: {text}.") from error
 
 
 def _readable(signature: inspect.Signature, arguments: tuple[object, ...]) -> str:

@@ -8,7 +8,6 @@ the specification.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import time
@@ -31,16 +30,16 @@ from hocket.plugins.folding import (
     Listener,
     all_despite_errors,
     all_of,
+    around,
     finish,
     first_result,
-    note,
     noted,
     origin_of,
     positional,
 )
 from hocket.plugins.order import by_option, check_combination, order
 
-_EVENTS = {event.value: event for event in Event}
+_EVENTS = [event.value for event in Event]
 _IN_A_BATCH = {event.value for event in between(Event.AFTER_DATALOADER, Event.BATCH_END)}
 #: Every listener of these events runs, even if another one raises.
 _ALWAYS = {Event.EXCEPTION.value, Event.CLOSE.value}
@@ -169,8 +168,8 @@ class Bus(BusLike):
         return caller is not None and any(impl.plugin_name == key for impl in caller.get_hookimpls())
 
     def _ordered(self, hook: str) -> list[pluggy.HookImpl]:
-        found = getattr(self._pluggy.hook, hook).get_hookimpls()
-        impls = {impl.plugin_name: impl for impl in found if self._writes(impl.plugin_name)}
+        hookimpls = getattr(self._pluggy.hook, hook).get_hookimpls()
+        impls = {impl.plugin_name: impl for impl in hookimpls if self._writes(impl.plugin_name)}
         if len(impls) < 2:
             return list(impls.values())
         action = bool(getattr(self._pluggy.hook, hook).spec.opts.get("firstresult"))
@@ -207,11 +206,11 @@ class Bus(BusLike):
         else:
             listeners = [self._listener(hook, impl, spec.argnames) for impl in implementations if not impl.wrapper]
         if hook in _FINISHING:
-            listeners += [Listener(finish(each, hook)) for key, each in self._deliveries.items() if self._writes(key)]
+            listeners += [Listener(finish(queue, hook)) for key, queue in self._deliveries.items() if self._writes(key)]
         if hook in _ALWAYS:
-            folded = all_despite_errors([noted(*each[:2]) for each in listeners])
+            folded = all_despite_errors([noted(*listener[:2]) for listener in listeners])
         elif spec.opts.get("firstresult"):
-            folded = first_result(hook, [noted(*each[:2]) for each in listeners])
+            folded = first_result(hook, [noted(*listener[:2]) for listener in listeners])
         else:
             folded = all_of(listeners, counted=hook == Event.BATCH_END.value)
             if not without and inner is None and not wrappers:
@@ -270,37 +269,7 @@ class Bus(BusLike):
         """Wrap ``inner`` in a generator implementation, with pluggy's semantics of ``wrapper=True``."""
         attachment = self._attachments[impl.plugin_name]
         start = positional(impl.function, impl.argnames, argnames)
-        whose = origin_of(attachment, hook)
-
-        def wrapped(*args: object) -> Any:
-            generator = start(*args)
-            try:
-                next(generator)
-            except StopIteration:
-                raise HookError(f"The wrapper of {whose} did not yield. Write `result = yield` once.") from None
-            except BaseException as error:
-                note(error, whose)
-                raise
-            try:
-                result = inner(*args)
-            except BaseException as error:
-                try:
-                    generator.throw(error)
-                except StopIteration as stop:
-                    return stop.value
-                generator.close()
-                raise HookError(f"The wrapper of {whose} yielded twice.") from error
-            try:
-                generator.send(result)
-            except StopIteration as stop:
-                return stop.value
-            except BaseException as error:
-                note(error, whose)
-                raise
-            generator.close()
-            raise HookError(f"The wrapper of {whose} yielded twice.")
-
-        return self._measured(wrapped, hook, attachment)
+        return self._measured(around(start, inner, origin_of(attachment, hook)), hook, attachment)
 
     def _measured(self, function: Callable[..., Any], hook: str, attachment: Attachment) -> Callable[..., Any]:
         """Time an implementation if costs are counted, and mark its calls if there are ranges."""
@@ -347,8 +316,8 @@ class Bus(BusLike):
             known = getattr(self._pluggy.hook, hook).spec.argnames
             for argument in inspect.signature(function).parameters:
                 if argument not in known:
-                    near = difflib.get_close_matches(argument, known, 1, 0.5)
-                    hint = f" Did you mean '{near[0]}'?" if near else ""
+                    near = names.closest(argument, known, 0.5)
+                    hint = f" Did you mean '{near}'?" if near else ""
                     return (
                         f"{origin_of(attachment, hook)} asks for the argument '{argument}', but the hook has "
                         f"({', '.join(known)}).{hint} Use only these names."
@@ -369,7 +338,7 @@ def _in_range(
 def _implementations(attachment: Attachment) -> dict[str, Callable[..., Any]]:
     """Return the implementations of a plug-in by hook name. Raises HookError for a method that looks like a misspelt hook."""
     obj = attachment.obj
-    found: dict[str, Callable[..., Any]] = {}
+    hooks: dict[str, Callable[..., Any]] = {}
     for name in dir(type(obj)) + list(getattr(obj, "__dict__", ())):
         if name.startswith("_"):
             continue
@@ -382,18 +351,18 @@ def _implementations(attachment: Attachment) -> dict[str, Callable[..., Any]]:
                     f"{type(function).__name__}, and {name} is a hook, which would be called. Give the attribute another name, "
                     f"such as self.own_{name}."
                 )
-            found[name] = function
-    if not found and attachment.kind in ("callbacks", "loggers"):
+            hooks[name] = function
+    if not hooks and attachment.kind in ("callbacks", "loggers"):
         _check_called(attachment)
     if (declared := getattr(type(obj), "declared_listeners", None)) is not None:
-        found |= declared(obj, attachment.name, found)
-    return found
+        hooks |= declared(obj, attachment.name, hooks)
+    return hooks
 
 
 def _check_called(attachment: Attachment) -> None:
     """Raise HookError for a callback or logger without any hook, whose methods would never be called."""
     kind = type(attachment.obj)
-    own = [name for name, each in vars(kind).items() if name[0] != "_" and inspect.isfunction(each)]
+    own = [name for name, value in vars(kind).items() if name[0] != "_" and inspect.isfunction(value)]
     if "checkpoint_components" in own:  # which checkpoints call
         return
     own = [name for name in own if name not in ("state_dict", "load_state_dict")]
@@ -412,11 +381,10 @@ def _check_misspelt(attachment: Attachment, name: str) -> None:
     function = inspect.getattr_static(type(attachment.obj), name, None)
     if not inspect.isfunction(function) or function.__module__ == "builtins" or is_ours(function.__module__):
         return
-    theirs = names.hook(name)
-    near = [theirs] if theirs in HOOKS else difflib.get_close_matches(name, HOOKS, 1, 0.8)
+    near = theirs if (theirs := names.hook(name)) in HOOKS else names.closest(name, HOOKS, 0.8)
     looks_like_one = name.startswith(("on_", "before_", "after_")) or name.endswith(("_start", "_end"))
     if near or looks_like_one or hasattr(function, "hocket_impl"):
-        hint = f"Did you mean '{near[0]}'?" if near else "`hocket plugins hooks` prints them all."
+        hint = f"Did you mean '{near}'?" if near else "`hocket plugins hooks` prints them all."
         raise HookError(
             f"{attachment.kind} '{attachment.name}' ({type(attachment.obj).__name__}) defines {name}(), which is not a hook. "
             f"{hint} If it is a helper, name it _{name}."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import re
@@ -105,10 +104,10 @@ class Catalog(NamedTuple):
 def installed() -> Catalog:
     """Scan the distributions once and return every entry point of a ``hocket.*`` group, of any API version."""
     declared, problems = distributions.scan()
-    found = sorted(entry for each in declared for entry in _entries_of(each))
-    plugins = tuple(entry for entry in found if entry.kind != _DEFAULTS)
-    chosen = tuple(entry for entry in found if entry.kind == _DEFAULTS)
-    problems += [Problem(each.dist, each.version, text) for each in chosen if (text := _wrong_default(each, plugins))]
+    all_entries = sorted(entry for dist in declared for entry in _entries_of(dist))
+    plugins = tuple(entry for entry in all_entries if entry.kind != _DEFAULTS)
+    chosen = tuple(entry for entry in all_entries if entry.kind == _DEFAULTS)
+    problems += [Problem(item.dist, item.version, text) for item in chosen if (text := _wrong_default(item, plugins))]
     return Catalog(plugins, tuple(problems), chosen)
 
 
@@ -151,7 +150,7 @@ def _wrong_default(default: Entry, plugins: Iterable[Entry]) -> str:
         return default.problem
     if default.name not in ROLES:
         return f"it declares a default for '{default.name}', and the roles are {', '.join(ROLES)}; correct it"
-    own = {(each.kind, each.target) for each in plugins if each.dist == default.dist}
+    own = {(entry.kind, entry.target) for entry in plugins if entry.dist == default.dist}
     if (ROLES[default.name], default.target) not in own:
         return f"its default '{default.name}' names {default.target}, which is not one of its {ROLES[default.name]}; correct it"
     return ""
@@ -182,14 +181,14 @@ def entries(kind: str | None = None) -> list[Entry]:
 
 def distinct(names: Iterable[str]) -> list[str]:
     """Return the names of plug-ins in one run, which are unique: the second of a name is ``name-2``."""
-    found: list[str] = []
+    unique: list[str] = []
     for given in names:
         name, number = given, 1
-        while name in found:
+        while name in unique:
             number += 1
             name = f"{given}-{number}"
-        found.append(name)
-    return found
+        unique.append(name)
+    return unique
 
 
 def names(kind: str) -> list[str]:
@@ -262,9 +261,9 @@ def entry_of(kind: str, cls: type) -> Entry | None:
             return False
 
     own = cls.__module__.partition(".")[0].replace("_", "-")
-    found = [entry for entry in entries(kind) if entry.api == API and not entry.problem and declares(entry)]
+    matches = [entry for entry in entries(kind) if entry.api == API and not entry.problem and declares(entry)]
     return min(
-        found,
+        matches,
         key=lambda entry: (entry.obj is None, normal(entry.dist) != own, entry.dist not in PARTS, entry),
         default=None,
     )
@@ -364,7 +363,7 @@ def _unknown(kind: str, name: str, short: str) -> str:
     known = _known().get(kind, {})
     if short in known:
         return f"{what} installed. Type: {_install(known[short])}"
-    there = names(kind)
+    usable = names(kind)
     module, dot, attribute = name.rpartition(".")
     if dot and ":" not in name and name.replace(".", "").isidentifier():
         return (
@@ -372,21 +371,17 @@ def _unknown(kind: str, name: str, short: str) -> str:
         )
     if text := others.elsewhere(kind, short):
         return f"{what}. {text}."
-    if other := next((each for each in (*_LISTS, *_SINGLE) if each != kind and short in names(each)), None):
+    if other := next((group for group in (*_LISTS, *_SINGLE) if group != kind and short in names(group)), None):
         write = f"{other}=['{short}']" if other in _LISTS else f"{singular(other)}='{short}'"
         return f"{what}. It is one of the {other} here: write {write}."
-    near = others.alias(kind, short, [*there, *known]) or _near(short, [*there, *known])
-    if near in known and near not in there:
+    near = others.alias(kind, short, [*usable, *known]) or others.closest(short, [*usable, *known])
+    if near in known and near not in usable:
         return f"{what}. Did you mean '{near}'? It is not installed; type: {_install(known[near])}"
     hint = f"Did you mean '{near}'? Installed:" if near else "Write one of the installed:"
-    return f"{what}. {hint} {', '.join(there) or 'none'} (`hocket plugins list --kind {kind}`)."
+    return f"{what}. {hint} {', '.join(usable) or 'none'} (`hocket plugins list --kind {kind}`)."
 
 
 def _install(extra: str) -> str:
     from hocket.help import installing  # only needed for error messages
 
     return installing.command(extra)
-
-
-def _near(name: str, others: Iterable[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(name, list(others), 1, 0.6)), None)

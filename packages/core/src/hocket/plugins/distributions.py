@@ -71,7 +71,7 @@ def parse(text: str) -> tuple[list[Point], list[str]]:
 
 def scan() -> tuple[list[Declared], list[Problem]]:
     """Scan every distribution on the path once. Of several with one name the first on the path counts, as for imports."""
-    found: dict[str, Declared] = {}
+    by_name: dict[str, Declared] = {}
     places: dict[str, str] = {}
     problems = []
     for dist, trouble in _distributions():
@@ -87,18 +87,18 @@ def scan() -> tuple[list[Declared], list[Problem]]:
         except Exception as error:
             problems.append(Problem(stem, version, f"{UNREADABLE}: {summarize(error)}. Install it again"))
             continue
-        if not points and not wrong and normal(stem) not in found:
-            found[normal(stem)] = Declared(stem, version, [], "")  # shadows a later one on the path
+        if not points and not wrong and normal(stem) not in by_name:
+            by_name[normal(stem)] = Declared(stem, version, [], "")  # shadows a later one on the path
             continue
         name, version, damage = _identity(dist, stem, version)
-        problems += [Problem(name, version, each) for each in wrong]
+        problems += [Problem(name, version, problem) for problem in wrong]
         declared = Declared(name, version, points, damage)
-        first = found.setdefault(normal(name), declared)
+        first = by_name.setdefault(normal(name), declared)
         if first is declared:
             places[normal(name)] = _place(dist)
         elif points and (first.version, sorted(first.points)) != (version, sorted(points)):
             chosen, other = (first, declared) if not _is_core(declared) or _is_core(first) else (declared, first)
-            found[normal(name)] = chosen
+            by_name[normal(name)] = chosen
             problems.append(
                 Problem(
                     name,
@@ -107,7 +107,7 @@ def scan() -> tuple[list[Declared], list[Problem]]:
                     f"{_place(dist)}. {chosen.version} is used; uninstall the other",
                 )
             )
-    return list(found.values()), problems
+    return list(by_name.values()), problems
 
 
 def normal(dist: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from hocket.basics.plugin_errors import HookError
@@ -158,6 +158,42 @@ def first_result(hook: str, calls: list[Callable[..., Any]]) -> Callable[..., An
         return None
 
     return run
+
+
+def around(
+    start: Callable[..., Generator[None, Any, Any]], inner: Callable[..., Any], whose: str
+) -> Callable[..., Any]:
+    """Wrap ``inner`` in a generator function, with pluggy's semantics of ``wrapper=True``."""
+
+    def wrapped(*args: object) -> Any:
+        generator = start(*args)
+        try:
+            next(generator)
+        except StopIteration:
+            raise HookError(f"The wrapper of {whose} did not yield. Write `result = yield` once.") from None
+        except BaseException as error:
+            note(error, whose)
+            raise
+        try:
+            result = inner(*args)
+        except BaseException as error:
+            try:
+                generator.throw(error)
+            except StopIteration as stop:
+                return stop.value
+            generator.close()
+            raise HookError(f"The wrapper of {whose} yielded twice.") from error
+        try:
+            generator.send(result)
+        except StopIteration as stop:
+            return stop.value
+        except BaseException as error:
+            note(error, whose)
+            raise
+        generator.close()
+        raise HookError(f"The wrapper of {whose} yielded twice.")
+
+    return wrapped
 
 
 def noted(function: Callable[..., Any], whose: str) -> Callable[..., Any]:

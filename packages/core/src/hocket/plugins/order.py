@@ -42,7 +42,7 @@ def by_option(implementations: Iterable[Implementation]) -> list[Implementation]
     """Sort stably by the options of `hookimpl`: wrappers, which enclose the rest; ``tryfirst``; without; ``trylast``."""
     return sorted(
         implementations,
-        key=lambda each: (False, False, False) if each.wrapper else (True, each.trylast, not each.tryfirst),
+        key=lambda impl: (False, False, False) if impl.wrapper else (True, impl.trylast, not impl.tryfirst),
     )
 
 

@@ -38,7 +38,7 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [f"{about:<11} {text}" for about, text in self.run.items()]
-        lines += [f"{each.kind:<11} {_described(each)}" for each in self.attachments]
+        lines += [f"{attachment.kind:<11} {_described(attachment)}" for attachment in self.attachments]
         lines += _table("events", self.events) + _table("actions", self.actions)
         for name, touched in self.surgery.items():
             lines.append(f"surgery     {name}: {len(touched) or 'nothing'} to replace")

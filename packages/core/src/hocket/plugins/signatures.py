@@ -26,14 +26,14 @@ def hints(target: object, names: Mapping[str, Any] | None = None) -> dict[str, A
     function = inspect.unwrap(called)
     function = getattr(function, "func", function)  # a functools.partial
     scope = {**getattr(function, "__globals__", {}), **(names or {})}
-    found = {}
+    known = {}
     for name, annotation in getattr(function, "__annotations__", {}).items():
         try:
-            one = types.SimpleNamespace(__annotations__={name: annotation})
-            found[name] = typing.get_type_hints(one, scope, scope)[name]
+            single = types.SimpleNamespace(__annotations__={name: annotation})
+            known[name] = typing.get_type_hints(single, scope, scope)[name]
         except Exception:
             continue
-    return found
+    return known
 
 
 def members(hint: object) -> list[Any]:
@@ -43,19 +43,19 @@ def members(hint: object) -> list[Any]:
     if origin is typing.Annotated:
         return members(typing.get_args(hint)[0])
     if origin in (typing.Union, types.UnionType):
-        return [each for one in typing.get_args(hint) for each in members(one)]
+        return [member for option in typing.get_args(hint) for member in members(option)]
     return [hint]
 
 
 def fits(value: object, hint: object) -> bool:
     """Whether a value may fit an annotation. What cannot be checked fits."""
-    return any(_fits(value, each) for each in members(hint))
+    return any(_fits(value, member) for member in members(hint))
 
 
 def _fits(value: object, hint: object) -> bool:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
-        return any(value == each and type(value) is type(each) for each in inner)
+        return any(value == choice and type(value) is type(choice) for choice in inner)
     if hint is None or hint is type(None):
         return value is None
     if hint is float:
@@ -74,8 +74,8 @@ def _fits(value: object, hint: object) -> bool:
     if is_ours(cls.__module__):
         return _is(value, cls)  # so that 5 is not a Time
     if isinstance(value, list | tuple) and cls in _SEQUENCES:
-        each = item_hints(hint, len(value))
-        return each is not None and all(map(fits, value, each))
+        kinds = item_hints(hint, len(value))
+        return kinds is not None and all(map(fits, value, kinds))
     if isinstance(value, dict) and cls in _MAPPINGS:
         return not inner or all(fits(key, inner[0]) and fits(item, inner[1]) for key, item in value.items())
     if isinstance(value, str) and cls in _SEQUENCES:
@@ -106,23 +106,23 @@ def item_hints(hint: object, length: int) -> list[Any] | None:
 
 def mapping_hint(hint: object) -> Any:
     """Return the member of an annotation that accepts a mapping as it is; None if there is none."""
-    found = [each for each in members(hint) if (typing.get_origin(each) or each) in (*_MAPPINGS, Any, object)]
-    return found[0] if found else None
+    accepting = [part for part in members(hint) if (typing.get_origin(part) or part) in (*_MAPPINGS, Any, object)]
+    return accepting[0] if accepting else None
 
 
 def sequence_hints(hint: object) -> list[Any]:
     """Return the members of an annotation that accept a list."""
-    return [each for each in members(hint) if (typing.get_origin(each) or each) in (*_SEQUENCES, Any, object)]
+    return [member for member in members(hint) if (typing.get_origin(member) or member) in (*_SEQUENCES, Any, object)]
 
 
 def callables(hint: object) -> list[Any]:
     """Return the members of an annotation that are functions."""
-    return [each for each in members(hint) if (typing.get_origin(each) or each) is Callable]
+    return [member for member in members(hint) if (typing.get_origin(member) or member) is Callable]
 
 
 def described(hint: object) -> str:
     """Describe the values that an annotation accepts: ``a number or null``."""
-    words = list(dict.fromkeys(word for each in members(hint) for word in _described(each)))
+    words = list(dict.fromkeys(word for member in members(hint) for word in _described(member)))
     if set(words) & {"a number", "an integer", "text"}:  # what a file can say
         words = [word for word in words if not word.startswith("an object")]
     return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
@@ -135,7 +135,7 @@ def _described(hint: object) -> list[str]:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     cls = origin or hint
     if origin is typing.Literal:
-        return [repr(each) for each in inner]
+        return [repr(choice) for choice in inner]
     if hint in _WORDS:
         return _WORDS[hint].split(", ")
     if cls is Callable:
@@ -150,5 +150,5 @@ def _described(hint: object) -> list[str]:
     if not isinstance(cls, type):
         return ["any value"]
     if issubclass(cls, enum.Enum):
-        return [repr(each) for each in cls.__members__]
+        return [repr(name) for name in cls.__members__]
     return ["a path" if issubclass(cls, os.PathLike) else f"an object of class {cls.__qualname__}"]

@@ -9,7 +9,6 @@ Instances and plug-ins registered in this process are not affected, since the us
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from hocket.errors import WrongType
 from hocket.help import warn
+from hocket.help.names import closest
 from hocket.help.ours import PARTS
 from hocket.plugins.distributions import normal
 
@@ -53,8 +53,8 @@ class Switches:
         entries = list(entries)
         names, dists = {entry.name for entry in entries}, {normal(entry.dist) for entry in entries}
         for name in sorted(((self.only or frozenset()) | self.disabled) - names):
-            near = difflib.get_close_matches(name, names, 1)
-            write = f"Did you mean '{near[0]}'?" if near else "`hocket plugins list` prints those that are installed."
+            near = closest(name, names)
+            write = f"Did you mean '{near}'?" if near else "`hocket plugins list` prints those that are installed."
             warn(f"{self.source} names '{name}', but there is no plug-in of that name. {write}")
         for dist in sorted(self.disabled_dists - dists):
             warn(f"{self.source} names 'dist:{dist}', but no distribution of that name has plug-ins.")

@@ -35,22 +35,22 @@ def over_ranks(bus: BusLike, world_size: int, given: Given) -> None:
         return
     digests = {name: hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] for name, lines in given.items()}
     everyone = bus.all_gather_object(digests)
-    differing = [name for name in digests if any(each.get(name) != digests[name] for each in everyone)]
-    if not any(each != everyone[0] for each in everyone):
+    differing = [name for name in digests if any(other.get(name) != digests[name] for other in everyone)]
+    if not any(other != everyone[0] for other in everyone):
         return
     first, *others = bus.all_gather_object({name: list(given[name]) for name in differing})
     for rank, theirs in enumerate(others, 1):
-        found = [
+        texts = [
             _difference(name, lines, theirs.get(name, [])) for name, lines in first.items() if lines != theirs.get(name)
         ]
         if "plug-ins" in first and first["plug-ins"] != theirs.get("plug-ins"):
             raise PluginError(
-                f"Rank {rank} attached different plug-ins from rank 0: {'; '.join(found)}. Start every process with the same "
+                f"Rank {rank} attached different plug-ins from rank 0: {'; '.join(texts)}. Start every process with the same "
                 "arguments and the same installed packages."
             )
-        if found:
+        if texts:
             raise WrongValue(
-                f"Rank {rank} was given different arguments from rank 0: {'; '.join(found)}. Give all ranks the same; "
+                f"Rank {rank} was given different arguments from rank 0: {'; '.join(texts)}. Give all ranks the same; "
                 "docs/strategies.md lists what may differ."
             )
     raise WrongValue(
@@ -81,7 +81,7 @@ def of_values(given: Mapping[str, Any]) -> Given:
 
 def of_settings(settings: Settings, model: nn.Module) -> Given:
     """Describe the settings of a Trainer that have to be identical on all ranks, and the shapes of the model."""
-    presence = {name: ["given"] if there else [] for name, there in settings.given_on_all_ranks().items()}
+    presence = {name: ["given"] if given else [] for name, given in settings.given_on_all_ranks().items()}
     presence["train_data"] = of_data(settings.train_data)
     return {**of_values(settings.of_all_ranks()), **presence, "model": shapes(model)}
 
@@ -94,12 +94,12 @@ def of_data(data: object) -> list[str]:
 def shapes(model: nn.Module) -> list[str]:
     """Describe the parameters and buffers of a model, and which parameters are frozen."""
     parameters = [
-        f"{name} {tuple(each.shape)} {each.dtype}{'' if each.requires_grad else ' frozen'}"
-        for name, each in model.named_parameters()
+        f"{name} {tuple(parameter.shape)} {parameter.dtype}{'' if parameter.requires_grad else ' frozen'}"
+        for name, parameter in model.named_parameters()
     ]
     # Nested tensors have no shape.
     shapes = (
-        (name, "nested" if each.is_nested else tuple(each.shape), each.dtype) for name, each in model.named_buffers()
+        (name, "nested" if item.is_nested else tuple(item.shape), item.dtype) for name, item in model.named_buffers()
     )
     return parameters + [f"{name} {shape} {dtype}" for name, shape, dtype in shapes]
 
@@ -118,8 +118,8 @@ def of_assembled(state: State) -> Given:
 def of_sets(sets: Mapping[str, Any]) -> list[str]:
     """Describe evaluation sets by label, interval, limit and the names of metrics."""
     return [
-        f"'{label}' every {each.every!r}, {each.limit} batches, {sorted(each.metrics.names)}"
-        for label, each in sets.items()
+        f"'{label}' every {eval_set.every!r}, {eval_set.limit} batches, {sorted(eval_set.metrics.names)}"
+        for label, eval_set in sets.items()
     ]
 
 

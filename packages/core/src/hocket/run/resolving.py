@@ -58,29 +58,29 @@ def resolve(
         strategy, reasons["strategy"] = _auto_strategy(processes)
     if device == "auto":
         device, reasons["device"] = _auto_device()
-    one = {
+    single = {
         kind: build(kind, given)
         for kind, given in {
             "strategies": strategy, "precisions": precision, "actions": actions, "devices": device,
         }.items()
     }  # fmt: skip
     if processes > 1:
-        if not one["strategies"].obj.distributed:
+        if not single["strategies"].obj.distributed:
             raise WrongValue(
-                f"«devices={devices}», but «strategy='{one['strategies'].name}'» trains in one process. Omit «strategy=» or "
+                f"«devices={devices}», but «strategy='{single['strategies'].name}'» trains in one process. Omit «strategy=» or "
                 "devices=."
             )
-        one["devices"].obj.torch_device(processes - 1)  # raises if there are fewer
+        single["devices"].obj.torch_device(processes - 1)  # raises if there are fewer
     several = {"algorithms": algorithms, "callbacks": callbacks, "loggers": loggers}
-    attachments = [one["actions"], one["strategies"], one["precisions"]]
+    attachments = [single["actions"], single["strategies"], single["precisions"]]
     for kind, given in several.items():
         built = [build(kind, item) for item in given]
         if kind == "loggers":
             _check_twice(built)
-        for attachment, name in zip(built, catalog.distinct([each.name for each in built]), strict=True):
+        for attachment, name in zip(built, catalog.distinct([item.name for item in built]), strict=True):
             attachment.name = name
         attachments += built
-    return Parts(attachments, one["strategies"].obj, one["precisions"].obj, one["devices"].obj, reasons)
+    return Parts(attachments, single["strategies"].obj, single["precisions"].obj, single["devices"].obj, reasons)
 
 
 def without_writing_loggers(parts: Parts) -> Parts:
@@ -97,14 +97,14 @@ def shows_only(logger: Attachment) -> bool:
 def _check_twice(attachments: Sequence[Attachment]) -> None:
     """Raise ValueError for a logger that is given twice with the same arguments: both would write to one file."""
     seen: list[tuple[type, Any]] = []
-    for each in attachments:
-        arguments = _arguments(each)
-        if arguments is not None and (type(each.obj), arguments) in seen:
+    for logger in attachments:
+        arguments = _arguments(logger)
+        if arguments is not None and (type(logger.obj), arguments) in seen:
             raise WrongValue(
-                f"loggers has {each.name!r} twice with the same arguments, which would write every row twice. Remove one, or "
+                f"loggers has {logger.name!r} twice with the same arguments, which would write every row twice. Remove one, or "
                 "give them different arguments."
             )
-        seen.append((type(each.obj), arguments))
+        seen.append((type(logger.obj), arguments))
 
 
 def _arguments(attachment: Attachment) -> dict[str, Any] | None:
@@ -116,7 +116,7 @@ def _arguments(attachment: Attachment) -> dict[str, Any] | None:
         return None
     parameters = inspect.signature(type(attachment.obj)).parameters
     if not attachment.instance:
-        return {name: each.default for name, each in parameters.items()} | dict(attachment.arguments)
+        return {name: parameter.default for name, parameter in parameters.items()} | dict(attachment.arguments)
     known = all(hasattr(attachment.obj, name) for name in parameters)
     return {name: getattr(attachment.obj, name) for name in parameters} if known else None
 
@@ -125,8 +125,8 @@ def _auto_strategy(devices: int) -> tuple[str, str]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         world = torch.distributed.get_world_size()
     else:
-        found = launch_environment.current()
-        world = max(found.world_size if found else 1, devices)
+        launched = launch_environment.current()
+        world = max(launched.world_size if launched else 1, devices)
     if world == 1:
         return "single", f"single, because this is one process. {launch_environment.hint(os.environ)}".rstrip()
     entry = _distributed_strategy(world)

@@ -11,7 +11,7 @@ from hocket.basics import display
 from hocket.basics.history import History
 from hocket.basics.timestamp import Timestamp
 from hocket.errors import WrongType
-from hocket.help import attributes
+from hocket.help import attributes, names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,7 +81,7 @@ class Result:
         def __getitem__(self, name: object) -> Any:
             values = "history" if name in self.history and name not in self.metrics else "metrics"
             known = [*self.metrics, *self.history]
-            name = name if name in known else attributes.near(name, known) or "eval/loss"
+            name = name if name in known else names.closest(name, known, 0.5) or "eval/loss"
             raise WrongType(
                 f"A Result has no values by name; its metrics and its history do. Write result.{values}[{name!r}]."
             )

@@ -42,9 +42,9 @@ def of_trainer(state: State, plan: Plan, checkpoints: Checkpoints | None) -> tup
     from hocket.basics.masking import masked
 
     rows = {name: plan.run[name] for name in ("model", "duration")} | {"device": str(state.device)}
-    for each in state.bus.attachments:
-        if each.kind != "actions":
-            rows[each.kind] = f"{rows[each.kind]}, {each.name}" if each.kind in rows else each.name
+    for plugin in state.bus.attachments:
+        if plugin.kind != "actions":
+            rows[plugin.kind] = f"{rows[plugin.kind]}, {plugin.name}" if plugin.kind in rows else plugin.name
     if checkpoints is not None:
         rows["checkpoints"] = masked(str(checkpoints.store.folder))
     rows["run folder"] = str(state.folder.path)
@@ -117,7 +117,7 @@ def _how_to_continue(resumable: bool, command: Sequence[str] | None, interrupted
         later = "to resume runs in another process, pass checkpoints=hocket.Checkpoints('runs/…')"
         return f"to {aim}: {here}; {later}" if interactive else later
     if command is not None:
-        words = command if interrupted else [*(each for each in command if not each.startswith("duration=")), longer]
+        words = command if interrupted else [*(word for word in command if not word.startswith("duration=")), longer]
         import shlex
 
         return f"to {aim}: {' '.join(map(shlex.quote, words))}"

@@ -518,7 +518,7 @@ class Trainer:
                     }
                 finally:
                     state.bus.predict_end(state)
-        others = [each.name for each in state.bus.listeners("predict_start") if each.kind == "algorithms"]
+        others = [plugin.name for plugin in state.bus.listeners("predict_start") if plugin.kind == "algorithms"]
         if others and evaluated is None:
             warn(
                 f"These are the training weights, and evaluation uses those of the algorithm {others[0]!r}. Write "

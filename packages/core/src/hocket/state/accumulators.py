@@ -11,10 +11,6 @@ import torch
 from torch import Tensor
 
 from hocket.basics.dtensors import full
-from hocket.basics.plain_data import decode, encode
-from hocket.data.nesting import map_tensors, move
-from hocket.help import warn
-from hocket.state.metric_adapters import MetricAdapter, adapted, copy_of
 
 Reduce: TypeAlias = Literal["mean", "sum", "min", "max", "last", "metric"]
 #: What a value is reduced over: the logging interval, the epoch, or both.
@@ -66,11 +62,11 @@ class Total:
     def load(self, state: Sequence[Any], device: torch.device) -> None:
         """Undo :meth:`state`."""
         self.number = state[0]
-        self.tensor, self._lost = (each if each is None else each.to(device, precise(device)) for each in state[1:])
+        self.tensor, self._lost = (part if part is None else part.to(device, precise(device)) for part in state[1:])
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors whose values :meth:`read` takes."""
-        return [each for each in (self.tensor, self._lost) if each is not None]
+        return [part for part in (self.tensor, self._lost) if part is not None]
 
     def read(self, values: Sequence[float]) -> float:
         """Return the sum, given the values of :meth:`tensors`."""
@@ -313,107 +309,11 @@ class Last(_Extreme):
         return next(iter(numbers))
 
 
-class OfMetric(Accumulator):
-    """A metric object that the user updates: computed over all ranks and reset at the end of the interval."""
-
-    reduce = "metric"
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self._metric: MetricAdapter | None = None
-        #: States of a resumed run, which the metric does not have yet; and that of the metric when a snapshot was taken.
-        self._saved: list[Any] = []
-        self._kept: Any = None
-
-    @property
-    def metric(self) -> Any:
-        """The metric object, or None before it was logged."""
-        return None if self._metric is None else self._metric.metric
-
-    def add(self, value: Any, weight: float | Tensor) -> None:
-        """Remember the metric. States of a resumed run are merged into it."""
-        self.count = 1
-        if self._metric is not None and self.metric is value:
-            self._metric.detach()
-            return
-        self._metric = adapted(value)
-        self._metric.detach()
-        if self._saved and not self._metric.merges:
-            warn(
-                f"The logged metric {type(value).__name__} cannot add what another one saw, so what it saw before the "
-                "checkpoint is lost, and this interval begins where the run was resumed. Give it merge_state(others), or use a "
-                "torchmetrics metric whose states have a dist_reduce_fx."
-            )
-            self._saved = []
-        for state in self._saved:
-            earlier = adapted(copy_of(value))
-            earlier.metric.reset()
-            earlier.restore(move(decode(state), self._device))
-            # In the order of the run: what was seen before, then what this run has seen.
-            earlier.merge([copy_of(value)])
-            self._metric.restore(earlier.state())
-        self._saved = []
-
-    def snapshot(self) -> Accumulator:
-        copied = copy.copy(self)
-        copied._saved = list(self._saved)
-        if self._metric is not None:
-            copied._kept = map_tensors(Tensor.clone, self._metric.state())
-        return copied
-
-    def restore(self) -> Accumulator:
-        """Give the metric the state that it had."""
-        if self._metric is not None:
-            self._metric.restore(self._kept)
-            self._kept = None
-        return self
-
-    def clear(self) -> None:
-        """Reset the metric."""
-        if self._metric is not None:
-            self._metric.metric.reset()
-        super().clear()
-
-    def held(self, values: Sequence[float]) -> Held:
-        """Return its state, and 1 or 0. A metric that was not logged since the run was resumed has one saved state at most."""
-        if self._metric is None:
-            return self._saved[0] if self._saved else None, len(self._saved)
-        return encode(map_tensors(_to_host, self._metric.state()), "a logged metric"), 1
-
-    def state(self) -> dict[str, Any]:
-        return {"states": self._saved if self._metric is None else [self.held([])[0]]}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Keep the state until the metric is logged."""
-        self._saved = list(state["states"])
-
-    def merge(self, other: Accumulator) -> None:
-        self._saved += other.state()["states"]
-
-    def computed(self, ranks: Sequence[Held]) -> Any:
-        """Return the metric's value over ranks, or None for no state. Its own state does not change."""
-        states = [state for state, count in ranks if count]
-        if not states or self._metric is None:
-            return None
-        if len(states) == 1:
-            with self._metric.alone():
-                return self.metric.compute()
-        whole, *others = (adapted(copy_of(self.metric)) for _ in states)
-        for copied, state in zip((whole, *others), states, strict=True):
-            copied.restore(move(decode(state), self._device))
-        whole.merge([later.metric for later in others])
-        with whole.alone():
-            return whole.metric.compute()
-
-
-ACCUMULATORS: dict[str, type[Accumulator]] = {each.reduce: each for each in (Mean, Sum, Min, Max, Last, OfMetric)}
+#: Those of numbers, by the name of the reduction.
+ACCUMULATORS: dict[str, type[Accumulator]] = {kind.reduce: kind for kind in (Mean, Sum, Min, Max, Last)}
 
 
 def added(numbers: Iterable[float]) -> float:
     """Return the sum, rounded once; infinities and NaN as in plain addition."""
     numbers = list(numbers)
     return math.fsum(numbers) if all(map(math.isfinite, numbers)) else sum(numbers)
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)

@@ -12,14 +12,15 @@ from torch.nn import Parameter
 
 from hocket.help import warn
 from hocket.state import log_names, scalars
-from hocket.state.accumulators import ACCUMULATORS, REDUCTIONS, Accumulator, Held, OfMetric, Over, Reduce
-from hocket.state.metric_adapters import adapted, is_metric
+from hocket.state.accumulators import ACCUMULATORS, REDUCTIONS, Accumulator, Held, Over, Reduce
+from hocket.state.metric_adapters import OfMetric, adapted, is_metric
 from hocket.state.step import count
 
 if TYPE_CHECKING:
     from hocket.state.state import State
 
 _TENSORS = (Tensor, Parameter)
+_ACCUMULATORS: dict[str, type[Accumulator]] = {**ACCUMULATORS, "metric": OfMetric}
 
 
 class _Scope:
@@ -34,13 +35,13 @@ class _Scope:
     @property
     def touched(self) -> dict[str, Accumulator]:
         """The accumulators of names that were logged since the last `clear`."""
-        return {name: each for name, each in self.accumulators.items() if each.touched}
+        return {name: accumulator for name, accumulator in self.accumulators.items() if accumulator.touched}
 
     def clear(self) -> None:
         """Begin the next interval or epoch."""
-        for each in self.accumulators.values():
-            if each.touched:
-                each.clear()
+        for accumulator in self.accumulators.values():
+            if accumulator.touched:
+                accumulator.clear()
 
 
 class Aggregates:
@@ -109,10 +110,10 @@ class Aggregates:
                     raise log_names.not_a_number(name, value)
             elif type(value) is not float:
                 value = self._converted(name, value, accumulators[0])
-            for each in accumulators:
-                each.touched = True
+            for accumulator in accumulators:
+                accumulator.touched = True
                 if counts:
-                    each.add(value, counted)
+                    accumulator.add(value, counted)
 
     def _converted(self, name: str, value: object, accumulator: Accumulator) -> Any:
         """Return a number as a float, and a tensor of a subclass or a metric as it is."""
@@ -139,7 +140,7 @@ class Aggregates:
             if self._state.strategy.world_size > 1 and not adapted(value).combines:
                 raise log_names.not_combined(name, value, self._state.strategy.world_size)
             buffers = adapted(value).buffers() if self._state.strategy.world_size > 1 else []
-            if buffers and any(each is value for each in self._state.task.modules()):
+            if buffers and any(module is value for module in self._state.task.modules()):
                 raise log_names.in_buffers(name, value, buffers)
         if reduce == "metric" and len(scopes) > 1 and self._set is None:
             raise log_names.metric_over_both(name)
@@ -148,29 +149,25 @@ class Aggregates:
             return (self._in(self._set, f"{label}/{name.removeprefix(f'{label}/')}", reduce),)
         self.used = True
         inside = f"train/{name.removeprefix('train/')}"
-        found = []
-        for each in scopes:
-            if each == "interval":
-                found.append(self._in(self._interval, inside if of_task else name, reduce))
-            else:
-                found.append(
-                    self._in(self._epoch, f"{inside}/epoch" if of_task and len(scopes) > 1 else inside, reduce)
-                )
-        return tuple(found)
+        places = {
+            "interval": (self._interval, inside if of_task else name),
+            "epoch": (self._epoch, f"{inside}/epoch" if of_task and len(scopes) > 1 else inside),
+        }
+        return tuple(self._in(*places[scope], reduce) for scope in scopes)
 
     def _in(self, scope: _Scope, name: str, reduce: str) -> Accumulator:
         if by := self.reserved.get(name) or scope.reserved.get(name):
             raise log_names.reserved(name, by)
-        there = scope.accumulators.get(name)
+        accumulator = scope.accumulators.get(name)
         other = self._epoch if scope is self._interval else self._interval if scope is self._epoch else None
         if other is not None and name in other.accumulators and other.accumulators[name].touched:
             raise log_names.logged_otherwise(name, f"over={other.over!r}", f"over={scope.over!r}")
-        if there is None or (there.reduce != reduce and not there.touched):
-            there = scope.accumulators[name] = ACCUMULATORS[reduce](self._state.device)
+        if accumulator is None or (accumulator.reduce != reduce and not accumulator.touched):
+            accumulator = scope.accumulators[name] = _ACCUMULATORS[reduce](self._state.device)
             self._known = {}  # which may hold the accumulator that is replaced
-        if there.reduce != reduce:
-            raise log_names.logged_otherwise(name, f"reduce={there.reduce!r}", f"reduce={reduce!r}")
-        return there
+        if accumulator.reduce != reduce:
+            raise log_names.logged_otherwise(name, f"reduce={accumulator.reduce!r}", f"reduce={reduce!r}")
+        return accumulator
 
     def _ignore(self, values: Mapping[str, Any]) -> None:
         if self._ignored is not None:
@@ -193,35 +190,35 @@ class Aggregates:
     def ignored(self) -> Iterator[None]:
         """Collect nothing inside, where values were counted already or do not count, and restore metrics that were logged."""
         outer, self._ignored = self._ignored, {}
-        kept = {name: each.snapshot() for name, each in self._metrics()}
+        kept = {name: metric.snapshot() for name, metric in self._metrics()}
         try:
             yield
         finally:
             seen, self._ignored = self._ignored, outer
-            for each in kept.values():
-                if seen.pop(id(each.metric), None) is not None:  # type: ignore[attr-defined]
-                    each.restore()
+            for accumulator in kept.values():
+                if seen.pop(id(accumulator.metric), None) is not None:  # type: ignore[attr-defined]
+                    accumulator.restore()
             for metric in seen.values():
                 metric.reset()
 
     def _metrics(self) -> Iterator[tuple[str, Accumulator]]:
         for scope in self._scopes():
-            for name, each in scope.accumulators.items():
-                if each.reduce == "metric":
-                    yield f"{scope.over} {name}", each
+            for name, accumulator in scope.accumulators.items():
+                if accumulator.reduce == "metric":
+                    yield f"{scope.over} {name}", accumulator
 
     def snapshot(self) -> Mapping[str, Mapping[str, Accumulator]]:
         """Return a copy of what was collected, for `restore`."""
-        return {each.over: {name: a.snapshot() for name, a in each.accumulators.items()} for each in self._scopes()}
+        return {scope.over: {name: a.snapshot() for name, a in scope.accumulators.items()} for scope in self._scopes()}
 
     def restore(self, kept: Mapping[str, Mapping[str, Accumulator]]) -> None:
         """Forget what was collected since the snapshot."""
         for scope in self._scopes():
             before = kept[scope.over]
-            for name, each in scope.accumulators.items():
+            for name, accumulator in scope.accumulators.items():
                 if name not in before:
-                    each.clear()
-            scope.accumulators = {name: each.restore() for name, each in before.items()}
+                    accumulator.clear()
+            scope.accumulators = {name: accumulator.restore() for name, accumulator in before.items()}
         self._known = {}
 
     def _scopes(self) -> list[_Scope]:
@@ -296,9 +293,9 @@ class Aggregates:
         touched = scope.touched
         if not touched:
             return None
-        numbers = iter(read([tensor for each in touched.values() for tensor in each.tensors()]))
+        numbers = iter(read([tensor for accumulator in touched.values() for tensor in accumulator.tensors()]))
         held = {
-            name: (each.reduce, each.held([next(numbers) for _ in each.tensors()])) for name, each in touched.items()
+            name: (part.reduce, part.held([next(numbers) for _ in part.tensors()])) for name, part in touched.items()
         }
         return self._state.strategy.data_rank, held
 
@@ -315,15 +312,15 @@ class Aggregates:
             if len(same) < len(ranks):
                 self._warn(name, scope, reduce, by_rank, len(ranks))
             # Ranks that compute on the same data have the same values, of which one counts.
-            each = list({ranks[rank][0]: held for rank, held in reversed(same.items())}.values())[::-1]
+            parts = list({ranks[rank][0]: held for rank, held in reversed(same.items())}.values())[::-1]
             if reduce != "metric":
-                value = ACCUMULATORS[reduce].reduced(each)
+                value = ACCUMULATORS[reduce].reduced(parts)
             else:
                 accumulator = scope.accumulators.get(name)
                 value = None
                 if isinstance(accumulator, OfMetric):
                     try:
-                        value = accumulator.computed(each)
+                        value = accumulator.computed(parts)
                     except Exception as error:
                         error.add_note(
                             f"The metric {type(accumulator.metric).__name__} logged as {name!r} was computed."
@@ -347,9 +344,9 @@ class Aggregates:
         """Return what this rank has of the interval and the epoch, as plain data."""
         parts = {}
         for scope in (self._interval, self._epoch):
-            parts[scope.over] = {n: {"reduce": each.reduce, **each.state()} for n, each in scope.touched.items()}
-        metrics = [id(each.metric) for _, each in self._metrics() if each.touched]  # type: ignore[attr-defined]
-        modules = [path for path, each in self._state.task.named_modules() if id(each) in metrics and each.state_dict()]
+            parts[scope.over] = {n: {"reduce": part.reduce, **part.state()} for n, part in scope.touched.items()}
+        metrics = [id(part.metric) for _, part in self._metrics() if part.touched]  # type: ignore[attr-defined]
+        modules = [path for path, part in self._state.task.named_modules() if id(part) in metrics and part.state_dict()]
         return {"data_rank": self._state.strategy.data_rank, "agreed": self.agreed, "modules": modules, **parts}
 
     def load_state_dicts(self, trees: Sequence[Mapping[str, Any]], modules: Iterable[str] = ()) -> None:
@@ -366,11 +363,11 @@ class Aggregates:
             for scope in (self._interval, self._epoch):
                 for name, part in tree[scope.over].items():
                     self.used = True
-                    made = ACCUMULATORS[part["reduce"]](self._state.device)
-                    made.load(part)
-                    made.touched = True
-                    if scope.accumulators.setdefault(name, made) is not made:
-                        scope.accumulators[name].merge(made)
+                    saved = _ACCUMULATORS[part["reduce"]](self._state.device)
+                    saved.load(part)
+                    saved.touched = True
+                    if scope.accumulators.setdefault(name, saved) is not saved:
+                        scope.accumulators[name].merge(saved)
 
 
 def read(tensors: Sequence[Tensor]) -> list[float]:

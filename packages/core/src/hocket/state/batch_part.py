@@ -70,8 +70,8 @@ class BatchPart:
     def _missing(self, batch: Batch, what: str) -> KeyError:
         keys = f" with {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else ""
         name = repr(list(batch)[0 if self.which == "input" else -1]) if keys else "…"
-        found = "" if batch is None else f", in a batch that is a {type(batch).__name__}{keys}"
+        where = "" if batch is None else f", in a batch that is a {type(batch).__name__}{keys}"
         return KeyError(
-            f"{self.owner} {what}{found}. Pass {self.which}_key: write "
+            f"{self.owner} {what}{where}. Pass {self.which}_key: write "
             f"{{'{self.owner}': {{'{self.which}_key': {name}}}}}, or {self.which}s={name} in the Trainer."
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 import re
@@ -46,17 +45,17 @@ def precision(given: PluginLike) -> PluginLike:
 
 def device(given: PluginLike) -> PluginLike:
     """Convert a torch.device, or text with an index such as ``"cuda:0"``, to the name of its kind."""
-    one = given if isinstance(given, torch.device) else None
+    dev = given if isinstance(given, torch.device) else None
     if isinstance(given, str) and re.fullmatch(r"(cpu|cuda|mps|xla):\d+", given):
-        one = torch.device(given)
-    if one is None:
+        dev = torch.device(given)
+    if dev is None:
         return given
-    if one.index:
+    if dev.index:
         raise WrongValue(
-            f"«device='{one}'» chooses one of several devices. hocket takes the first that is visible, or one for each process "
-            f"with «devices=». Write «device='{one.type}'», and choose with the environment: CUDA_VISIBLE_DEVICES={one.index}."
+            f"«device='{dev}'» chooses one of several devices. hocket takes the first that is visible, or one for each process "
+            f"with «devices=». Write «device='{dev.type}'», and choose with the environment: CUDA_VISIBLE_DEVICES={dev.index}."
         )
-    return one.type
+    return dev.type
 
 
 def loss(given: object) -> Callable[..., Any] | None:
@@ -68,14 +67,15 @@ def loss(given: object) -> Callable[..., Any] | None:
                 warn(f"«loss={given!r}» is read as «loss=torch.nn.functional.{name}».")
             function: Callable[..., Any] = getattr(nn.functional, name)
             return function
-        near = difflib.get_close_matches(given, LOSSES, 1)
+        near = names.closest(given, LOSSES)
         raise WrongValue(
-            f"«loss={given!r}» is not the name of a loss.{f' Did you mean {near[0]!r}?' if near else ''} Give a function of "
+            f"«loss={given!r}» is not the name of a loss.{f' Did you mean {near!r}?' if near else ''} Give a function of "
             "(outputs, targets), such as «loss=torch.nn.functional.cross_entropy», or one of these names: "
             f"{', '.join(map(repr, LOSSES))}."
         )
     if isinstance(given, type) and issubclass(given, nn.Module):
-        return _instance(given, "loss")
+        module: nn.Module = _instance(given, "loss")
+        return module
     if given is not None and not callable(given):
         raise WrongType(
             f"«loss={short(given)}» is {type(given).__name__}, which cannot be called. Give a function of (outputs, "
@@ -131,9 +131,9 @@ def _required(function: Callable[..., object]) -> list[str] | None:
     except (TypeError, ValueError):
         return None
     return [
-        each.name
-        for each in parameters
-        if each.default is each.empty and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        arg.name
+        for arg in parameters
+        if arg.default is arg.empty and arg.kind in (arg.POSITIONAL_ONLY, arg.POSITIONAL_OR_KEYWORD)
     ]
 
 
@@ -150,7 +150,7 @@ def _instance(cls: type, argument: str) -> Any:
 
 def _signature(cls: type) -> str:
     try:
-        return ", ".join(str(each).split(":")[0] for each in inspect.signature(cls).parameters.values())
+        return ", ".join(str(parameter).split(":")[0] for parameter in inspect.signature(cls).parameters.values())
     except (TypeError, ValueError):
         return "…"
 

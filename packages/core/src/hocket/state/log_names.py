@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,15 +20,15 @@ _OVER = ("interval", "epoch")
 def over(given: object) -> tuple[str, ...]:
     """Return what a value is reduced over, as a tuple. Raises ValueError or TypeError."""
     asked = (given,) if isinstance(given, str) else given
-    if not isinstance(asked, Sequence) or not asked or not all(isinstance(each, str) for each in asked):
+    if not isinstance(asked, Sequence) or not asked or not all(isinstance(span, str) for span in asked):
         raise WrongType(
             f"«over={short(given)}» is not a text. Write «over='interval'», «over='epoch'», or both as a tuple."
         )
-    for each in asked:
-        if each not in _OVER:
+    for span in asked:
+        if span not in _OVER:
             raise WrongValue(
-                f"«over={each!r}» is unknown; there are 'interval', which ends with every «log_every=», and 'epoch', or both "
-                f"as a tuple. Write «over={_meant(each, _OVER, 'over')!r}». In an evaluation every value is over its set."
+                f"«over={span!r}» is unknown; there are 'interval', which ends with every «log_every=», and 'epoch', or both "
+                f"as a tuple. Write «over={_meant(span, _OVER, 'over')!r}». In an evaluation every value is over its set."
             )
     return tuple(dict.fromkeys(asked))
 
@@ -69,8 +68,8 @@ def weight(given: float | Tensor) -> float | Tensor:
     if isinstance(given, Tensor) and given.numel() == 1:
         return given
     if isinstance(given, str | Tensor):
-        found = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
-        raise WrongType(f"weight= was given {found}; it is one number. Write weight=len(targets), for instance.")
+        kind = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
+        raise WrongType(f"weight= was given {kind}; it is one number. Write weight=len(targets), for instance.")
     try:
         number = float(given)
     except (TypeError, ValueError):
@@ -95,38 +94,27 @@ def unnamed(given: tuple[object, ...]) -> TypeError:
 
 def not_a_number(name: str, value: object) -> TypeError:
     """Return the error for a value that is not one number."""
-    found, write = found_instead(value)
-    return WrongType(f"{name!r} was logged as {found}. {write}")
+    kind, write = found_instead(value)
+    return WrongType(f"{name!r} was logged as {kind}. {write}")
 
 
 def found_instead(value: object) -> tuple[str, str]:
     """Return what a value is that is not one number, and what to log instead."""
     if isinstance(value, Tensor) and value.numel() != 1:
-        found, write = (
-            f"a tensor of shape {tuple(value.shape)}",
-            "Log one number, such as its mean(); or a name for each.",
-        )
-    elif isinstance(value, Tensor) and value.is_meta:
-        found, write = (
-            "a tensor on the device 'meta', which has no value",
-            "Log a tensor that was computed, or a number.",
-        )
-    elif isinstance(value, Tensor) and value.layout is not strided:
-        found, write = f"a tensor that is not dense ({value.layout})", "Log its to_dense(), or a number."
-    elif isinstance(value, Tensor):
-        found, write = f"a complex number ({value.dtype})", "Log its abs(), for instance."
-    elif isinstance(value, complex) or getattr(getattr(value, "dtype", None), "kind", "") == "c":
-        found, write = f"the complex number {short(value)}", "Log its abs(), for instance."
-    elif isinstance(value, int):
-        found, write = (
-            f"an int of {value.bit_length()} bits, too large for a float",
-            "Log its math.log(), for instance.",
-        )
-    elif callable(getattr(value, "compute", None)):
-        found, write = f"the metric {type(value).__name__}", "Write «reduce='metric'»."
-    else:
-        found, write = f"{short(value)}", "Log numbers or tensors of one element; loggers take texts by log_text."
-    return found, write
+        return f"a tensor of shape {tuple(value.shape)}", "Log one number, such as its mean(); or a name for each."
+    if isinstance(value, Tensor) and value.is_meta:
+        return "a tensor on the device 'meta', which has no value", "Log a tensor that was computed, or a number."
+    if isinstance(value, Tensor) and value.layout is not strided:
+        return f"a tensor that is not dense ({value.layout})", "Log its to_dense(), or a number."
+    if isinstance(value, Tensor):
+        return f"a complex number ({value.dtype})", "Log its abs(), for instance."
+    if isinstance(value, complex) or getattr(getattr(value, "dtype", None), "kind", "") == "c":
+        return f"the complex number {short(value)}", "Log its abs(), for instance."
+    if isinstance(value, int):
+        return f"an int of {value.bit_length()} bits, too large for a float", "Log its math.log(), for instance."
+    if callable(getattr(value, "compute", None)):
+        return f"the metric {type(value).__name__}", "Write «reduce='metric'»."
+    return f"{short(value)}", "Log numbers or tensors of one element; loggers take texts by log_text."
 
 
 def not_a_metric(name: str, value: object) -> TypeError:
@@ -222,25 +210,24 @@ def outside(kind: str) -> str:
 
 def foreign(arguments: Mapping[str, object], call: str) -> TypeError:
     """Return the error for arguments of other libraries' ``log``."""
-    found = [f"instead of {name}=: {text}" for name in arguments if (text := argument(name))]
+    advice = [f"instead of {name}=: {text}" for name in arguments if (text := argument(name))]
     unknown = [name for name in arguments if argument(name) is None]
     return WrongType(
         f"{call} takes reduce=, over= and weight=, and was given {', '.join(f'{name}=' for name in arguments)}. "
-        + (f"Write {'; '.join(found)}. " if found else "")
+        + (f"Write {'; '.join(advice)}. " if advice else "")
         + (f"{', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} unknown here." if unknown else "")
     )
 
 
 def argument(name: str) -> str | None:
     """Return what to write instead of an argument of another library's ``log``, or None."""
-    return names.listed(name, "log-arguments") or next(
-        (f"{each}=" for each in difflib.get_close_matches(name, ("reduce", "over", "weight"), 1, 0.6)), None
-    )
+    option = names.closest(name, ("reduce", "over", "weight"))
+    return names.listed(name, "log-arguments") or (option and f"{option}=")
 
 
-def _meant(given: str, there: Sequence[str], table: str) -> str:
+def _meant(given: str, options: Sequence[str], table: str) -> str:
     known = names.listed(given, "log-values", table) if given else None
-    return known or next(iter(difflib.get_close_matches(given, there, 1, 0.4)), there[0])
+    return known or names.closest(given, options, 0.4) or options[0]
 
 
 def _other(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Save, restore and combine the metrics of different libraries.
+"""Save, restore and combine the metrics of different libraries, and collect those that are logged.
 
 Metrics of torchmetrics are recognized by their class, without importing anything. Only this file uses what is private there:
 ``_update_count``, without which a restored metric warns that ``compute`` was called before ``update``, and ``_reductions``,
@@ -11,15 +11,19 @@ import copy
 import copyreg
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from hocket.basics.plain_data import decode, encode
 from hocket.data.nesting import map_tensors, move
 from hocket.data.stateful import has_state
+from hocket.help import warn
+from hocket.state.accumulators import Accumulator, Held
 
 if TYPE_CHECKING:
     from hocket.basics.types import Metric
@@ -41,11 +45,11 @@ def copy_of(metric: object) -> Any:
     attributes = [_attributes(metric), *map(vars, modules)]
     known: dict[int, Any] = {
         id(value): {}
-        for each in attributes
-        for name, value in each.items()
+        for table in attributes
+        for name, value in table.items()
         if re.match("_(forward|backward).*_hooks", name)
     }
-    known |= {id(each): each.detach().clone() for each in tree_leaves(attributes) if _has_graph(each)}
+    known |= {id(leaf): leaf.detach().clone() for leaf in tree_leaves(attributes) if _has_graph(leaf)}
     return copy.deepcopy(metric, known)
 
 
@@ -81,8 +85,8 @@ class MetricAdapter:
         reset = dict(empty.named_buffers())
         return [
             name
-            for name, each in self.metric.named_buffers()
-            if name not in reset or not torch.equal(each, reset[name])
+            for name, buffer in self.metric.named_buffers()
+            if name not in reset or not torch.equal(buffer, reset[name])
         ]
 
     def to(self, device: torch.device) -> None:
@@ -97,7 +101,7 @@ class MetricAdapter:
         """Free the graphs that its attributes hold."""
         for name, value in _attributes(self.metric).items():
             if any(map(_has_graph, tree_leaves(value))):
-                setattr(self.metric, name, map_tensors(torch.Tensor.detach, value))
+                setattr(self.metric, name, map_tensors(Tensor.detach, value))
 
     def state(self) -> Any:
         """Return its sums: ``state_dict()``, or else its attributes."""
@@ -111,7 +115,7 @@ class MetricAdapter:
         attributes = _attributes(self.metric)
         for name, value in state.items():
             before = attributes.get(name)
-            setattr(self.metric, name, move(value, before.device) if isinstance(before, torch.Tensor) else value)
+            setattr(self.metric, name, move(value, before.device) if isinstance(before, Tensor) else value)
 
     def merge(self, others: Sequence[Any]) -> None:
         """Add the sums of other metrics of its kind, which saw later batches."""
@@ -150,8 +154,8 @@ class Torchmetrics(MetricAdapter):
 
     def reduce_within(self, group: object) -> None:
         """See :meth:`MetricAdapter.reduce_within`."""
-        for each in self.metric.modules():
-            each.process_group = group
+        for module in self.metric.modules():
+            module.process_group = group
 
     def state(self) -> Any:
         """See :meth:`MetricAdapter.state`."""
@@ -177,20 +181,20 @@ class Torchmetrics(MetricAdapter):
     @staticmethod
     def _parts(metric: Any) -> dict[str, Any]:
         """Return the metric, named "", and its child metrics by name, as a wrapper or an expression has them."""
-        return {name: each for name, each in metric.named_modules() if isinstance(each, _classes("Metric"))}
+        return {name: part for name, part in metric.named_modules() if isinstance(part, _classes("Metric"))}
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """See :meth:`MetricAdapter.alone`."""
-        parts = [each for each in self.metric.modules() if hasattr(each, "distributed_available_fn")]
-        before = [each.distributed_available_fn for each in parts]
-        for each in parts:
-            each.distributed_available_fn = _never
+        parts = [part for part in self.metric.modules() if hasattr(part, "distributed_available_fn")]
+        before = [part.distributed_available_fn for part in parts]
+        for part in parts:
+            part.distributed_available_fn = _never
         try:
             yield
         finally:
-            for each, function in zip(parts, before, strict=True):
-                each.distributed_available_fn = function
+            for part, function in zip(parts, before, strict=True):
+                part.distributed_available_fn = function
 
 
 class Collection(Torchmetrics):
@@ -203,23 +207,23 @@ class Collection(Torchmetrics):
 
     def state(self) -> Any:
         """See :meth:`MetricAdapter.state`."""
-        return {name: adapted(each).state() for name, each in self.metric.items(keep_base=True)}
+        return {name: adapted(metric).state() for name, metric in self.metric.items(keep_base=True)}
 
     def restore(self, state: Any) -> None:
         """See :meth:`MetricAdapter.restore`."""
-        for name, each in self.metric.items(keep_base=True):
-            adapted(each).restore(state[name])
+        for name, metric in self.metric.items(keep_base=True):
+            adapted(metric).restore(state[name])
 
     @property
     def merges(self) -> bool:
         """See :meth:`MetricAdapter.merges`."""
-        return all(adapted(each).merges for each in self.metric.values())
+        return all(adapted(metric).merges for metric in self.metric.values())
 
     def merge(self, others: Sequence[Any]) -> None:
         """See :meth:`MetricAdapter.merge`."""
         for other in others:
-            for each, its in zip(self.metric.values(), other.values(), strict=True):
-                adapted(each).merge([its])
+            for metric, its in zip(self.metric.values(), other.values(), strict=True):
+                adapted(metric).merge([its])
 
 
 _ADAPTERS: tuple[type[MetricAdapter], ...] = (Collection, Torchmetrics, MetricAdapter)
@@ -256,7 +260,7 @@ def _merge(metric: Any, later: Any) -> None:
 
 
 def _own_merge(metric: object) -> bool:
-    inherited = (getattr(each, "merge_state", None) for each in _classes("Metric"))
+    inherited = (getattr(kind, "merge_state", None) for kind in _classes("Metric"))
     return getattr(type(metric), "merge_state", None) not in (None, *inherited)
 
 
@@ -270,8 +274,8 @@ def _listed(values: object) -> list[Any]:
 
 def _classes(name: str) -> tuple[type, ...]:
     """Return torchmetrics' class of a name, if it was imported; else there can be no metric of it."""
-    found = getattr(sys.modules.get("torchmetrics"), name, None)
-    return () if found is None else (found,)
+    cls = getattr(sys.modules.get("torchmetrics"), name, None)
+    return () if cls is None else (cls,)
 
 
 def _attributes(obj: object) -> dict[str, Any]:
@@ -281,8 +285,105 @@ def _attributes(obj: object) -> dict[str, Any]:
 
 
 def _has_graph(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.grad_fn is not None
+    return isinstance(value, Tensor) and value.grad_fn is not None
 
 
 def _never() -> bool:
     return False
+
+
+class OfMetric(Accumulator):
+    """A metric object that the user updates: computed over all ranks and reset at the end of the interval."""
+
+    reduce = "metric"
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._metric: MetricAdapter | None = None
+        #: States of a resumed run, which the metric does not have yet; and that of the metric when a snapshot was taken.
+        self._saved: list[Any] = []
+        self._kept: Any = None
+
+    @property
+    def metric(self) -> Any:
+        """The metric object, or None before it was logged."""
+        return None if self._metric is None else self._metric.metric
+
+    def add(self, value: Any, weight: float | Tensor) -> None:
+        """Remember the metric. States of a resumed run are merged into it."""
+        self.count = 1
+        if self._metric is not None and self.metric is value:
+            self._metric.detach()
+            return
+        self._metric = adapted(value)
+        self._metric.detach()
+        if self._saved and not self._metric.merges:
+            warn(
+                f"The logged metric {type(value).__name__} cannot add what another one saw, so what it saw before the "
+                "checkpoint is lost, and this interval begins where the run was resumed. Give it merge_state(others), or use a "
+                "torchmetrics metric whose states have a dist_reduce_fx."
+            )
+            self._saved = []
+        for state in self._saved:
+            earlier = adapted(copy_of(value))
+            earlier.metric.reset()
+            earlier.restore(move(decode(state), self._device))
+            # In the order of the run: what was seen before, then what this run has seen.
+            earlier.merge([copy_of(value)])
+            self._metric.restore(earlier.state())
+        self._saved = []
+
+    def snapshot(self) -> Accumulator:
+        copied = copy.copy(self)
+        copied._saved = list(self._saved)
+        if self._metric is not None:
+            copied._kept = map_tensors(Tensor.clone, self._metric.state())
+        return copied
+
+    def restore(self) -> Accumulator:
+        """Give the metric the state that it had."""
+        if self._metric is not None:
+            self._metric.restore(self._kept)
+            self._kept = None
+        return self
+
+    def clear(self) -> None:
+        """Reset the metric."""
+        if self._metric is not None:
+            self._metric.metric.reset()
+        super().clear()
+
+    def held(self, values: Sequence[float]) -> Held:
+        """Return its state, and 1 or 0. A metric that was not logged since the run was resumed has one saved state at most."""
+        if self._metric is None:
+            return self._saved[0] if self._saved else None, len(self._saved)
+        return encode(map_tensors(_to_host, self._metric.state()), "a logged metric"), 1
+
+    def state(self) -> dict[str, Any]:
+        return {"states": self._saved if self._metric is None else [self.held([])[0]]}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Keep the state until the metric is logged."""
+        self._saved = list(state["states"])
+
+    def merge(self, other: Accumulator) -> None:
+        self._saved += other.state()["states"]
+
+    def computed(self, ranks: Sequence[Held]) -> Any:
+        """Return the metric's value over ranks, or None for no state. Its own state does not change."""
+        states = [state for state, count in ranks if count]
+        if not states or self._metric is None:
+            return None
+        if len(states) == 1:
+            with self._metric.alone():
+                return self.metric.compute()
+        whole, *others = (adapted(copy_of(self.metric)) for _ in states)
+        for copied, state in zip((whole, *others), states, strict=True):
+            copied.restore(move(decode(state), self._device))
+        whole.merge([later.metric for later in others])
+        with whole.alone():
+            return whole.metric.compute()
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)

@@ -68,15 +68,15 @@ class MetricSet:
                 metric.follow(state.task.loss_function)
         self._metrics = {name: adapted(metric) for name, metric in given.items()}
         strategy = state.strategy
-        for name, each in self._metrics.items():
-            if strategy.world_size > 1 and not each.combines:
+        for name, adapter in self._metrics.items():
+            if strategy.world_size > 1 and not adapter.combines:
                 raise WrongType(
-                    f"Metric '{name}' ({type(each.metric).__name__}) cannot be combined over {strategy.world_size} "
+                    f"Metric '{name}' ({type(adapter.metric).__name__}) cannot be combined over {strategy.world_size} "
                     "ranks. Use a torchmetrics metric, or give it merge_state(others)."
                 )
             if replicas(strategy) > 1:
-                each.reduce_within(strategy.data_group)
-            each.to(state.device)
+                adapter.reduce_within(strategy.data_group)
+            adapter.to(state.device)
         self._seen = False
 
     def __bool__(self) -> bool:
@@ -85,7 +85,7 @@ class MetricSet:
     @property
     def objects(self) -> list[Any]:
         """The metrics as they were given; their state is that of an epoch or an evaluation."""
-        return [each.metric for each in self._metrics.values()]
+        return [adapter.metric for adapter in self._metrics.values()]
 
     @property
     def names(self) -> set[str]:
@@ -99,21 +99,21 @@ class MetricSet:
 
     def reset(self) -> None:
         """Forget everything that was seen."""
-        for each in self._metrics.values():
-            each.metric.reset()
+        for adapter in self._metrics.values():
+            adapter.metric.reset()
         self._seen = False
 
     def update(self, outputs: object, batch: Batch) -> None:
         """Update every metric with one microbatch, without gradients."""
         self._seen = True
         with torch.no_grad():
-            for name, each in self._metrics.items():
+            for name, adapter in self._metrics.items():
                 try:
-                    self._state.bus.update_metric(self._state, each.metric, outputs, batch)
+                    self._state.bus.update_metric(self._state, adapter.metric, outputs, batch)
                 except Exception as error:
                     from hocket.help import failures  # only needed for error messages
 
-                    failures.explain(error, "metric", name, each.metric, outputs, batch)
+                    failures.explain(error, "metric", name, adapter.metric, outputs, batch)
                     raise
 
     def compute(self) -> dict[str, float]:
@@ -124,14 +124,14 @@ class MetricSet:
         if not all(seen):
             return self._compute_together()
         values: dict[str, Any] = {}
-        for name, each in self._metrics.items():
-            if self._state.strategy.world_size > 1 and not each.reduces_itself:
+        for name, adapter in self._metrics.items():
+            if self._state.strategy.world_size > 1 and not adapter.reduces_itself:
                 # Of the ranks that saw the same samples, only one counts.
-                slices = dict(bus.all_gather_object((self._state.strategy.data_rank, each.metric)))
+                slices = dict(bus.all_gather_object((self._state.strategy.data_rank, adapter.metric)))
                 first, *others = (seen for _, seen in sorted(slices.items(), key=lambda item: item[0]))
-                each = adapted(copy_of(first))
-                each.merge(others)
-            values.update(scalars.named(f"{self._label}/{name}", each.metric.compute()))
+                adapter = adapted(copy_of(first))
+                adapter.merge(others)
+            values.update(scalars.named(f"{self._label}/{name}", adapter.metric.compute()))
         return self._floats(values)
 
     def _compute_together(self) -> dict[str, float]:
@@ -140,9 +140,9 @@ class MetricSet:
         slices = dict(self._state.bus.all_gather_object((self._state.strategy.data_rank, mine)))
         self.load_state_dicts([seen for _, seen in sorted(slices.items())])
         values: dict[str, Any] = {}
-        for name, each in self._metrics.items():
-            with each.alone():
-                values.update(scalars.named(f"{self._label}/{name}", each.metric.compute()))
+        for name, adapter in self._metrics.items():
+            with adapter.alone():
+                values.update(scalars.named(f"{self._label}/{name}", adapter.metric.compute()))
         self.load_state_dicts([mine])
         return self._floats(values)
 
@@ -155,7 +155,7 @@ class MetricSet:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what each metric has seen on this rank, as a tree."""
-        states = {name: encode(each.state(), f"metric {name}") for name, each in self._metrics.items()}
+        states = {name: encode(adapter.state(), f"metric {name}") for name, adapter in self._metrics.items()}
         return {"seen": self._seen, "metrics": states}
 
     def misfit(self, tree: Mapping[str, Any]) -> str:
@@ -178,20 +178,20 @@ class MetricSet:
                 raise WrongValue(misfit)
             if not tree["seen"]:
                 continue
-            for name, each in self._metrics.items():
-                other = adapted(copy_of(each.metric)) if self._seen else each
+            for name, adapter in self._metrics.items():
+                other = adapted(copy_of(adapter.metric)) if self._seen else adapter
                 other.restore(move(decode(tree["metrics"][name]), self._state.device))
                 if self._seen:
-                    each.merge([other.metric])
+                    adapter.merge([other.metric])
             self._seen = True
 
 
 def _made(returned: object, function: str) -> Mapping[str, Any]:
     """Return metrics by name, from what a function returned. Raises TypeError or ValueError for what are no metrics."""
     try:
-        made = conversions.metrics(returned)
-        if isinstance(made, Mapping):
-            return made
+        metrics = conversions.metrics(returned)
+        if isinstance(metrics, Mapping):
+            return metrics
         raise WrongType(f"{function} returned {short(returned)}. Return metrics by name, {{}} for none.")
     except (TypeError, ValueError) as error:
         error.add_note(f"Returned by {function}, which may return {{'accuracy': MyMetric()}}, names, or {{}} for none.")

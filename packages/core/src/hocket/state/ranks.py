@@ -42,7 +42,7 @@ class Ranks:
             failure = error
         kind = CheckpointError if isinstance(failure, CheckpointError) else WrongState
         report = None if failure is None else (kind, str(failure) or type(failure).__name__)
-        failures = {rank: each for rank, each in enumerate(self.gather(report)) if each is not None}
+        failures = {rank: failure for rank, failure in enumerate(self.gather(report)) if failure is not None}
         if failure is not None:
             raise failure
         for rank, (kind, message) in failures.items():
@@ -70,6 +70,6 @@ def of_a_thread(rank: int, size: int) -> Ranks:
     def gather(item: Any) -> list[Any]:
         items: list[Any] = [None] * size
         dist.all_gather_object(items, pack(item), group=group)
-        return [unpack(each) for each in items]
+        return [unpack(item) for item in items]
 
     return Ranks(rank, size, gather)

@@ -61,7 +61,7 @@ class Requests:
 
     def state_dict(self) -> dict[str, Any]:
         """Return decisions and reasons as plain data."""
-        return {"decisions": [each.name for each in Decision if each in self.pending], "reasons": list(self._reasons)}
+        return {"decisions": [item.name for item in Decision if item in self.pending], "reasons": list(self._reasons)}
 
     def load_state_dict(self, tree: Mapping[str, Any]) -> None:
         """Undo :meth:`state_dict`."""

@@ -69,8 +69,8 @@ class Accuracy(Mean):
 
     def follow(self, loss: object) -> None:
         """Read outputs and labels as a loss function of torch does; others leave it as it is."""
-        if (said := classes(loss)) is not None:
-            self.ignored = said[1]
+        if (declared := classes(loss)) is not None:
+            self.ignored = declared[1]
         function = loss.func if isinstance(loss, functools.partial) else loss
         if function in _OF_NUMBERS or isinstance(function, nn.MSELoss | nn.L1Loss | nn.SmoothL1Loss | nn.HuberLoss):
             name = getattr(function, "__name__", type(function).__name__)
@@ -219,4 +219,4 @@ _OTHERS = {
 
 def find(name: str) -> str | None:
     """Return the name in `METRICS` that another library's name of a metric means, or None."""
-    return next((ours for ours, others in _OTHERS.items() if names.plain(name) in others.split()), None)
+    return next((metric for metric, others in _OTHERS.items() if names.plain(name) in others.split()), None)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongValue
-from hocket.help import warn
+from hocket.help import names, warn
 from hocket.help.ours import is_ours
 from hocket.state import simple_metrics
 
@@ -70,7 +69,7 @@ def watch(state: State, who: str, key: str, name: str) -> None:
 def check_name(state: State, who: str, name: str) -> None:
     """Raise ValueError if a metric or logged value that a plug-in monitors cannot be there, before training."""
     prefix = name.partition("/")[0]
-    of_a_set = "/" in name and (prefix in _LABELS or difflib.get_close_matches(prefix, state.eval_sets))
+    of_a_set = "/" in name and (prefix in _LABELS or names.closest(prefix, state.eval_sets))
     if of_a_set and prefix != "train" and label_of(state, name) is None:
         sets = ", ".join(map(repr, state.eval_sets)) or "none"
         raise WrongValue(
@@ -82,9 +81,7 @@ def check_name(state: State, who: str, name: str) -> None:
     unmeasured = label is not None and name != f"{label}/loss" and not state.eval_sets[label].metrics.names
     if unmeasured and not may_log(state):
         metric = name.removeprefix(f"{label}/")
-        known = simple_metrics.find(metric) or next(
-            iter(difflib.get_close_matches(metric, simple_metrics.METRICS, 1)), None
-        )
+        known = simple_metrics.find(metric) or names.closest(metric, simple_metrics.METRICS)
         write = f"«metrics={{{metric!r}: …}}» in the Trainer, with a metric of torchmetrics, for example"
         if known is not None:
             write = f"«metrics={known!r}» in the Trainer" + (
@@ -97,11 +94,11 @@ def check_name(state: State, who: str, name: str) -> None:
     if label is not None and not may_log(state):
         measured = {"loss", *state.eval_sets[label].metrics.names}
         own = name.removeprefix(f"{label}/")
-        near = [] if own in measured else difflib.get_close_matches(own, measured, 1, 0.85)
+        near = None if own in measured else names.closest(own, measured, 0.85)
         if near:
             raise WrongValue(
-                f"{who} monitors '{name}', which evaluation does not measure. Write '{label}/{near[0]}'; it measures "
-                f"{', '.join(f'{label}/{each}' for each in sorted(measured))}."
+                f"{who} monitors '{name}', which evaluation does not measure. Write '{label}/{near}'; it measures "
+                f"{', '.join(f'{label}/{metric}' for metric in sorted(measured))}."
             )
     if "/" not in name and not state.task.logs_for_others and (meant := _metrics_like(state, name)):
         raise WrongValue(
@@ -114,8 +111,8 @@ def may_log(state: State) -> bool:
     """Whether values of evaluation sets may be logged by code that is not hocket's: a Task, algorithm or callback."""
     if state.task.logs_for_others:
         return True
-    plugins = [each.obj for each in state.bus.attachments if each.kind in ("algorithms", "callbacks")]
-    return any(not is_ours(type(each).__module__) for each in [state.task, *plugins])
+    plugins = [attachment.obj for attachment in state.bus.attachments if attachment.kind in ("algorithms", "callbacks")]
+    return any(not is_ours(type(part).__module__) for part in [state.task, *plugins])
 
 
 def _metrics_like(state: State, name: str) -> list[str]:
@@ -129,11 +126,11 @@ def _metrics_like(state: State, name: str) -> list[str]:
 def warn_of_nothing(state: State, who: str, name: str) -> None:
     """Warn that nothing was logged under a name that a plug-in watches, by the end of the first epoch."""
     logged = [*state.metrics, *state.history.names(), "train/loss"]
-    near = difflib.get_close_matches(name, logged, 1, 0.5)
+    near = names.closest(name, logged, 0.5)
     if name in logged:  # with a longer interval than the epoch
         write = "Write «log_every='1ep'» in the Trainer"
     else:
-        write = f"Write {near[0]!r}" if near else "Log it with state.log, or monitor another value"
+        write = f"Write {near!r}" if near else "Log it with state.log, or monitor another value"
     warn(
         f"{who} monitors '{name}', and no plug-in has logged a value of that name in this epoch. There are: "
         f"{', '.join(sorted(set(logged))) or 'none'}. {write}."

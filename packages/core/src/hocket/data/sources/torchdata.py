@@ -59,7 +59,7 @@ def ended_workers(state: object) -> list[bool]:
     """Return whether each worker has ended, from the state of a StatefulDataLoader; empty without workers."""
     snapshot = state.get("_snapshot") if isinstance(state, dict) else None
     workers = snapshot.get("_worker_snapshots") if isinstance(snapshot, dict) else None
-    return [bool((each.get("fetcher_state") or {}).get("fetcher_ended")) for each in (workers or {}).values()]
+    return [bool((state.get("fetcher_state") or {}).get("fetcher_ended")) for state in (workers or {}).values()]
 
 
 def is_loader_state(state: object) -> bool:
