@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.checkpoints import CheckpointError
-from hocket_checkpoints.recorded import recorded_algorithms
+from hocket_checkpoints.algorithm_records import recorded_algorithms
 from hocket_checkpoints.storage import manifest
 from hocket_checkpoints.storage.store import Store
 from hocket_checkpoints.weights import read_weights

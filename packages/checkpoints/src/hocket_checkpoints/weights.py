@@ -17,10 +17,10 @@ from hocket.basics import safe_files
 from hocket.basics.plain_data import decode
 from hocket.errors import CheckpointError, WrongValue
 from hocket_checkpoints import pickles
-from hocket_checkpoints.report import Report, some
 from hocket_checkpoints.storage import format as formats, manifest as manifests, shards
 from hocket_checkpoints.storage.store import Store
 from hocket_checkpoints.storage.urls import local_folder
+from hocket_checkpoints.weight_differences import Report, some
 
 if TYPE_CHECKING:
     from hocket.state.state import State
@@ -345,7 +345,7 @@ def load_into(
     prefix = state.model_prefix
     given = weights if isinstance(weights, Mapping) else read_weights(weights)
     if not isinstance(weights, Mapping):
-        from hocket_checkpoints.recorded import warn_of_surgery
+        from hocket_checkpoints.algorithm_records import warn_of_surgery
 
         warn_of_surgery(weights, state)
     chosen, report = _choose(own, given, strict, ignore, remap, type(state.model).__name__)

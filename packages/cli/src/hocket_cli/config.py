@@ -28,16 +28,16 @@ from hocket.run.trainer import Trainer
 from hocket.state import conversions, simple_metrics
 from hocket.state.ranks import ALONE
 from hocket_checkpoints import CheckpointError, resuming
-from hocket_cli import forms, imports, recorded
-from hocket_cli.advice import in_yaml
-from hocket_cli.calls import lacking, lacks
+from hocket_cli import forms, imports, recorded_config
+from hocket_cli.call_arguments import lacking, lacks
 from hocket_cli.document import ConfigError, Node
-from hocket_cli.errors import blamed
+from hocket_cli.error_places import blamed
 from hocket_cli.imports import reference, resolve
 from hocket_cli.keys import KINDS, LISTS, keys
+from hocket_cli.module_origins import importable
 from hocket_cli.objects import arguments, build, call, checking, defaults, make
-from hocket_cli.origins import importable
 from hocket_cli.overrides import refuse_masked, source
+from hocket_cli.yaml_messages import in_yaml
 
 #: What to write for keys that a command needs.
 _EXAMPLES = {
@@ -76,14 +76,14 @@ def trainer_from(
     refuse_masked(read.document, instead)
     described = (of or Configuration)(read.document)
     with _warnings_in_yaml(), described.trainer(needs, instead) as trainer:
-        made = recorded.about(read, trainer.state, described.distributions)
-        trainer.state.identity.config = recorded.text(described.resolved(), made)
+        made = recorded_config.about(read, trainer.state, described.distributions)
+        trainer.state.identity.config = recorded_config.text(described.resolved(), made)
         if read.repeats is not None and trainer.state.strategy.rank == 0:
-            differ = recorded.differences(read.made, made, trainer.settings.seed)
+            differ = recorded_config.differences(read.made, made, trainer.settings.seed)
             print(
                 printable(f"hocket: {read.repeats} is repeated as {trainer.state.run_name}{differ}."), file=sys.stderr
             )
-        elif (changed := recorded.changed_modules(read.made, made)) and trainer.state.strategy.rank == 0:
+        elif (changed := recorded_config.changed_modules(read.made, made)) and trainer.state.strategy.rank == 0:
             there = ", ".join(f"{each} ({sys.modules[each].__file__})" for each in changed)
             print(f"hocket: {args.config} was recorded with other contents of {there}.", file=sys.stderr)
         try:

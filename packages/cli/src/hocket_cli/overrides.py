@@ -14,12 +14,12 @@ from hocket.basics.masking import is_masked, masked
 from hocket.errors import Setting
 from hocket.help import names
 from hocket.plugins import PluginConfigError, catalog
-from hocket_cli import forms, recorded
-from hocket_cli.advice import key_of, spelled
+from hocket_cli import forms, recorded_config
 from hocket_cli.document import ConfigError, Node, flow, parse_value, read, suggestion
 from hocket_cli.imports import reference
 from hocket_cli.keys import KINDS, LISTS, keys
-from hocket_cli.recorded import VARIABLE, Source
+from hocket_cli.recorded_config import VARIABLE, Source
+from hocket_cli.yaml_messages import key_of, spelled
 
 #: A part of the key of an override, perhaps in quotes.
 _PART = r'(?:"[^"]*"|[^".=]*)'
@@ -46,8 +46,8 @@ def source(args: argparse.Namespace) -> Source:
         )
     made: dict[str, Any] = {}
     if repeats is None:
-        document = read(file, keep=recorded.KEY)
-        made = recorded.made_of(document, Path(file).parent)
+        document = read(file, keep=recorded_config.KEY)
+        made = recorded_config.made_of(document, Path(file).parent)
         if not {"parameters", "config"} - document.value.keys():
             raise ConfigError(
                 file,
@@ -55,8 +55,8 @@ def source(args: argparse.Namespace) -> Source:
                 f"that it names: {document.value['config'].plain()}.",
             )
     else:
-        document, made = recorded.read(repeats)
-        recorded.as_new_run(document, made, repeats)
+        document, made = recorded_config.read(repeats)
+        recorded_config.as_new_run(document, made, repeats)
     environment = _of_environment()
     for change in environment:
         override(document, change, f"'{without_secrets(change)}' in {VARIABLE}")
@@ -78,7 +78,7 @@ def source(args: argparse.Namespace) -> Source:
     for change in changes:
         override(document, change)
     if repeats is not None and not any(re.match(r"checkpoints(\.folder)?=", each) for each in [*environment, *changes]):
-        recorded.own_checkpoints(document, f"--from {repeats}")
+        recorded_config.own_checkpoints(document, f"--from {repeats}")
     check_keys(document)
     environment, changes = (list(map(without_secrets, each)) for each in (environment, changes))
     return Source(document, file, repeats, environment, changes, made)

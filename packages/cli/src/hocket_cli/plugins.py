@@ -10,7 +10,7 @@ import sys
 from hocket.hookspecs.command import Command
 from hocket.plugins import KINDS, Entry, PluginError, UnknownPluginError, catalog, switches
 from hocket_cli.completion import completes, plugin_names
-from hocket_cli.source import summary
+from hocket_cli.plugin_summaries import summary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         return _info(args)
     if args.action == "hooks":
         return _hooks()
-    from hocket_cli.doctor import run as doctor
+    from hocket_cli.plugin_doctor import run as doctor
 
     return doctor(args)
 

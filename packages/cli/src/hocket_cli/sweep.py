@@ -18,7 +18,7 @@ from hocket.basics.direction import contradiction
 from hocket.basics.safe_files import escaped
 from hocket.hookspecs.command import Command
 from hocket.plugins import PluginError
-from hocket_cli.arguments import add_trust
+from hocket_cli.common_options import add_trust
 from hocket_cli.completion import completes, configurations, overrides
 
 if TYPE_CHECKING:
@@ -328,9 +328,9 @@ def _check(sweep: Sweep) -> None:
     from hocket.basics.masking import masked
     from hocket_cli.config import Configuration
     from hocket_cli.document import flow
-    from hocket_cli.origins import importable
+    from hocket_cli.module_origins import importable
     from hocket_cli.overrides import refuse_masked, source
-    from hocket_cli.recorded import folder_of
+    from hocket_cli.recorded_config import folder_of
 
     def read(*changes: str) -> Any:
         found = source(argparse.Namespace(config=sweep.config, changes=[*sweep.fixed, *changes]))

@@ -32,7 +32,7 @@ from hocket.state import conversions
 from hocket.state.given_task import task_of
 from hocket.state.task import Task
 from hocket_insight.memory.estimate import aligned, shown
-from hocket_insight.memory.hollow import Hollow, quiet
+from hocket_insight.memory.fake_tensors import Hollow, quiet
 
 if TYPE_CHECKING:
     from hocket.state.state import State

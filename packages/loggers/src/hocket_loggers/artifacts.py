@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hocket import Checkpoints, Logger, State
 from hocket.errors import CheckpointError, MissingPackage, WrongValue
 from hocket.help import installing
-from hocket_loggers.records import relative, require
+from hocket_loggers.vendor_records import relative, require
 
 if TYPE_CHECKING:
     from hocket_checkpoints.storage.manifest import File

@@ -16,7 +16,7 @@ from hocket.errors import WrongState, WrongType
 from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.needs import Need
 from hocket.hookspecs.strategies import replicas
-from hocket_migration.lightning.framework import overrides
+from hocket_migration.lightning.installed_lightning import overrides
 
 if TYPE_CHECKING:
     from hocket.state.state import State

@@ -16,13 +16,13 @@ import hocket
 from hocket.errors import WrongType
 from hocket_migration import files
 from hocket_migration.lightning import arguments, callbacks, checkpoint, data, loggers
-from hocket_migration.lightning.evaluating import PredictLoop
-from hocket_migration.lightning.framework import framework_of_any, overrides, require, unwrapped
-from hocket_migration.lightning.loading import LoadingTrainer
-from hocket_migration.lightning.preparing import prepare
+from hocket_migration.lightning.evaluation import PredictLoop
+from hocket_migration.lightning.fit_data import LoadingTrainer
+from hocket_migration.lightning.installed_lightning import framework_of_any, overrides, require, unwrapped
+from hocket_migration.lightning.prepare_data import prepare
 from hocket_migration.lightning.task import LightningTask
 from hocket_migration.lightning.training import check_trains
-from hocket_migration.lightning.validating import Check
+from hocket_migration.lightning.validation_times import Check
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.basics import safe_files
 from hocket_cli.document import ConfigError, Node, dump, parse
-from hocket_cli.origins import CHECKSUM, digest, folders, paths
+from hocket_cli.module_origins import CHECKSUM, digest, folders, paths
 
 if TYPE_CHECKING:
     from hocket.state.state import State

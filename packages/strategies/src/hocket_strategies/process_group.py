@@ -26,11 +26,11 @@ from hocket.data.adapters import adapt
 from hocket.data.batches import Padding
 from hocket.errors import WrongState, WrongValue
 from hocket.help import warn
-from hocket_strategies import ending
-from hocket_strategies.explained import CollectiveError, Explained
+from hocket_strategies import gloo_shutdown
+from hocket_strategies.collective_errors import CollectiveError, Explained
 from hocket_strategies.launching import loopback, parent, processes
-from hocket_strategies.packing import packed, unpack
 from hocket_strategies.slices import OwnData, SlicedLoader, is_distributed, sliced
+from hocket_strategies.tensor_coalescing import packed, unpack
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
@@ -136,7 +136,7 @@ class RankStrategy(Strategy):
         # Agreeing on a few numbers must not wait for a GPU, so they stay on the CPU.
         self._host = None if dist.get_backend() == "gloo" else _group_of_all_on_cpu(self._timeout)
         self._explained = Explained(self._name, self.rank, self.world_size, self._timeout)
-        ending.wait_at_exit()
+        gloo_shutdown.wait_at_exit()
         return on
 
     def _backend(self, on: torch.device) -> str:

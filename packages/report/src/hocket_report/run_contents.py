@@ -11,8 +11,8 @@ from typing import Any
 
 from hocket.basics import run_files as files, safe_files
 from hocket.errors import WrongValue
-from hocket_cli import document, listing
-from hocket_report.logged import Logged, read as read_logged
+from hocket_cli import document, run_listing
+from hocket_report.logged_values import Logged, read as read_logged
 
 #: Larger configurations are not shown.
 _MOST_BYTES = 200_000
@@ -22,7 +22,7 @@ _MOST_BYTES = 200_000
 class Run:
     """A run to show."""
 
-    about: listing.RunOnDisk
+    about: run_listing.RunOnDisk
     logged: Logged
     summary: Mapping[str, Any]
     profile: Mapping[str, Any]
@@ -48,7 +48,7 @@ def check(folder: Path) -> None:
         given = "is a file" if folder.exists() else "does not exist"
         raise WrongValue(f"{folder} {given}. Give the folder of a run, such as runs/a; `hocket runs` lists them.")
     if not files.is_run(folder):
-        below = listing.find([folder])
+        below = run_listing.find([folder])
         write = (
             f"It has runs: {shlex.join(['hocket', 'report', *map(str, below[:3])])}"
             if below
@@ -81,7 +81,7 @@ def read(folder: Path, most: int, advance: Callable[[], None]) -> Run:
     if logged.problem:
         damaged.append(f"{folder / files.METRICS} {logged.problem}")
     ranges = {name: curve.range for name, curve in logged.series.items()}
-    about = listing.about(folder, mark, summary, lambda: (logged.last, ranges))
+    about = run_listing.about(folder, mark, summary, lambda: (logged.last, ranges))
     if summary.get("run") != mark.get("run", summary.get("run")):
         summary = {}
     configuration, configured_by = _configuration(folder, logged, damaged)

@@ -24,7 +24,7 @@ from hocket_cli import imports
 from hocket_cli.document import ConfigError, Node
 
 if TYPE_CHECKING:
-    from hocket_cli.recorded import Source
+    from hocket_cli.recorded_config import Source
 
 #: The length of a checksum, which no version has.
 CHECKSUM = 64
