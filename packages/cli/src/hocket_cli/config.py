@@ -17,6 +17,7 @@ import hocket
 from hocket.basics import types
 from hocket.basics.losses import named_loss
 from hocket.basics.masking import masked
+from hocket.basics.run_folder import is_url
 from hocket.basics.safe_files import printable
 from hocket.data.checks import whose_module
 from hocket.errors import Mistake
@@ -33,7 +34,7 @@ from hocket_cli.call_arguments import lacking, lacks
 from hocket_cli.document import ConfigError, Node
 from hocket_cli.error_places import blamed
 from hocket_cli.imports import reference, resolve
-from hocket_cli.keys import KINDS, LISTS, keys
+from hocket_cli.keys import KIND_OF_KEY, LISTS, keys
 from hocket_cli.module_origins import importable
 from hocket_cli.objects import arguments, build, call, checking, defaults, make
 from hocket_cli.overrides import refuse_masked, source
@@ -48,7 +49,8 @@ _EXAMPLES = {
 _NAMES = {**vars(types), "Checkpoints": hocket.Checkpoints}
 #: Keys whose values are objects and not settings.
 _OBJECTS = {
-    *KINDS, "model", "loss", "inputs", "targets", "train_data", "eval_data", "metrics", "train_metrics", "batch_transform",
+    *KIND_OF_KEY, "model", "loss", "inputs", "targets", "train_data", "eval_data", "metrics", "train_metrics",
+    "batch_transform",
 }  # fmt: skip
 #: Keys whose objects are functions of one argument: the parameters, or the optimizer.
 _FUNCTIONS = {"optimizers": Callable[[Any], Any], "schedules": Callable[[Any], Any]}
@@ -195,7 +197,7 @@ class Configuration:
             return
         with self._about("resume"):
             resuming.check(where, bool(settings.get("checkpoints")))
-            if where != "auto" and "://" not in str(where) and not os.path.lexists(where):
+            if where != "auto" and not is_url(where) and not os.path.lexists(where):
                 resuming.locate(where, None, ALONE)
 
     @contextmanager
@@ -252,7 +254,7 @@ class Configuration:
         return build(node, self._hints.get(key, Any), key)
 
     def _value(self, key: str) -> Any:
-        node, kind = self._given[key], KINDS.get(key)
+        node, kind = self._given[key], KIND_OF_KEY.get(key)
         if kind is None:
             return self._plain(key)
         forms.check_commas(node, key)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.basics import run_files as files, safe_files
+from hocket.basics.run_folder import is_url
 from hocket.errors import WrongValue
 from hocket_cli import document, run_listing
 from hocket_report.logged_values import Logged, read as read_logged
@@ -137,7 +138,7 @@ def _flat(value: Any, path: str, depth: int = 0) -> list[tuple[str, str]]:
 def _checkpoints(folder: Path, mark: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str]:
     """Return name, position, time and metrics of this run's checkpoints, oldest first; or where they are."""
     where = mark.get("checkpoints")
-    if isinstance(where, str) and "://" in where:
+    if isinstance(where, str) and is_url(where):
         return [], where
     found = []
     try:

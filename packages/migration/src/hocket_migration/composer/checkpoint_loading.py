@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 import hocket
+from hocket.basics.run_folder import is_url
 from hocket.errors import MissingFile, WrongValue
 from hocket.help import warn
 from hocket_checkpoints import CheckpointError, pickles
@@ -58,7 +59,7 @@ def find(path: str | Path | None) -> Loaded | None:
     """Read what ``load_path`` names. Raises FileNotFoundError, and ValueError for what is no checkpoint."""
     if path is None:
         return None
-    if files.is_url(path):
+    if is_url(path):
         return _remote(str(path).replace("{rank}", "0"))
     found = Path(os.path.expandvars(str(path).replace("{rank}", "0"))).expanduser()
     if not found.exists():

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import hocket
+from hocket.basics.run_folder import is_url
 from hocket.errors import WrongType
-from hocket_migration import files
 from hocket_migration.lightning import arguments, callbacks, checkpoint, data, loggers
 from hocket_migration.lightning.evaluation import PredictLoop
 from hocket_migration.lightning.fit_data import LoadingTrainer
@@ -481,7 +481,7 @@ class Trainer(LoadingTrainer):
         if not self.lightning_module.automatic_optimization and not self.min_epochs:
             settings.pop("min_duration", None)
         self.ends_by_steps &= "duration" not in self._extra
-        if not files.is_url(self.default_root_dir):
+        if not is_url(self.default_root_dir):
             settings["folder"] = str(Path(self.default_root_dir) / "runs")
         if self._reloads:
             settings.pop("limit_train", None)  # each of the loaders is limited by itself
