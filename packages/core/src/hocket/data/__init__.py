@@ -1,4 +1,4 @@
-"""Data that can be iterated from any position, by adapters; and random numbers per sample."""
+"""Data that can be iterated from any position, by adapters; batches, counted and split; random numbers per sample."""
 
 from __future__ import annotations
 

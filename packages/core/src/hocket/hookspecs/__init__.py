@@ -1,10 +1,13 @@
-"""The contract: every hook of the system, in five short files, and the base classes of plug-ins beside them.
+"""The contract: every hook of the system, in the five files below.
 
 * :mod:`.events`      notifications: all listeners run, and their return values are ignored.
 * :mod:`.actions`     the steps of training: the first result counts, core's default runs last, any plug-in may wrap.
 * :mod:`.strategies`  processes, devices, collectives and full weights; the interface of strategies.
 * :mod:`.precision`   conversion, autocast and loss scaling; the interface of precisions.
 * :mod:`.loggers`     metrics, images, tables and artifacts to log.
+
+Beside them are the base classes of plug-ins (`algorithm`, `callback`, `logger`, `command`) and what their hooks are given: the
+`bus`, an `attachment`, the `steps` of a task, the `needs` of algorithms, and a thread for monitors (`ticking`).
 
 A plug-in implements a hook by defining a method of that name, with only the arguments that it uses. A method that is not
 a hook but looks like one raises an error when the plug-in is attached, instead of silently never running.

@@ -323,12 +323,13 @@ def defaults(role: str) -> list[Entry]:
 
 def extra_of(kind: str, name: str) -> str | None:
     """Return the extra of hocket that installs a plug-in (for kind ``"defaults"``, a role's default), or None."""
-    extra: str | None = _known().get(kind, {}).get(name)
+    extra: str | None = known().get(kind, {}).get(name)
     return extra
 
 
 @functools.cache
-def _known() -> dict[str, dict[str, str]]:
+def known() -> dict[str, dict[str, str]]:
+    """Return the plug-ins of hocket's packages by kind, whether installed or not: the extra that brings each name."""
     import tomllib  # only needed for error messages
 
     return tomllib.loads((Path(__file__).parent / "known.toml").read_text())
@@ -361,9 +362,9 @@ def _unknown(kind: str, name: str, short: str) -> str:
             )
         if entry.name == short and not switches.current().permit(entry):
             return f"{what}: {entry.dist} {entry.version} provides it, but {switches.current().source} disables it."
-    known = _known().get(kind, {})
-    if short in known:
-        return f"{what} installed. Type: {_install(known[short])}"
+    ours = known().get(kind, {})
+    if short in ours:
+        return f"{what} installed. Type: {_install(ours[short])}"
     there = names(kind)
     module, dot, attribute = name.rpartition(".")
     if dot and ":" not in name and name.replace(".", "").isidentifier():
@@ -375,9 +376,9 @@ def _unknown(kind: str, name: str, short: str) -> str:
     if other := next((each for each in (*_LISTS, *_SINGLE) if each != kind and short in names(each)), None):
         write = f"{other}=['{short}']" if other in _LISTS else f"{singular(other)}='{short}'"
         return f"{what}. It is one of the {other} here: write {write}."
-    near = others.alias(kind, short, [*there, *known]) or _near(short, [*there, *known])
-    if near in known and near not in there:
-        return f"{what}. Did you mean '{near}'? It is not installed; type: {_install(known[near])}"
+    near = others.alias(kind, short, [*there, *ours]) or _near(short, [*there, *ours])
+    if near in ours and near not in there:
+        return f"{what}. Did you mean '{near}'? It is not installed; type: {_install(ours[near])}"
     hint = f"Did you mean '{near}'? Installed:" if near else "Write one of the installed:"
     return f"{what}. {hint} {', '.join(there) or 'none'} (`hocket plugins list --kind {kind}`)."
 
