@@ -124,7 +124,7 @@ def test_a_list_without_plug_ins_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     every = catalog.entries
-    monkeypatch.setattr(catalog, "entries", lambda kind: [] if kind in ("datasets", "actions") else every(kind))
+    monkeypatch.setattr(catalog, "entries", lambda kind=None: [] if kind in ("datasets", "actions") else every(kind))
     assert main(["plugins", "list", "--kind", "datasets"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("No plug-in of kind datasets is installed. Type: pip install ") and "vision" in line

@@ -49,7 +49,7 @@ def test_two_ranks_with_one_gpu_are_refused_before_nccl_waits():
     from concurrent.futures import ThreadPoolExecutor
 
     from hocket.basics.launch_environment import Environment
-    from hocket_strategies.process_group import _wait_for_all
+    from hocket_strategies.rendezvous import _wait_for_all
 
     def join(store, gpus):
         environments = [Environment("slurm", rank, 2, rank, 2, "127.0.0.1", 1) for rank in range(2)]

@@ -3,7 +3,7 @@
 `hocket_checkpoints.storage` writes and reads trees of data and does not depend on training.
 `hocket_checkpoints.content` has the state that a run needs to continue. `hocket_checkpoints.callback` decides when it is
 written, `hocket_checkpoints.writing` writes it, and `hocket_checkpoints.retention` then removes older checkpoints.
-`hocket_checkpoints.weights` reads other tools' weights. See ``docs/checkpoints.md``.
+`hocket_checkpoints.weight_files` reads other tools' weights, and `hocket_checkpoints.weights` loads them. See ``docs/checkpoints.md``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hocket_checkpoints.storage import format as format
     from hocket_checkpoints.storage.store import Store as Store
     from hocket_checkpoints.weight_differences import Report as Report
-    from hocket_checkpoints.weights import export as export, load_weights as load_weights, read_weights as read_weights
+    from hocket_checkpoints.weight_files import read_weights as read_weights
+    from hocket_checkpoints.weights import export as export, load_weights as load_weights
 
 __getattr__, __dir__ = lazy(__name__)

@@ -156,7 +156,7 @@ def _diff(args: argparse.Namespace) -> int:
 def _everything(path: str, only: list[str] | None) -> dict[str, Any]:
     from hocket_checkpoints.storage import format as formats
     from hocket_checkpoints.storage.urls import local_folder
-    from hocket_checkpoints.weights import read_weights
+    from hocket_checkpoints.weight_files import read_weights
 
     with local_folder(path, only) as here:
         if here.is_dir() and (here / "manifest.json").exists():

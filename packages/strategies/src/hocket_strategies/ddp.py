@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hocket.errors import WrongValue
 from hocket_strategies.collective_errors import not_averaged
-from hocket_strategies.process_group import OfModels, RankStrategy
+from hocket_strategies.rank_strategy import OfModels, RankStrategy
 from hocket_strategies.tensor_coalescing import packed, unpack
 
 _COMPRESSIONS = ("bf16", "fp16", "powersgd")

@@ -32,8 +32,7 @@ class Step:
 
     __slots__ = (
         "batch", "counts", "gradient_norm", "loss", "losses", "metrics", "optimizers", "outputs", "part", "requested_steps",
-        "samples",
-        "taken", "trained_on", "watch", "weighing",
+        "samples", "taken", "trained_on", "watch", "weighing",
     )  # fmt: skip
 
     name: str = ""
