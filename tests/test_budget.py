@@ -15,15 +15,15 @@ BUDGETS = {
     "algorithms-general": 3610,
     "algorithms-nlp": 3480,
     "algorithms-vision": 2420,
-    "checkpoints": 5130,
-    "cli": 4710,
+    "checkpoints": 5140,
+    "cli": 4730,
     "core": 15980,
     "data": 500,
     "insight": 4920,
     "loggers": 1430,
     "migration": 10140,
     "report": 1070,
-    "strategies": 4560,
+    "strategies": 4570,
     "testkit": 1950,
 }
 #: Most lines of a file of core, and the files that may have more: the public methods of the Trainer, with their documentation.

@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.checkpoints import CheckpointError
-from hocket_checkpoints.recorded import recorded_algorithms
+from hocket_checkpoints.algorithm_records import recorded_algorithms
 from hocket_checkpoints.storage import manifest
 from hocket_checkpoints.storage.store import Store
-from hocket_checkpoints.weights import read_weights
+from hocket_checkpoints.weight_files import read_weights
 from hocket_testkit import run_ranks
 
 EPOCHS, BATCHES = 3, 6

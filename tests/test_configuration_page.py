@@ -16,7 +16,7 @@ import yaml
 
 import hocket
 from hocket_cli import main
-from hocket_cli.keys import KINDS, keys
+from hocket_cli.keys import KIND_OF_KEY, keys
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 HEADING = "## Every key\n\n"
@@ -27,7 +27,7 @@ def listed() -> str:
     lines = []
     for key, about in keys().items():
         default = "required" if about.required else f"default `{yaml.safe_dump(about.default).split(chr(10))[0]}`"
-        kind = f" Plug-ins: `hocket plugins list --kind {KINDS[key]}`." if key in KINDS else ""
+        kind = f" Plug-ins: `hocket plugins list --kind {KIND_OF_KEY[key]}`." if key in KIND_OF_KEY else ""
         lines.append(f"- **`{key}`** ({default}): {about.documentation}{kind}\n")
     return "".join(lines)
 

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 import hocket
 from hocket.help import ours, warn
 from hocket.schedules import Plateau
-from hocket_cli.sweep import Sweep, _check_sweep
+from hocket_cli.sweeps.description import Sweep, check
 from hocket_cli.sweeps.space import Choices
 from hocket_insight import fit_arguments
 from hocket_insight.callbacks.early_stopping import EarlyStopping
@@ -145,7 +145,7 @@ def test_a_mode_that_contradicts_the_metrics_name_is_said(make: Any, write: str)
 )
 def test_a_sweep_says_so_too(metric: str, mode: str, known: str, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = Sweep("a.yaml", "a", [], {"seed": Choices((1, 2))}, metric, mode)
-    _check_sweep(sweep)
+    check(sweep)
     assert f"Write --metric {metric} --mode {known}, or" in capsys.readouterr().err
 
 

@@ -20,7 +20,7 @@ CORE = SOURCES / "core/src/hocket"
 OWNERS = {
     "step": {
         "state/state.py", "loop/actions.py", "loop/weighing.py", "loop/steps.py", "loop/task_steps.py",
-        "loop/manual_steps.py", "loop/parts_of_batch.py", "loop/loss_functions.py", "loop/inferred_weights.py",
+        "loop/manual_steps.py", "loop/requested_steps.py", "loop/loss_functions.py", "loop/inferred_weights.py",
         "loop/fit.py", "loop/evaluate.py", "loop/predict.py", "loop/accumulation.py",
         "checkpoints/src/hocket_checkpoints/components/step.py", "algorithms-general/src/hocket_general/auto_microbatch.py",
         "algorithms-general/src/hocket_general/swa.py",  # in a step of its own

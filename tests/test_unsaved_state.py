@@ -369,7 +369,7 @@ def test_it_is_resumed_bitwise(model: type[nn.Module], arguments: Callable[[], d
 
 
 def test_empty_tensors_have_a_fingerprint() -> None:
-    from hocket_checkpoints.reachable import fingerprint, same
+    from hocket_checkpoints.reachable_state import fingerprint, same
 
     assert same(fingerprint(torch.empty(0, 3)), fingerprint(torch.empty(0, 3)))
 

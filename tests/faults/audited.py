@@ -28,7 +28,8 @@ from hocket.plugins import catalog
 from hocket_checkpoints import resuming
 from hocket_checkpoints.storage import format as formats
 from hocket_checkpoints.storage.store import Store
-from hocket_checkpoints.weights import export, read_weights
+from hocket_checkpoints.weight_files import read_weights
+from hocket_checkpoints.weights import export
 from hocket_cli import main
 
 catalog.extra_of("algorithms", "ema")  # likewise, messages read the table of hocket's packages

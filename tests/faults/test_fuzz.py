@@ -27,7 +27,8 @@ from hocket_cli import main
 pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")]
 #: Modules that commands import: once, and not in each of the forks.
 IMPORTED = (
-    "torch._dynamo", "hocket_migration.composer.loading", "hocket_migration.lightning.checkpoint", "hocket_report.page",
+    "torch._dynamo", "hocket_migration.composer.checkpoint_loading", "hocket_migration.lightning.checkpoint",
+    "hocket_report.page",
 )  # fmt: skip
 #: Parts of the 500 files, and files in each.
 PARTS, FILES = 20, 25
@@ -127,7 +128,7 @@ def lightning(path: str) -> int:
 
 def composer(path: str) -> int:
     """Read a checkpoint as Composer's Trainer does."""
-    from hocket_migration.composer.loading import find
+    from hocket_migration.composer.checkpoint_loading import find
 
     try:
         find(path)

@@ -23,7 +23,7 @@ import yaml
 from test_fuzz import composer, lightning
 
 from hocket.basics import run_files as files, safe_files
-from hocket_cli import document, listing, main, recorded
+from hocket_cli import document, main, recorded_config, run_listing
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no such files there")
 BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -228,12 +228,12 @@ def test_a_recorded_configuration_may_hold_anything(capsys: Any) -> None:
     now = "1: 2\nx-hocket: {run: 1, changed: 3}\n"
     for made in ("text", "[1]", "{run: [1]}", "{run: 1, changed: 3}"):
         Path("a/config.yaml").write_text(f"model: mod:f\nx-hocket: {made}\n")
-        assert recorded.continued(Path("a/config.yaml"), now).startswith(("1: 2", "#"))
+        assert recorded_config.continued(Path("a/config.yaml"), now).startswith(("1: 2", "#"))
 
 
 @pytest.mark.parametrize("most", [40, 4096])
 def test_thinned_curves_keep_ends_and_extremes_of_their_columns(most: int) -> None:
-    from hocket_report.logged import Curve, read
+    from hocket_report.logged_values import Curve, read
 
     rng = random.Random(most)
     values = [rng.choice((rng.gauss(0, 1), math.nan, 1e308, -1e308)) for _ in range(30_000)]
@@ -271,13 +271,13 @@ def test_thinned_curves_keep_ends_and_extremes_of_their_columns(most: int) -> No
 
 def test_a_report_reads_what_a_scan_reads() -> None:
     """Of a run without a summary, the report and `hocket runs` say the same."""
-    from hocket_report import reading
+    from hocket_report import run_contents
 
     Path("runs/a").mkdir(parents=True)
     rng = random.Random(1)
     rows = [{"batch": n, "epoch": n // 9, "a": rng.choice((1, 2.5, "NaN", True, "x", None))} for n in range(1000)]
     Path("runs/a/metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    ours, theirs = reading.read(Path("runs/a"), 400, lambda: None).about, listing.read(Path("runs/a"))
+    ours, theirs = run_contents.read(Path("runs/a"), 400, lambda: None).about, run_listing.read(Path("runs/a"))
     assert ours.position == theirs.position and ours.values == theirs.values
 
 
@@ -316,7 +316,7 @@ def test_readers_of_peers_checkpoints_refuse_other_things_than_files(kind: str) 
 
 def test_random_numbers_of_numpy_are_read_and_allocate_what_the_file_has() -> None:
     """An array that a file wants to be large has no more elements than bytes in the file."""
-    from hocket_migration.composer.loading import find
+    from hocket_migration.composer.checkpoint_loading import find
 
     state = np.random.RandomState(1).get_state()
     torch.save({"state": {}, "rng": [{"numpy": state}]}, "a.pt")

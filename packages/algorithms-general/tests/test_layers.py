@@ -8,7 +8,7 @@ from torch import nn
 
 import hocket
 from hocket.basics.plugin_errors import PluginConfigError
-from hocket_general.layers import layers
+from hocket_general.layer_order import layers
 
 
 class Transformer(nn.Module):

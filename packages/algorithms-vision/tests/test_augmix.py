@@ -16,7 +16,7 @@ from hocket_testkit import AlgorithmConformance, run_ranks
 from hocket_testkit.reference import labelled_images
 from hocket_vision import AugMix
 from hocket_vision.augmix import augmix, dirichlet, mix_chains
-from hocket_vision.operations import AUGMENTATION_SETS, Layer, operate
+from hocket_vision.image_operations import AUGMENTATION_SETS, Layer, operate
 
 
 class TestAugMix(AlgorithmConformance):

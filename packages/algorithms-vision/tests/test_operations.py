@@ -8,8 +8,8 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torchvision.transforms.v2 import functional as F
 
+from hocket_vision.image_operations import AUGMENTATION_SETS, OPERATIONS, Draw, Layer, draw_layers, operate
 from hocket_vision.kernels import shift, warp
-from hocket_vision.operations import AUGMENTATION_SETS, OPERATIONS, Draw, Layer, draw_layers, operate
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -110,7 +110,7 @@ def test_parts_that_fit_the_cache_give_what_one_part_gives(monkeypatch):
     images, layer = photos(40), Layer([*("rotate", "sharpness", "equalize", "color") * 10], [1.5] * 40)
     one, small = images.clone(), images.clone()
     operate(one, layer)
-    monkeypatch.setattr("hocket_vision.operations._CACHED_PIXELS", 5000)
+    monkeypatch.setattr("hocket_vision.image_operations._CACHED_PIXELS", 5000)
     operate(small, layer)
     assert small.equal(one)
 

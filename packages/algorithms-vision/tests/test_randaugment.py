@@ -12,7 +12,7 @@ import hocket
 from hocket_testkit import AlgorithmConformance
 from hocket_testkit.reference import labelled_images
 from hocket_vision import AugMix, RandAugment
-from hocket_vision.operations import AUGMENTATION_SETS, OPERATIONS, Draw, Layer, operate
+from hocket_vision.image_operations import AUGMENTATION_SETS, OPERATIONS, Draw, Layer, operate
 from hocket_vision.randaugment import randaugment
 
 

@@ -19,7 +19,8 @@ from torch import nn
 from hocket.checkpoints import CheckpointError
 from hocket_checkpoints.storage import format as formats
 from hocket_checkpoints.storage.store import Store
-from hocket_checkpoints.weights import export, load_weights, read_weights
+from hocket_checkpoints.weight_files import read_weights
+from hocket_checkpoints.weights import export, load_weights
 from hocket_cli import main
 
 

@@ -19,10 +19,11 @@ import hocket
 from hocket import Algorithm, Event, State, Task, plugins
 from hocket.checkpoints import CheckpointError
 from hocket.plugins import catalog
+from hocket_checkpoints.algorithm_records import ContentError, recorded_algorithms
 from hocket_checkpoints.components.plugins import how_to_get
-from hocket_checkpoints.recorded import ContentError, recorded_algorithms
 from hocket_checkpoints.storage import format as formats
-from hocket_checkpoints.weights import load_weights, read_weights
+from hocket_checkpoints.weight_files import read_weights
+from hocket_checkpoints.weights import load_weights
 from hocket_cli import main
 
 

@@ -903,8 +903,8 @@ def test_what_to_do_about_a_loss_that_is_not_finite_is_written_as_in_a_file(hock
 def test_all_advice_is_yaml() -> None:
     """What is said of the names of other libraries, in backquotes, is read as a key of a configuration with a value."""
     from hocket.help import names
-    from hocket_cli.advice import key_of
     from hocket_cli.keys import keys
+    from hocket_cli.yaml_messages import key_of
 
     said = [
         key_of(others.split()[0], 3)
@@ -967,7 +967,7 @@ def test_modules_beside_the_file(hocket: Hocket) -> None:
 @pytest.mark.parametrize(("override", "write"), [(False, "`resume: null`"), (True, "`resume=null`")])
 def test_what_does_not_fit_a_checkpoint_is_said_without_calls_of_python(override: bool, write: str) -> None:
     """A command cannot call trainer.load_state_dict."""
-    from hocket_cli.advice import in_yaml
+    from hocket_cli.yaml_messages import in_yaml
 
     message = (
         "The model is not the checkpoint's. Give the Trainer the same model«, or omit these by ignore=['model.*']¦». «To omit "

@@ -16,7 +16,7 @@ import yaml
 
 from hocket_cli import main
 from hocket_cli.config import Configuration
-from hocket_cli.origins import importable
+from hocket_cli.module_origins import importable
 from hocket_cli.overrides import VARIABLE, source
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hocket.plugins import catalog
 from hocket_cli import health, main
 
 
@@ -117,3 +118,17 @@ def test_a_hundred_distributions_are_imported_each_by_itself(tmp_path: Path) -> 
     assert "acme-8" in wrong[2] and "exit code -9" in wrong[2]
     ok = next(each for each in found if each["subject"] == "plug-ins" and each["status"] == "ok")
     assert int(ok["text"].split()[0]) >= 97
+
+
+def test_a_list_without_plug_ins_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every = catalog.entries
+    monkeypatch.setattr(catalog, "entries", lambda kind=None: [] if kind in ("datasets", "actions") else every(kind))
+    assert main(["plugins", "list", "--kind", "datasets"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("No plug-in of kind datasets is installed. Type: pip install ") and "vision" in line
+    assert main(["plugins", "list", "--kind", "actions"]) == 0
+    assert capsys.readouterr().out == "No plug-in of kind actions is installed.\n"
+    assert main(["plugins", "list", "--kind", "datasets", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []

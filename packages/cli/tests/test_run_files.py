@@ -21,10 +21,10 @@ from hocket.basics.direction import mode_of
 from hocket.plugins.delivery import LoggerWarning
 from hocket.schedules import Plateau
 from hocket.state.simple_metrics import METRICS
-from hocket_cli import listing, main
+from hocket_cli import main, run_listing
 from hocket_insight.callbacks.early_stopping import EarlyStopping
-from hocket_loggers.lines import LinesFile
 from hocket_loggers.png import png
+from hocket_loggers.resumable_lines import LinesFile
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
@@ -163,10 +163,10 @@ def test_the_summary_says_how_the_run_ended_and_what_it_was() -> None:
 def test_the_summary_of_a_resumed_run_counts_the_lines_before_it() -> None:
     with pytest.raises(ValueError, match="as asked"):
         make(fails=8).fit()
-    assert listing.read(Path("runs/a")).status == "failed" and "as asked" in listing.read(Path("runs/a")).reason
+    assert run_listing.read(Path("runs/a")).status == "failed" and "as asked" in run_listing.read(Path("runs/a")).reason
     make().fit()
     make("b").fit()
-    resumed, straight = (listing.read(Path("runs") / name) for name in "ab")
+    resumed, straight = (run_listing.read(Path("runs") / name) for name in "ab")
     assert resumed.status == straight.status == "finished"
     assert resumed.values == straight.values
 
@@ -180,7 +180,7 @@ def test_the_summary_of_a_diverged_run() -> None:
 
     folder = make(callbacks=[Diverges()]).fit().run_folder
     for _ in range(2):
-        latest, least, greatest = listing.read(folder).values["value"]
+        latest, least, greatest = run_listing.read(folder).values["value"]
         assert math.isnan(latest) and (least, greatest) == (1.0, 6.0)
         (folder / "summary.json").unlink(missing_ok=True)
 
@@ -199,19 +199,19 @@ def test_the_status_is_that_of_the_process() -> None:
     path = Path("runs/a/summary.json")
     summary = json.loads(path.read_text()) | {"status": "running"}
     path.write_text(json.dumps(summary))
-    assert listing.read(Path("runs/a")).status == "running"
+    assert run_listing.read(Path("runs/a")).status == "running"
     summary["process"]["started"] = "1"  # another process has this number now
     path.write_text(json.dumps(summary))
-    assert listing.read(Path("runs/a")).status == "killed"
+    assert run_listing.read(Path("runs/a")).status == "killed"
     summary["process"]["host"] = "elsewhere"
     path.write_text(json.dumps(summary))
-    assert listing.read(Path("runs/a")).status == "running"
+    assert run_listing.read(Path("runs/a")).status == "running"
     os.utime(path, (1, 1))
     os.utime(path.with_name("metrics.jsonl"), (1, 1))
-    found = listing.read(Path("runs/a"))
+    found = run_listing.read(Path("runs/a"))
     assert found.status == "silent" and "elsewhere" in found.reason
     path.write_text('{"half a')
-    assert listing.read(Path("runs/a")).status == "unknown"
+    assert run_listing.read(Path("runs/a")).status == "unknown"
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from hocket.plugins import PluginConfigError, catalog, switches
 from hocket.plugins.building import build
 from hocket.run import resolving
 from hocket_cli import main
-from hocket_cli.source import summary
+from hocket_cli.plugin_summaries import summary
 
 
 @pytest.fixture

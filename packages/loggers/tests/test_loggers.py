@@ -30,8 +30,8 @@ from hocket.loggers.memory import MemoryLogger
 from hocket.plugins.delivery import LoggerWarning
 from hocket.state import scalars
 from hocket.state.task import SupervisedTask
-from hocket_loggers.lines import LinesFile
 from hocket_loggers.progress import ProgressLogger
+from hocket_loggers.resumable_lines import LinesFile
 
 
 def make(**changes: Any) -> hocket.Trainer:
@@ -280,7 +280,7 @@ def test_a_checkpoint_with_lines_resumes_without_the_logger_and_the_other_way_ro
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full is Linux's")
 def test_a_full_disk_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hocket_loggers.jsonl.JSONLinesLogger._path", lambda self, state: Path("/dev/full"))
-    monkeypatch.setattr("hocket_loggers.lines._mend", lambda path: (0, 0))
+    monkeypatch.setattr("hocket_loggers.resumable_lines._mend", lambda path: (0, 0))
     with pytest.warns(LoggerWarning, match="No space left on device|rows dropped"):
         result = make(loggers=["jsonl"]).fit()
     assert result.timestamp.batch == 10

@@ -23,7 +23,7 @@ from hocket_cli import main
 from hocket_cli.document import parse
 from hocket_loggers.png import png
 from hocket_report import Report, panels, vega, write
-from hocket_report.logged import Logged, downsampled, read as read_curves
+from hocket_report.logged_values import Logged, downsampled, read as read_curves
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 #: A text that would leave every element, attribute and script that it may stand in.

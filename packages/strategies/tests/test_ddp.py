@@ -17,7 +17,7 @@ from hocket import Need
 from hocket.devices.cpu import CPU
 from hocket.devices.mps import MPS
 from hocket_strategies import DDP
-from hocket_strategies.explained import CollectiveError, Explained
+from hocket_strategies.collective_errors import CollectiveError, Explained
 from hocket_testkit.ranks import RankError, run_ranks
 
 
@@ -49,7 +49,7 @@ def test_two_ranks_with_one_gpu_are_refused_before_nccl_waits():
     from concurrent.futures import ThreadPoolExecutor
 
     from hocket.basics.launch_environment import Environment
-    from hocket_strategies.group import _wait_for_all
+    from hocket_strategies.rendezvous import _wait_for_all
 
     def join(store, gpus):
         environments = [Environment("slurm", rank, 2, rank, 2, "127.0.0.1", 1) for rank in range(2)]

@@ -41,7 +41,7 @@ def ended(start):
 def needed():
     if "terminate called" not in ended(PLAIN).stderr:
         pytest.skip(
-            "this torch and this python end well by themselves: hocket_strategies/ending.py can go with the others"
+            "this torch and this python end well by themselves: hocket_strategies/gloo_shutdown.py can go with the others"
         )
 
 

@@ -10,7 +10,7 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.optim.optimizer import ParamsT
 
 from hocket.errors import WrongValue
-from hocket_general.stepping import loss_of
+from hocket_general.optimizer_helpers import loss_of
 
 
 class _Decoupled(Optimizer):

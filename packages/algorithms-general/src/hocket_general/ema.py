@@ -14,7 +14,7 @@ from hocket.basics.time import Time, Unit
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
-from hocket_general.averages import Averages, is_plain, positive
+from hocket_general.weight_averages import Averages, is_plain, positive
 
 if TYPE_CHECKING:
     from hocket.state.state import State

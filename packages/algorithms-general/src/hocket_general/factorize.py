@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hocket.errors import WrongValue
 from hocket.surgery import Replacement
-from hocket_general.substitution import Substitution, SurgeryAlgorithm, not_plain
+from hocket_general.module_substitution import Substitution, SurgeryAlgorithm, not_plain
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

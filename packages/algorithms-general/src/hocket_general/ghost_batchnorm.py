@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.surgery import NoEffectWarning, Replacement, recast
-from hocket_general.substitution import Substitution, SurgeryAlgorithm, not_plain
+from hocket_general.module_substitution import Substitution, SurgeryAlgorithm, not_plain
 
 
 class _Ghost(nn.modules.batchnorm._BatchNorm):

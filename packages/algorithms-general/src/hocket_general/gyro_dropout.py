@@ -16,7 +16,7 @@ from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.state.step import count
 from hocket.surgery import NoEffectWarning, Replacement
-from hocket_general.substitution import Substitution, SurgeryAlgorithm
+from hocket_general.module_substitution import Substitution, SurgeryAlgorithm
 
 if TYPE_CHECKING:
     from hocket.state.state import State

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from hocket_general.stepping import check, loss_of, means, steps_of
+from hocket_general.optimizer_helpers import check, loss_of, means, steps_of
 
 
 class LAMB(Optimizer):

@@ -8,7 +8,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from hocket_general.stepping import check, loss_of, means
+from hocket_general.optimizer_helpers import check, loss_of, means
 
 
 class Lion(Optimizer):

@@ -24,7 +24,7 @@ from hocket.hookspecs import Event, hookimpl
 from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.optim.learning_rate import Scheduled
 from hocket.state.requests import Decision
-from hocket_general.averages import Averages
+from hocket_general.weight_averages import Averages
 
 if TYPE_CHECKING:
     from hocket.state.state import State

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hocket.surgery import Replacement
-from hocket_general.low_precision import LowPrecisionAlgorithm, LowPrecisionNorm, LowPrecisionRule
+from hocket_general.low_precision_norms import LowPrecisionAlgorithm, LowPrecisionNorm, LowPrecisionRule
 
 
 class _LowLayerNorm(LowPrecisionNorm, nn.LayerNorm):

@@ -16,7 +16,7 @@ from hocket.basics.dtensors import full, mesh_of, shard_like
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.surgery import NoEffectWarning
-from hocket_general.stepping import loss_of
+from hocket_general.optimizer_helpers import loss_of
 
 
 class Muon(Optimizer):

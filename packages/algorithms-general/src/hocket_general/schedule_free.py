@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from hocket_general.stepping import library
+from hocket_general.optimizer_helpers import library
 
 
 def schedule_free_adamw(

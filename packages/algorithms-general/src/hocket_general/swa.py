@@ -23,8 +23,8 @@ from hocket.hookspecs import Event, hookimpl
 from hocket.loop.modes import eval_mode
 from hocket.state.requests import Decision
 from hocket.state.step import count
-from hocket_general.averages import Averages
 from hocket_general.ema import ema_update
+from hocket_general.weight_averages import Averages
 
 if TYPE_CHECKING:
     from hocket.state.state import State

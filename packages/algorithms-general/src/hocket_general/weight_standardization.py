@@ -17,7 +17,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from hocket.errors import WrongValue
 from hocket.surgery import Replacement, recast
-from hocket_general.substitution import Substitution, SurgeryAlgorithm
+from hocket_general.module_substitution import Substitution, SurgeryAlgorithm
 
 _KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

@@ -16,7 +16,7 @@ from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules
 from hocket_nlp.alibi_positions import check_replacement
 from hocket_nlp.alibi_probe import probe
 from hocket_nlp.alibi_sites import Site, check, check_memory, check_unchanged, find
-from hocket_nlp.arguments import number, whole_number
+from hocket_nlp.argument_checks import number, whole_number
 from hocket_nlp.linear_bias import IMPLEMENTATIONS, register
 from hocket_nlp.sequence_length import merge_and_split, scale_sequence_length
 

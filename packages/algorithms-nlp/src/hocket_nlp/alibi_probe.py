@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hocket.errors import WrongState
 from hocket_nlp.alibi_sites import Site
-from hocket_nlp.evaluating import evaluating
+from hocket_nlp.evaluation_mode import evaluating
 from hocket_nlp.linear_bias import LayerBias, alibi_slopes
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from hocket.errors import WrongState, WrongType, WrongValue
 from hocket_nlp.alibi_policies import GROUP, AlibiPolicy, policy_of
 from hocket_nlp.linear_bias import IMPLEMENTATIONS, LayerBias, require_transformers
-from hocket_nlp.storage import refuse_meta
+from hocket_nlp.meta_device import refuse_meta
 
 #: Biases of at least this many bytes are mentioned.
 _LARGE = 256 * 2**20

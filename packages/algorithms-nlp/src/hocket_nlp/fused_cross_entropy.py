@@ -16,7 +16,7 @@ from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
 from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning, Policy, Replacement, recast, replace_modules, why_no_effect
-from hocket_nlp.arguments import whole_number
+from hocket_nlp.argument_checks import whole_number
 from hocket_nlp.fused_head import FusedHead, FusedLoss, give_labels, withheld_of, withhold_logits
 from hocket_nlp.fused_sites import check, sites_of
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.errors import WrongType, WrongValue
-from hocket_nlp.evaluating import evaluating
-from hocket_nlp.storage import refuse_meta
+from hocket_nlp.evaluation_mode import evaluating
+from hocket_nlp.meta_device import refuse_meta
 
 _SUPPORTED = (
     "It supports models of transformers 5 or later whose forward is logits = lm_head(hidden), with a torch.nn.Linear, and "

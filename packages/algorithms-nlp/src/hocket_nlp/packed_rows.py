@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import WrongType, WrongValue
-from hocket_nlp.arguments import whole_number
+from hocket_nlp.argument_checks import whole_number
 
 
 def pack(batch: Any, length: int | None = None, *, causal: bool = True, first_position: int = 0) -> Any:

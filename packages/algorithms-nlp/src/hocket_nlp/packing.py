@@ -15,7 +15,7 @@ from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning
-from hocket_nlp.arguments import whole_number
+from hocket_nlp.argument_checks import whole_number
 from hocket_nlp.packed_rows import pack, tokens_of
 from hocket_nlp.packing_trial import Layout, language_models, layout_of, passes_on
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import WrongType, WrongValue
-from hocket_nlp.evaluating import evaluating
-from hocket_nlp.storage import refuse_meta
+from hocket_nlp.evaluation_mode import evaluating
+from hocket_nlp.meta_device import refuse_meta
 
 _SUPPORTED = (
     "Packing supports models of transformers 5 or later with one output for each token: causal ones that tell documents apart "

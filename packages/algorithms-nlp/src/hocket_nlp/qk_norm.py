@@ -14,9 +14,9 @@ from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules, why_no_effect
-from hocket_nlp.arguments import number
+from hocket_nlp.argument_checks import number
+from hocket_nlp.meta_device import refuse_meta
 from hocket_nlp.projections import Finisher, is_of_transformers, refuse_adapters, with_finish
-from hocket_nlp.storage import refuse_meta
 
 if TYPE_CHECKING:
     from hocket.state.state import State

@@ -14,7 +14,7 @@ from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules
-from hocket_nlp.arguments import number, whole_number
+from hocket_nlp.argument_checks import number, whole_number
 from hocket_nlp.configuration import own_configuration
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning
-from hocket_nlp.arguments import number, switch, whole_number
+from hocket_nlp.argument_checks import number, switch, whole_number
 from hocket_nlp.sequence_length import IGNORED, batch_and_length, reshape_sequences, tensors_named, truncate_sequences
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from hocket.errors import WrongValue
 from hocket.hookspecs import Event, hookimpl
 from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.state.span import Span
-from hocket_nlp.arguments import number
+from hocket_nlp.argument_checks import number
 from hocket_nlp.fused_head import FusedHead, withheld_of
-from hocket_nlp.labels import Reading, reading_of
 from hocket_nlp.linear_cross_entropy import mean_of
+from hocket_nlp.logits_and_labels import Reading, reading_of
 
 if TYPE_CHECKING:
     from hocket.basics.time import Time

@@ -17,8 +17,8 @@ from hocket.errors import WrongType, WrongValue
 from hocket.hookspecs import Event
 from hocket.state.batch_part import BatchPart
 from hocket_vision.colout import is_picture_of
-from hocket_vision.layout import in_format_of
-from hocket_vision.operations import AUGMENTATION_SETS, OPERATIONS
+from hocket_vision.image_operations import AUGMENTATION_SETS, OPERATIONS
+from hocket_vision.memory_format import in_format_of
 from hocket_vision.per_sample import SampleOrBatchAlgorithm
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from torch import Tensor
 from hocket.basics.time import Time
 from hocket.errors import WrongValue
 from hocket_vision.augmentation import Augmentation, AugmentationAlgorithm, check_settings
+from hocket_vision.image_operations import AugmentationSet, draw_layers, operate, part_of
 from hocket_vision.kernels import to_dtype
-from hocket_vision.operations import AugmentationSet, draw_layers, operate, part_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -65,7 +65,7 @@ def augmix(
     Args:
         images: one image or a batch before normalization: PIL (L or RGB), or tensor ``(C, H, W)`` or ``(B, C, H, W)`` of 1
             or 3 channels, uint8, or floating point in [0, 1].
-        severity: strength of the augmentations, 0 to 10; see :func:`hocket_vision.operations.draw_layers`.
+        severity: strength of the augmentations, 0 to 10; see :func:`hocket_vision.image_operations.draw_layers`.
         depth: augmentations in a row per version; -1 draws 1, 2 or 3 for each version.
         width: number of augmented versions.
         alpha: above 0; large values mix evenly, small ones pick one version.

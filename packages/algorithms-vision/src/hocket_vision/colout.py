@@ -17,7 +17,7 @@ from hocket.basics.time import Time
 from hocket.data.items import set_item
 from hocket.errors import WrongType, WrongValue
 from hocket.state.batch_part import BatchPart
-from hocket_vision.layout import in_format_of
+from hocket_vision.memory_format import in_format_of
 from hocket_vision.per_sample import (
     SampleOrBatchAlgorithm,
     Transform,

@@ -22,7 +22,7 @@ from hocket.state.batch_part import BatchPart
 from hocket.state.span import Span
 from hocket.state.task import SupervisedTask
 from hocket.surgery import NoEffectWarning
-from hocket_vision.layout import take_first
+from hocket_vision.memory_format import take_first
 
 if TYPE_CHECKING:
     from hocket.state.state import State

@@ -14,7 +14,7 @@ from torch import Tensor
 from hocket.basics.time import Time
 from hocket.errors import WrongValue
 from hocket_vision.augmentation import Augmentation, AugmentationAlgorithm, check_settings
-from hocket_vision.operations import AugmentationSet, draw_layers, operate
+from hocket_vision.image_operations import AugmentationSet, draw_layers, operate
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -40,7 +40,7 @@ def randaugment(
     Args:
         images: one image or a batch before normalization: PIL (L or RGB), or tensor ``(C, H, W)`` or ``(B, C, H, W)`` of 1
             or 3 channels, uint8, or floating point in [0, 1].
-        severity: strength of the operations, 0 to 10; see :func:`hocket_vision.operations.draw_layers`.
+        severity: strength of the operations, 0 to 10; see :func:`hocket_vision.image_operations.draw_layers`.
         depth: operations in a row, at least 1.
         augmentation_set: ``"original"`` (the paper's 13 operations besides the identity), ``"safe"`` (9 operations on
             geometry and tone), ``"all"`` (factors of colour, contrast, brightness and sharpness up to ``severity``) or

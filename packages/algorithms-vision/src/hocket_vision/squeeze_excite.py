@@ -21,7 +21,7 @@ from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning, Policies, Policy, Replacement, preview, replace_modules, why_no_effect
-from hocket_vision.extended import Extension, extended
+from hocket_vision.extended_forward import Extension, extended
 
 if TYPE_CHECKING:
     from hocket.state.state import State

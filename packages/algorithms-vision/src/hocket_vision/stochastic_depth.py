@@ -22,7 +22,7 @@ from hocket.hookspecs import Event
 from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.state.step import count
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules
-from hocket_vision.extended import Extension, extended
+from hocket_vision.extended_forward import Extension, extended
 
 if TYPE_CHECKING:
     from hocket.state.state import State

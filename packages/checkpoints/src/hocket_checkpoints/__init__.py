@@ -1,9 +1,10 @@
 """Checkpoints: folders of safetensors and JSON that are complete or do not exist. Reading them executes nothing.
 
 `hocket_checkpoints.storage` writes and reads trees of data and does not depend on training.
-`hocket_checkpoints.content` has the state that a run needs to continue. `hocket_checkpoints.policy` decides when it is written,
-`hocket_checkpoints.writing` writes it, and `hocket_checkpoints.retention` then removes older checkpoints.
-`hocket_checkpoints.weights` reads other tools' weights. See ``docs/checkpoints.md``.
+`hocket_checkpoints.content` has the state that a run needs to continue. `hocket_checkpoints.callback` decides when it is
+written, `hocket_checkpoints.writing` writes it, and `hocket_checkpoints.retention` then removes older checkpoints.
+`hocket_checkpoints.weight_files` reads other tools' weights, and `hocket_checkpoints.weights` loads them.
+See ``docs/checkpoints.md``.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
         Saved as Saved,
     )
     from hocket.state.ranks import Ranks as Ranks
-    from hocket_checkpoints.policy import Checkpoints as Checkpoints
-    from hocket_checkpoints.recorded import recorded_algorithms as recorded_algorithms
-    from hocket_checkpoints.report import Report as Report
+    from hocket_checkpoints.algorithm_records import recorded_algorithms as recorded_algorithms
+    from hocket_checkpoints.callback import Checkpoints as Checkpoints
     from hocket_checkpoints.storage import format as format
     from hocket_checkpoints.storage.store import Store as Store
-    from hocket_checkpoints.weights import export as export, load_weights as load_weights, read_weights as read_weights
+    from hocket_checkpoints.weight_differences import Report as Report
+    from hocket_checkpoints.weight_files import read_weights as read_weights
+    from hocket_checkpoints.weights import export as export, load_weights as load_weights
 
 __getattr__, __dir__ = lazy(__name__)

@@ -4,7 +4,7 @@ The tree is made of dicts with string keys, lists, tensors, numbers, strings, by
 States that differ between ranks are gathered under ``ranks``, by rank; everything else is identical on all ranks. Tensors may
 be the run's own, which saves a copy: write the tree, or copy it, before training continues.
 
-To save more state, add an entry to `hocket_checkpoints.own_components`. Plug-ins and Tasks add theirs by
+To save more state, add an entry to `hocket_checkpoints.core_components`. Plug-ins and Tasks add theirs by
 ``checkpoint_components(state)``.
 """
 
@@ -64,7 +64,7 @@ class Content:
     @property
     def components(self) -> list[Component]:
         """All components, those of plug-ins and of the Task included."""
-        from hocket_checkpoints.offered import offered
+        from hocket_checkpoints.plugin_components import offered
 
         *first, last = self._own
         return [*first, *offered(self._state), last]
@@ -125,7 +125,7 @@ class Content:
                 f"The checkpoint's content has version {tree.get('version')!r}, and this hocket reads {VERSION}. Upgrade the "
                 "older."
             )
-        from hocket_checkpoints.report import shapes_of
+        from hocket_checkpoints.weight_differences import shapes_of
 
         model, own = decode(tree.get("model"), copy=False), tree.get("ranks")
         if not isinstance(own, list) or not own or not all(isinstance(each, Mapping) for each in own):

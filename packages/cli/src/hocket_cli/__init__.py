@@ -15,7 +15,7 @@ from hocket.basics.safe_files import printable
 from hocket.errors import Mistake
 from hocket.plugins import PluginError, catalog, switches
 from hocket.plugins.distributions import AUTOLOAD, UNREADABLE
-from hocket_cli import completion, source
+from hocket_cli import completion, plugin_summaries
 from hocket_cli.parsers import parser_of
 
 __all__ = ["main"]
@@ -120,5 +120,5 @@ def _help() -> str:
     lines = ["usage: hocket [--no-plugins] [--version] [--print-completion SHELL] COMMAND …", ""]
     entries = {entry.name: entry for entry in catalog.choices("commands")}
     width = max(map(len, entries))
-    lines += [f"  {name:<{width}}  {source.summary(entry)}".rstrip() for name, entry in entries.items()]
+    lines += [f"  {name:<{width}}  {plugin_summaries.summary(entry)}".rstrip() for name, entry in entries.items()]
     return "\n".join([*lines, "", "Type hocket COMMAND --help for the arguments of a command."])

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from hocket.basics.run_folder import is_url
 from hocket.basics.safe_files import printable
 from hocket.hookspecs.command import Command
 
@@ -56,8 +57,7 @@ def _within(place: str) -> list[str]:
     from hocket_checkpoints.storage import manifest
     from hocket_checkpoints.storage.store import Store
 
-    local = "://" not in place
-    if local and (not os.path.isdir(place) or os.path.exists(os.path.join(place, manifest.NAME))):
+    if not is_url(place) and (not os.path.isdir(place) or os.path.exists(os.path.join(place, manifest.NAME))):
         return [place]
     return [f"{place.rstrip('/')}/{name}" for name in Store(place).existing(unfinished=True)] or [place]
 
@@ -156,7 +156,7 @@ def _diff(args: argparse.Namespace) -> int:
 def _everything(path: str, only: list[str] | None) -> dict[str, Any]:
     from hocket_checkpoints.storage import format as formats
     from hocket_checkpoints.storage.urls import local_folder
-    from hocket_checkpoints.weights import read_weights
+    from hocket_checkpoints.weight_files import read_weights
 
     with local_folder(path, only) as here:
         if here.is_dir() and (here / "manifest.json").exists():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from hocket.plugins import KINDS as ALL_KINDS, PluginError, catalog
-from hocket_cli.keys import KINDS, LISTS, keys
+from hocket_cli.keys import KIND_OF_KEY, LISTS, keys
 from hocket_cli.parsers import parser_of
 
 _OPTIONS = ("--help", "--no-plugins", "--print-completion", "--version")
@@ -139,8 +139,8 @@ def overrides(current: str) -> list[str]:
     if about is None:
         return []
     values = ["true", "false"] if isinstance(about.default, bool) else []
-    if key in KINDS:
-        values = [f"[{name}]" if key in LISTS else name for name in catalog.names(KINDS[key])]
+    if key in KIND_OF_KEY:
+        values = [f"[{name}]" if key in LISTS else name for name in catalog.names(KIND_OF_KEY[key])]
     return [f"{key}={value}" for value in values]
 
 

@@ -17,6 +17,7 @@ import hocket
 from hocket.basics import types
 from hocket.basics.losses import named_loss
 from hocket.basics.masking import masked
+from hocket.basics.run_folder import is_url
 from hocket.basics.safe_files import printable
 from hocket.data.checks import whose_module
 from hocket.errors import Mistake
@@ -28,16 +29,16 @@ from hocket.run.trainer import Trainer
 from hocket.state import conversions, simple_metrics
 from hocket.state.ranks import ALONE
 from hocket_checkpoints import CheckpointError, resuming
-from hocket_cli import forms, imports, recorded
-from hocket_cli.advice import in_yaml
-from hocket_cli.calls import lacking, lacks
+from hocket_cli import forms, imports, recorded_config
+from hocket_cli.call_arguments import lacking, lacks
 from hocket_cli.document import ConfigError, Node
-from hocket_cli.errors import blamed
+from hocket_cli.error_places import blamed
 from hocket_cli.imports import reference, resolve
-from hocket_cli.keys import KINDS, LISTS, keys
+from hocket_cli.keys import KIND_OF_KEY, LISTS, keys
+from hocket_cli.module_origins import importable
 from hocket_cli.objects import arguments, build, call, checking, defaults, make
-from hocket_cli.origins import importable
 from hocket_cli.overrides import refuse_masked, source
+from hocket_cli.yaml_messages import in_yaml
 
 #: What to write for keys that a command needs.
 _EXAMPLES = {
@@ -48,7 +49,8 @@ _EXAMPLES = {
 _NAMES = {**vars(types), "Checkpoints": hocket.Checkpoints}
 #: Keys whose values are objects and not settings.
 _OBJECTS = {
-    *KINDS, "model", "loss", "inputs", "targets", "train_data", "eval_data", "metrics", "train_metrics", "batch_transform",
+    *KIND_OF_KEY, "model", "loss", "inputs", "targets", "train_data", "eval_data", "metrics", "train_metrics",
+    "batch_transform",
 }  # fmt: skip
 #: Keys whose objects are functions of one argument: the parameters, or the optimizer.
 _FUNCTIONS = {"optimizers": Callable[[Any], Any], "schedules": Callable[[Any], Any]}
@@ -76,14 +78,14 @@ def trainer_from(
     refuse_masked(read.document, instead)
     described = (of or Configuration)(read.document)
     with _warnings_in_yaml(), described.trainer(needs, instead) as trainer:
-        made = recorded.about(read, trainer.state, described.distributions)
-        trainer.state.identity.config = recorded.text(described.resolved(), made)
+        made = recorded_config.about(read, trainer.state, described.distributions)
+        trainer.state.identity.config = recorded_config.text(described.resolved(), made)
         if read.repeats is not None and trainer.state.strategy.rank == 0:
-            differ = recorded.differences(read.made, made, trainer.settings.seed)
+            differ = recorded_config.differences(read.made, made, trainer.settings.seed)
             print(
                 printable(f"hocket: {read.repeats} is repeated as {trainer.state.run_name}{differ}."), file=sys.stderr
             )
-        elif (changed := recorded.changed_modules(read.made, made)) and trainer.state.strategy.rank == 0:
+        elif (changed := recorded_config.changed_modules(read.made, made)) and trainer.state.strategy.rank == 0:
             there = ", ".join(f"{each} ({sys.modules[each].__file__})" for each in changed)
             print(f"hocket: {args.config} was recorded with other contents of {there}.", file=sys.stderr)
         try:
@@ -195,7 +197,7 @@ class Configuration:
             return
         with self._about("resume"):
             resuming.check(where, bool(settings.get("checkpoints")))
-            if where != "auto" and "://" not in str(where) and not os.path.lexists(where):
+            if where != "auto" and not is_url(where) and not os.path.lexists(where):
                 resuming.locate(where, None, ALONE)
 
     @contextmanager
@@ -252,7 +254,7 @@ class Configuration:
         return build(node, self._hints.get(key, Any), key)
 
     def _value(self, key: str) -> Any:
-        node, kind = self._given[key], KINDS.get(key)
+        node, kind = self._given[key], KIND_OF_KEY.get(key)
         if kind is None:
             return self._plain(key)
         forms.check_commas(node, key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from hocket.hookspecs.command import Command
-from hocket_cli.arguments import add_weights
+from hocket_cli.common_options import add_weights
 from hocket_cli.weights import trainer_with_weights
 
 

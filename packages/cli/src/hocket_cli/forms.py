@@ -9,10 +9,10 @@ from typing import Any
 from hocket.basics.specification import parse_spec
 from hocket.help import names
 from hocket.plugins import Entry, PluginConfigError, PluginError, catalog
-from hocket_cli.advice import in_yaml
 from hocket_cli.document import ConfigError, Node, as_node, flow, suggestion
 from hocket_cli.imports import as_call, reference, resolve
 from hocket_cli.objects import shown
+from hocket_cli.yaml_messages import in_yaml
 
 # --- a plug-in
 

@@ -327,7 +327,7 @@ def _numbers(version: str) -> list[int]:
 
 
 def _plugins(args: argparse.Namespace) -> Iterator[Finding]:
-    from hocket_cli.doctor import examine
+    from hocket_cli.plugin_doctor import examine
 
     report = examine(timeout=_IMPORT)
     for line in report:

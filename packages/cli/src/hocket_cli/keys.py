@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: The kind of plug-in that a key takes …
-KINDS = {
-    "data": "datasets", "optimizer": "optimizers", "schedule": "schedules", "algorithms": "algorithms",
-    "callbacks": "callbacks", "loggers": "loggers", "strategy": "strategies", "precision": "precisions",
-    "device": "devices", "actions": "actions",
-}  # fmt: skip
-#: … and the keys that take a list of plug-ins.
+from hocket.basics.kinds import KINDS, singular
+
+#: The keys that take a list of plug-ins.
 LISTS = ("algorithms", "callbacks", "loggers")
+#: The kind of plug-in that a key takes; no key takes commands.
+KIND_OF_KEY = {"data": "datasets"} | {
+    kind if kind in LISTS else singular(kind): kind for kind in KINDS if kind not in ("commands", "datasets")
+}
 
 _DATA = (
     'a plug-in of kind datasets, such as digits or {digits: {batch_size: 64}}, whose splits "train" and "test" are '

@@ -23,12 +23,12 @@ from hocket.basics.time import Interval, Time
 from hocket.errors import Mistake
 from hocket.help.raised import raised
 from hocket.plugins import signatures
-from hocket_cli.advice import argument_of, in_yaml
-from hocket_cli.calls import BY_NAME, almost, lacking, lacks, takes, unexpected
+from hocket_cli.call_arguments import BY_NAME, almost, lacking, lacks, takes, unexpected
 from hocket_cli.document import ConfigError, Node, flow, parse_value, suggestion
-from hocket_cli.errors import blamed
+from hocket_cli.error_places import blamed
 from hocket_cli.imports import UNREAD, Reference, as_call, reference, resolve
 from hocket_cli.keys import keys
+from hocket_cli.yaml_messages import argument_of, in_yaml
 
 #: The annotation of an argument that has none.
 UNKNOWN = Any

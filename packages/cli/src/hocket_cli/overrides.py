@@ -14,12 +14,12 @@ from hocket.basics.masking import is_masked, masked
 from hocket.errors import Setting
 from hocket.help import names
 from hocket.plugins import PluginConfigError, catalog
-from hocket_cli import forms, recorded
-from hocket_cli.advice import key_of, spelled
+from hocket_cli import forms, recorded_config
 from hocket_cli.document import ConfigError, Node, flow, parse_value, read, suggestion
 from hocket_cli.imports import reference
-from hocket_cli.keys import KINDS, LISTS, keys
-from hocket_cli.recorded import VARIABLE, Source
+from hocket_cli.keys import KIND_OF_KEY, LISTS, keys
+from hocket_cli.recorded_config import VARIABLE, Source
+from hocket_cli.yaml_messages import key_of, spelled
 
 #: A part of the key of an override, perhaps in quotes.
 _PART = r'(?:"[^"]*"|[^".=]*)'
@@ -46,8 +46,8 @@ def source(args: argparse.Namespace) -> Source:
         )
     made: dict[str, Any] = {}
     if repeats is None:
-        document = read(file, keep=recorded.KEY)
-        made = recorded.made_of(document, Path(file).parent)
+        document = read(file, keep=recorded_config.KEY)
+        made = recorded_config.made_of(document, Path(file).parent)
         if not {"parameters", "config"} - document.value.keys():
             raise ConfigError(
                 file,
@@ -55,8 +55,8 @@ def source(args: argparse.Namespace) -> Source:
                 f"that it names: {document.value['config'].plain()}.",
             )
     else:
-        document, made = recorded.read(repeats)
-        recorded.as_new_run(document, made, repeats)
+        document, made = recorded_config.read(repeats)
+        recorded_config.as_new_run(document, made, repeats)
     environment = _of_environment()
     for change in environment:
         override(document, change, f"'{without_secrets(change)}' in {VARIABLE}")
@@ -78,7 +78,7 @@ def source(args: argparse.Namespace) -> Source:
     for change in changes:
         override(document, change)
     if repeats is not None and not any(re.match(r"checkpoints(\.folder)?=", each) for each in [*environment, *changes]):
-        recorded.own_checkpoints(document, f"--from {repeats}")
+        recorded_config.own_checkpoints(document, f"--from {repeats}")
     check_keys(document)
     environment, changes = (list(map(without_secrets, each)) for each in (environment, changes))
     return Source(document, file, repeats, environment, changes, made)
@@ -184,7 +184,7 @@ def _elsewhere(key: object, node: Node) -> str:
 
 def _plugin_key(key: str, node: Node) -> str:
     """Return what to write for the name of a plug-in in place of a key, or empty."""
-    for argument, kind in KINDS.items():
+    for argument, kind in KIND_OF_KEY.items():
         there = catalog.names(kind)
         name = key if key in there else names.alias(kind, key, there)
         if name in there and kind != "datasets":
@@ -286,16 +286,16 @@ def _inside(node: Node, name: str, at: str, where: str) -> Node:
         else:
             node.value["init_args"] = inner
         return inner
-    if isinstance(node.value, str) and at.partition(".")[0] in KINDS:
+    if isinstance(node.value, str) and at.partition(".")[0] in KIND_OF_KEY:
         node.value = dict([forms.from_text(node.value, node, at)])
     if not isinstance(node.value, dict | list):
         raise ConfigError(where, f"{at} is {node.plain()!r}, which has no '{name}'. Write {at}=… to replace it.")
     kind, _, item = at.partition(".")
-    one = at in KINDS or (kind in KINDS and item.isdecimal())  # not the arguments of a plug-in
+    one = at in KIND_OF_KEY or (kind in KIND_OF_KEY and item.isdecimal())  # not the arguments of a plug-in
     if isinstance(node.value, dict) and one and len(node.value) == 1 and name not in node.value:
         (given,) = node.value
         write = where.strip("'").replace(f"{at}.", f"{at}.{given}.", 1)
-        if any(each.name == name for each in catalog.entries(KINDS[kind])):
+        if any(each.name == name for each in catalog.entries(KIND_OF_KEY[kind])):
             write = f"{at}.{given}.…, or {at}={name} to replace it"
         raise ConfigError(where, f"{at} is '{given}', not '{name}'. Write {write}.")
     return node
@@ -322,7 +322,7 @@ def _index(node: Node, name: str, at: str, where: str) -> int:
     known = [each for each, its in zip(called, given, strict=True) if its]
     whole = (
         ""
-        if at.partition(".")[0] in KINDS
+        if at.partition(".")[0] in KIND_OF_KEY
         else f" To add one, give them all: {at}=[{', '.join([*filter(None, given), '…'])}]."
     )
     raise ConfigError(

@@ -26,8 +26,8 @@ class _Parser(argparse.ArgumentParser):
     def _unrecognized(self, words: list[str]) -> str:
         """Explain overrides and other words that are written as options."""
         from hocket.help import names
-        from hocket_cli.advice import key_of  # only needed for error messages
         from hocket_cli.keys import keys
+        from hocket_cli.yaml_messages import key_of  # only needed for error messages
 
         option = next((each for each in words if each.startswith("-")), words[0])
         name, equals, value = option.lstrip("-").partition("=")

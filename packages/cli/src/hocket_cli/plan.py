@@ -6,7 +6,7 @@ import argparse
 
 from hocket.basics.safe_files import escaped
 from hocket.hookspecs.command import Command
-from hocket_cli.arguments import add_arguments
+from hocket_cli.common_options import add_arguments
 from hocket_cli.template import print_config
 
 

@@ -7,10 +7,11 @@ import inspect
 import json
 import sys
 
+from hocket.help import installing
 from hocket.hookspecs.command import Command
 from hocket.plugins import KINDS, Entry, PluginError, UnknownPluginError, catalog, switches
 from hocket_cli.completion import completes, plugin_names
-from hocket_cli.source import summary
+from hocket_cli.plugin_summaries import summary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         return _info(args)
     if args.action == "hooks":
         return _hooks()
-    from hocket_cli.doctor import run as doctor
+    from hocket_cli.plugin_doctor import run as doctor
 
     return doctor(args)
 
@@ -63,6 +64,8 @@ def _list(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(rows, indent=1))
         return 0
+    if not rows and args.kind:
+        print(f"No plug-in of kind {args.kind} is installed.{_to_install(args.kind)}")
     widths = {
         key: max((len(row[key]) for row in rows), default=0) for key in ("kind", "name", "distribution", "version")
     }
@@ -73,6 +76,12 @@ def _list(args: argparse.Namespace) -> int:
             f"{row['kind']:<{widths['kind']}}  {row['name']:<{widths['name']}}  {where}  {note}{row['summary']}".rstrip()
         )
     return 0
+
+
+def _to_install(kind: str) -> str:
+    """Return a sentence on what brings hocket's plug-ins of a kind; empty if core alone has some."""
+    extras = dict.fromkeys(catalog.known().get(kind, {}).values())
+    return f" Type: {', or '.join(map(installing.command, extras))}." if extras else ""
 
 
 def status(entry: Entry, allowed: switches.Switches) -> str:

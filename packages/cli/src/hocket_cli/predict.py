@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.hookspecs.command import Command
 from hocket.plugins import PluginError
-from hocket_cli.arguments import add_weights
+from hocket_cli.common_options import add_weights
 from hocket_cli.weights import trainer_with_weights
 
 if TYPE_CHECKING:

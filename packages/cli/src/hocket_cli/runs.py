@@ -18,8 +18,8 @@ from hocket.basics.direction import mode_of
 from hocket.basics.safe_files import printable
 from hocket.hookspecs.command import Command
 from hocket.plugins import PluginError
-from hocket_cli import listing
-from hocket_cli.listing import RunOnDisk
+from hocket_cli import run_listing
+from hocket_cli.run_listing import RunOnDisk
 
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, "!=": operator.ne, "==": operator.eq, ">": operator.gt, "<": operator.lt,
@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
             raise PluginError(
                 f"Runs cannot be listed: {given}. Write hocket runs FOLDER, the folder= of their Trainers."
             )
-    runs = [listing.read(folder) for folder in listing.find(map(Path, args.folders))]
-    listing.tell_apart(runs)
+    runs = [run_listing.read(folder) for folder in run_listing.find(map(Path, args.folders))]
+    run_listing.tell_apart(runs)
     if not runs:
         raise PluginError(
             f"There is no run in {', '.join(args.folders)}: no folder there has a run.json or metrics.jsonl. Runs write them "
@@ -90,11 +90,11 @@ def _filtered(runs: list[RunOnDisk], condition: str) -> list[RunOnDisk]:
     if found is None:
         passing = [each for each in runs if each.status == condition or _named(each, condition)]
         if runs and not passing and not set("*?[") & set(condition):
-            known = dict.fromkeys([*listing.STATUSES, *(each.label for each in runs)])
+            known = dict.fromkeys([*run_listing.STATUSES, *(each.label for each in runs)])
             near = difflib.get_close_matches(condition, known, 1, 0.5)
             raise PluginError(
                 f"--filter {condition!r}: no run here has this name or status. "
-                f"{f'Did you mean {near[0]!r}? ' if near else ''}Statuses are {', '.join(listing.STATUSES)}; a pattern has "
+                f"{f'Did you mean {near[0]!r}? ' if near else ''}Statuses are {', '.join(run_listing.STATUSES)}; a pattern has "
                 "an asterisk, such as 'sweep-*'."
             )
         return passing
@@ -109,7 +109,7 @@ def _filtered(runs: list[RunOnDisk], condition: str) -> list[RunOnDisk]:
     if not runs:
         return runs
     _known(runs, name)
-    latest = [(each, listing.latest_of(each.values, name)) for each in runs]
+    latest = [(each, run_listing.latest_of(each.values, name)) for each in runs]
     return [each for each, value in latest if value is not None and _COMPARISONS[comparison](value, bound)]
 
 
@@ -154,7 +154,7 @@ def _sort(runs: list[RunOnDisk], name: str | None, reverse: bool) -> None:
             f"hocket: {name!r} does not say whether higher is better; the highest is first. Write --reverse for the lowest.",
             file=sys.stderr,
         )
-    key = keys.get(name, lambda each: listing.latest_of(each.values, name))
+    key = keys.get(name, lambda each: run_listing.latest_of(each.values, name))
     known = sorted((each for each in runs if not _missing(key(each))), key=key, reverse=(mode != "min") ^ reverse)
     runs[:] = [*known, *(each for each in runs if _missing(key(each)))]
 
@@ -188,8 +188,8 @@ def _print(runs: Sequence[RunOnDisk], names: Sequence[str], sorted_by: str | Non
             "" if each.began is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(each.began)),
             each.status,
             f"ep {at['epoch']:g} ba {at['batch']:g}" if "epoch" in at and "batch" in at else "",
-            "" if seconds is None else listing.duration(seconds),
-            *(_text(listing.latest_of(each.values, name)) for name in names),
+            "" if seconds is None else run_listing.duration(seconds),
+            *(_text(run_listing.latest_of(each.values, name)) for name in names),
         ]
         if ranked is not None:
             found = each.values.get(ranked)

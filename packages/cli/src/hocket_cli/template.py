@@ -7,7 +7,7 @@ import textwrap
 from typing import Any
 
 from hocket_cli.document import dump
-from hocket_cli.keys import KINDS, keys
+from hocket_cli.keys import KIND_OF_KEY, keys
 from hocket_cli.overrides import source
 
 
@@ -34,7 +34,7 @@ def template(given: dict[str, Any]) -> str:
     """Return every key with its documentation as a comment; keys that are not given are comments, too."""
     blocks = []
     for key, about in keys().items():
-        kind = f" Installed: hocket plugins list --kind {KINDS[key]}." if key in KINDS else ""
+        kind = f" Installed: hocket plugins list --kind {KIND_OF_KEY[key]}." if key in KIND_OF_KEY else ""
         lines = textwrap.wrap(about.documentation + kind, 110, break_long_words=False, break_on_hyphens=False)
         value = _line(key, given.get(key, about.default))
         if key not in given:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from hocket.basics.run_files import METRICS, SUMMARY, lines
 from hocket.hookspecs.command import Command
-from hocket_cli import recorded
-from hocket_cli.arguments import add_arguments as add_configuration
+from hocket_cli import recorded_config
+from hocket_cli.common_options import add_arguments as add_configuration
 from hocket_cli.completion import completes, paths
 from hocket_cli.template import print_config
 
@@ -89,10 +89,10 @@ def _record(trainer: Trainer, args: argparse.Namespace) -> None:
     state = trainer.state
     folder, identity = state.folder, state.identity
     if folder.lasting and state.strategy.rank == 0 and identity.config is not None:
-        identity.config = recorded.continued(folder.claim() / recorded.NAME, identity.config)
-        recorded.write(folder.path, identity.config)
+        identity.config = recorded_config.continued(folder.claim() / recorded_config.NAME, identity.config)
+        recorded_config.write(folder.path, identity.config)
     changes = [without_secrets(each, "…") for each in args.changes if not each.startswith("resume=")]
-    config = str(folder.path / recorded.NAME) if args.source is not None else args.config
+    config = str(folder.path / recorded_config.NAME) if args.source is not None else args.config
     trust = ["--trust"] if args.trust else []
     trainer.command = ("hocket", "train", config, *([] if args.source is not None else changes), "resume=auto", *trust)
 
@@ -102,7 +102,7 @@ def _forget(trainer: Trainer) -> None:
     state = trainer.state
     if state.folder.lasting and state.strategy.rank == 0 and not state.timestamp.batch:
         valueless = all("hyperparameters" in line for line in lines(state.folder.path / METRICS))
-        state.folder.abandon(recorded.NAME, *((METRICS, SUMMARY) if valueless else ()))
+        state.folder.abandon(recorded_config.NAME, *((METRICS, SUMMARY) if valueless else ()))
 
 
 command = Command("Train a model as a configuration describes", add_arguments, run)

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from hocket.basics.run_folder import is_url
+
 if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
 
@@ -55,4 +57,4 @@ def _in_folder(where: str) -> str:
 def _is_checkpoint(where: str) -> bool:
     from hocket_checkpoints.storage import manifest
 
-    return "://" in where or os.path.exists(os.path.join(where, manifest.NAME))
+    return is_url(where) or os.path.exists(os.path.join(where, manifest.NAME))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hocket.state.task import Task as Task
     from hocket.strategies import Strategy as Strategy
     from hocket.surgery import NoEffectWarning as NoEffectWarning
-    from hocket_checkpoints.policy import Checkpoints as Checkpoints
+    from hocket_checkpoints.callback import Checkpoints as Checkpoints
     from hocket_insight.model_table import model_summary as model_summary
     from hocket_strategies.custom_loops.runtime import Runtime as Runtime
     from hocket_strategies.launching.forks import launch as launch

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket import Checkpoints, Logger, State
+from hocket.basics.run_folder import is_url
 from hocket.errors import CheckpointError, MissingPackage, WrongValue
 from hocket.help import installing
-from hocket_loggers.records import relative, require
+from hocket_loggers.vendor_records import relative, require
 
 if TYPE_CHECKING:
     from hocket_checkpoints.storage.manifest import File
@@ -58,7 +59,7 @@ class ArtifactsLogger(Logger):
         self, url: str, checkpoints: bool = True, deadline: float = 60.0, options: Mapping[str, Any] | None = None
     ) -> None:
         require("artifacts", "fsspec", "remote")
-        if "://" not in url:
+        if not is_url(url):
             raise WrongValue(
                 f"The logger 'artifacts' copies to a URL, and {url!r} is none. Write 's3://bucket/folder', or "
                 f"'{Path(url).absolute().as_uri()}' for a folder."
@@ -96,7 +97,7 @@ class ArtifactsLogger(Logger):
         self._looked = time.monotonic()
         for attachment in state.bus.attachments if self._checkpoints else ():
             store = attachment.obj.store if isinstance(attachment.obj, Checkpoints) else None
-            if store is None or "://" in str(store.folder):
+            if store is None or is_url(store.folder):
                 continue
             for name, about in store.abouts().items():
                 if about.get("run", {}).get("id") == state.run.id:

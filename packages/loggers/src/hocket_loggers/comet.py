@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket import Logger, State
-from hocket_loggers.records import Written, flat, pixels, position, require
+from hocket_loggers.vendor_records import Written, flat, pixels, position, require
 
 if TYPE_CHECKING:
     from comet_ml import CometExperiment

@@ -10,8 +10,8 @@ from typing import Any
 
 from hocket.basics import safe_files
 from hocket.basics.run_files import MEDIA, inside, objects, parsed, strict
-from hocket_loggers.lines import LinesFile
 from hocket_loggers.png import png
+from hocket_loggers.resumable_lines import LinesFile
 
 _MOST_IMAGES, _MOST_ROWS, _MOST_CHARACTERS, _MOST_IN_A_CELL = 16, 100, 20_000, 500
 _MOST_BYTES = 100_000_000

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from hocket import Logger, State
-from hocket_loggers.records import Written, flat, pixels, position, relative, require
+from hocket_loggers.vendor_records import Written, flat, pixels, position, relative, require
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

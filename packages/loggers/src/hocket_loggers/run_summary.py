@@ -20,7 +20,7 @@ from hocket.basics.timestamp import Timestamp
 from hocket.plugins import catalog
 from hocket.plugins.plan import calls
 from hocket.state.state import State
-from hocket_loggers.lines import encode
+from hocket_loggers.resumable_lines import encode
 
 
 class RunSummary:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket import Logger
-from hocket_loggers.records import Written, flat, markdown, require
+from hocket_loggers.vendor_records import Written, flat, markdown, require
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

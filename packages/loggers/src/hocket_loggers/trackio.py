@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket import Logger, State
-from hocket_loggers.records import Written, pixels, position, require
+from hocket_loggers.vendor_records import Written, pixels, position, require
 
 if TYPE_CHECKING:
     import trackio

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hocket import Logger, State
 from hocket.errors import WrongValue
-from hocket_loggers.records import Written, pixels, position, require
+from hocket_loggers.vendor_records import Written, pixels, position, require
 
 if TYPE_CHECKING:
     import wandb

@@ -9,12 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hocket.basics import safe_files
+from hocket.basics.run_folder import is_url
 from hocket.errors import MissingPackage
-
-
-def is_url(path: Any) -> bool:
-    """Whether a path names a file system, as ``s3://bucket/a`` does."""
-    return "://" in os.fspath(path)
 
 
 def _file_system(url: Any) -> tuple[Any, str]:

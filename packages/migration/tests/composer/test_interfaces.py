@@ -30,9 +30,9 @@ from hocket_migration.composer import (
 from hocket_migration.composer.core import MemoryFormat, get_precision_context
 from hocket_migration.composer.devices import DeviceCPU
 from hocket_migration.composer.loggers import ConsoleLogger, InMemoryLogger
+from hocket_migration.composer.message_terms import translated
 from hocket_migration.composer.models import ComposerClassifier
 from hocket_migration.composer.optim import LinearScheduler, compile_composer_scheduler
-from hocket_migration.composer.terms import translated
 from hocket_migration.composer.utils import (
     FSDPConfig,
     ParallelismConfig,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hocket_report.logged import Logged, points
+from hocket_report.logged_values import Logged, points
 
 #: The sections of the page: title, the prefixes of metrics there, and what to add to a run without any.
 SECTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (

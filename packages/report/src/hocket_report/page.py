@@ -19,11 +19,11 @@ from hocket.basics import run_files as files
 from hocket.basics.run_folder import writable
 from hocket.basics.safe_files import BLOCK, opened, printable, replace
 from hocket.errors import WrongValue
-from hocket_cli import listing
-from hocket_report import curves, panels, reading, vega
-from hocket_report.logged import points
+from hocket_cli import run_listing
+from hocket_report import curves, panels, run_contents, vega
+from hocket_report.logged_values import points
 from hocket_report.markup import Markup, code, escape, hint, joined, section, tag
-from hocket_report.reading import Run
+from hocket_report.run_contents import Run
 from hocket_report.samples import Samples
 
 #: By which an earlier report is recognised, which may be replaced.
@@ -65,12 +65,12 @@ def compare(folders: Iterable[str | os.PathLike[str]], out: str | os.PathLike[st
     if not given:
         raise WrongValue("A report needs the folder of a run, such as runs/a; `hocket runs` lists them.")
     for folder in given:
-        reading.check(folder)
+        run_contents.check(folder)
     path = Path(out)
     with writable(path.parent, _WRITE):
         _check(path)
     runs = _read(given, progress)
-    listing.tell_apart([run.about for run in runs])
+    run_listing.tell_apart([run.about for run in runs])
     for line in (line for run in runs for line in run.damaged):
         print(printable(f"hocket: {line}; the report leaves that out."), file=sys.stderr)
     text = render(runs)
@@ -83,7 +83,7 @@ def compare(folders: Iterable[str | os.PathLike[str]], out: str | os.PathLike[st
 def _read(folders: Sequence[Path], progress: bool) -> list[Run]:
     bar, most = _Bar(folders, progress), points(len(folders))
     try:
-        return [reading.read(folder, most, bar.begin(number)) for number, folder in enumerate(folders)]
+        return [run_contents.read(folder, most, bar.begin(number)) for number, folder in enumerate(folders)]
     finally:
         bar.clear()
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from hocket.basics import run_files as files
 from hocket.basics.direction import mode_of
-from hocket_cli import listing
+from hocket_cli import run_listing
 from hocket_report.markup import Markup, code, hint, joined, section, table, tag
-from hocket_report.reading import Run
+from hocket_report.run_contents import Run
 
 #: The events of a fit by the part of it in which they happen, in order.
 _PHASES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -71,10 +71,10 @@ def overview(runs: Sequence[Run]) -> Markup:
             tag("span", run.about.status, class_=f"status {_status(run.about.status)}", title=run.about.reason),
             "" if run.about.began is None else _when(run.about.began),
             f"epoch {at.get('epoch', 0):,.0f}, batch {at.get('batch', 0):,.0f}" if at else "",
-            "" if seconds is None else listing.duration(seconds),
+            "" if seconds is None else run_listing.duration(seconds),
         ]
         for name in shown:
-            value = listing.latest_of(run.about.values, name)
+            value = run_listing.latest_of(run.about.values, name)
             text: Any = "" if value is None else f"{value:.4g}"
             if value is not None and not math.isfinite(value):
                 text = tag("span", text, class_="status bad", title="not finite")
@@ -91,7 +91,7 @@ def overview(runs: Sequence[Run]) -> Markup:
 def _best(runs: Sequence[Run], name: str) -> set[int]:
     ranked = next((run.about.best[1] for run in runs if run.about.best and run.about.best[0] == name), None)
     mode = ranked or mode_of(name)
-    values = {number: listing.latest_of(run.about.values, name) for number, run in enumerate(runs)}
+    values = {number: run_listing.latest_of(run.about.values, name) for number, run in enumerate(runs)}
     there = [value for value in values.values() if value is not None and math.isfinite(value)]
     if mode is None or len(set(there)) < 2:
         return set()

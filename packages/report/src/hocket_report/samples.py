@@ -11,7 +11,7 @@ from hocket.basics import run_files as files
 from hocket.basics.safe_files import content
 from hocket_report.markup import Markup, code, hint, joined, section, table, tag
 from hocket_report.panels import name_of
-from hocket_report.reading import Run
+from hocket_report.run_contents import Run
 
 #: Bytes of images and characters of texts and tables on a page, and the most names of each run.
 _IMAGES, _TEXTS, _NAMES = 700_000, 200_000, 24

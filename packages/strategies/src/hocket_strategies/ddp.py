@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hocket.errors import WrongValue
-from hocket_strategies.explained import not_averaged
-from hocket_strategies.group import OfModels, RankStrategy
-from hocket_strategies.packing import packed, unpack
+from hocket_strategies.collective_errors import not_averaged
+from hocket_strategies.rank_strategy import OfModels, RankStrategy
+from hocket_strategies.tensor_coalescing import packed, unpack
 
 _COMPRESSIONS = ("bf16", "fp16", "powersgd")
 
@@ -47,7 +47,8 @@ class DDP(RankStrategy):
         uneven: what happens in training when some rank runs out of batches before the others: with per-rank data, or at
             the end of an epoch. ``"pad"``: that rank computes on a padding batch. ``"end"``: the epoch ends on all ranks,
             and the remaining batches of the other ranks are skipped.
-        timeout: seconds that a rank waits for the others before it raises `hocket_strategies.explained.CollectiveError`.
+        timeout: seconds that a rank waits for the others before it raises
+            `hocket_strategies.collective_errors.CollectiveError`.
 
     Example:
         >>> import hocket, hocket_strategies, torch

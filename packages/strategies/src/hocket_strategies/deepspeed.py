@@ -21,7 +21,7 @@ from hocket.loop.accumulation import count_window
 from hocket.loop.actions import accumulate_gradients, finish_gradients
 from hocket.plugins import PluginError
 from hocket_strategies import zero_config, zero_state
-from hocket_strategies.group import RankStrategy
+from hocket_strategies.rank_strategy import RankStrategy
 
 
 class DeepSpeed(RankStrategy):

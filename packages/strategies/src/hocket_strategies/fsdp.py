@@ -25,9 +25,9 @@ from hocket import Device, Need, Task, hookimpl
 from hocket.basics.dtensors import full, local, shard_like
 from hocket.data.nesting import map_tensors
 from hocket.errors import WrongState, WrongValue
-from hocket_strategies.group import OfModels, RankStrategy
-from hocket_strategies.in_step import InStep, not_on_shards
 from hocket_strategies.mesh import data_mesh, degrees, make_mesh
+from hocket_strategies.rank_strategy import OfModels, RankStrategy
+from hocket_strategies.unit_order import InStep, not_on_shards
 from hocket_strategies.wrapping import Wrap, units, units_of_one_dtype
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, None: None}

@@ -13,7 +13,7 @@ from hocket import Device, State, Time, Unit, hookimpl
 from hocket.errors import WrongValue
 from hocket.optim.closures import needs_closure
 from hocket_strategies.ddp import DDP
-from hocket_strategies.packing import packed, unpack
+from hocket_strategies.tensor_coalescing import packed, unpack
 
 
 class LocalSGD(DDP):

@@ -12,7 +12,7 @@ from hocket import Task
 from hocket.basics import seeding
 from hocket_strategies.fsdp import FSDP
 from hocket_strategies.mesh import data_group
-from hocket_strategies.plans import find_plan, parallelize
+from hocket_strategies.tensor_plans import find_plan, parallelize
 
 
 class TensorParallel(FSDP):

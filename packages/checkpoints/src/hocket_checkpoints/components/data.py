@@ -10,7 +10,7 @@ from hocket.state.component import Check, Component, PerRank, Saved, Tree
 from hocket.state.state import State
 
 if TYPE_CHECKING:
-    from hocket_data.module_data import ModuleData
+    from hocket_data.data_module_loading import ModuleData
 
 
 class TrainingData(Component):

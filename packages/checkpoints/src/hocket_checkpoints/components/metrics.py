@@ -8,7 +8,7 @@ from hocket.loop.fit import FitLoop
 from hocket.state.component import Check, Component, PerRank, Saved, Tree
 from hocket.state.state import State
 from hocket.state.watching import label_of, may_log
-from hocket_checkpoints.components.values import Attribute
+from hocket_checkpoints.components.generic import Attribute
 
 
 class TrainMetrics(Component):

@@ -10,7 +10,7 @@ from torch import nn
 from hocket.basics.plain_data import decode, encode
 from hocket.state.component import Check, Component, Like, Saved, Tree
 from hocket.state.state import State
-from hocket_checkpoints.report import Report, listed, shapes_of
+from hocket_checkpoints.weight_differences import Report, listed, shapes_of
 
 
 class Model(Component):

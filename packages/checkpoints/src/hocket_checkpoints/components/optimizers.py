@@ -13,7 +13,7 @@ from hocket.basics.plain_data import encode
 from hocket.state.component import Check, Component, Like, Saved, Tree
 from hocket.state.state import State
 from hocket_checkpoints.classes import class_named, class_of
-from hocket_checkpoints.report import Shape, listed
+from hocket_checkpoints.weight_differences import Shape, listed
 
 #: The path of an optimizer's state for a parameter.
 _OF_PARAMETER = re.compile(r"(\d+)\.state\.state\.~int\.(\d+)\.")

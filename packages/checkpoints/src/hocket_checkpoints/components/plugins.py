@@ -15,7 +15,7 @@ from hocket.plugins import catalog
 from hocket.state.component import Check, Component, Like, Saved, Tree
 from hocket.state.state import State
 from hocket_checkpoints.classes import class_named, class_of
-from hocket_checkpoints.components.values import Decoded
+from hocket_checkpoints.components.generic import Decoded
 
 #: Kinds with any number of plug-ins. Of other kinds there is always one, which may differ from the saved one. Loggers may
 #: differ too, because training does not depend on them.

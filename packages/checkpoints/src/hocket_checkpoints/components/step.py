@@ -11,7 +11,7 @@ from hocket.basics.plain_data import encode
 from hocket.data.batches import Counts
 from hocket.state.component import Check, Component, ContentError, PerRank, Saved, Tree
 from hocket.state.state import State
-from hocket_checkpoints.components.values import Decoded
+from hocket_checkpoints.components.generic import Decoded
 
 
 class Batch(Decoded):

@@ -1,1 +1,1 @@
-"""What everything else is written in: times, files, tensors of several ranks, losses, random numbers, launchers."""
+"""What every floor above uses: times, files, masking, random numbers, losses, kinds of plug-ins, launchers."""

@@ -1,4 +1,4 @@
-"""Data that can be iterated from any position, by adapters; and random numbers per sample."""
+"""Data that can be iterated from any position, by adapters; batches, counted and split; random numbers per sample."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hocket.data.sources.base import DataSource as DataSource
     from hocket.data.windows import Window as Window
     from hocket.state.batch_part import BatchPart as BatchPart
-    from hocket_data.module import DataModule as DataModule
+    from hocket_data.data_module import DataModule as DataModule
     from hocket_data.several import Several as Several
 
 __getattr__, __dir__ = lazy(__name__)

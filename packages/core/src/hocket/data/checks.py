@@ -170,7 +170,7 @@ def _check_not_data(data: object, argument: str) -> None:
 def whose_module(given: object) -> str:
     """Return whose data module an object or class is: "hocket", "lightning" by its methods, or "" if it is none."""
     cls = given if isinstance(given, type) else type(given)
-    if any(base.__module__ == "hocket_data.module" for base in cls.__mro__):
+    if any(base.__module__ == "hocket_data.data_module" for base in cls.__mro__):
         return "hocket"
     has_loaders = callable(getattr(cls, "train_dataloader", None)) and not issubclass(cls, torch.nn.Module)
     return "lightning" if has_loaders else ""

@@ -27,7 +27,7 @@ def has_state(owner: object) -> bool:
 
 #: Methods that belong together, and the modules with their defaults, of which a subclass overrides both or neither.
 _PAIRS = (("state_dict", "load_state_dict"), ("extra_state", "load_extra_state"))
-_DEFAULTS = (__name__, "hocket.state.task", "hocket_data.module", "hocket.state.component")
+_DEFAULTS = (__name__, "hocket.state.task", "hocket_data.data_module", "hocket.state.component")
 
 
 def one_sided(owner: object) -> str:

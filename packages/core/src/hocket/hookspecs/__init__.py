@@ -6,6 +6,9 @@
 * :mod:`.precision`   conversion, autocast and loss scaling; the interface of precisions.
 * :mod:`.loggers`     metrics, images, tables and artifacts to log.
 
+Beside them are the base classes of plug-ins (`algorithm`, `callback`, `logger`, `command`) and what their hooks are given: the
+`bus`, an `attachment`, the `steps` of a task, the `needs` of algorithms, and a thread for monitors (`ticking`).
+
 A plug-in implements a hook by defining a method of that name, with only the arguments that it uses. A method that is not
 a hook but looks like one raises an error when the plug-in is attached, instead of silently never running.
 """

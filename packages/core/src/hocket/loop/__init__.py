@@ -1,1 +1,1 @@
-"""The training, evaluation and prediction loops, and the default actions of a step."""
+"""The training, evaluation and prediction loops, the default actions of a step, and the Trainer's arguments."""

@@ -252,7 +252,7 @@ class FitLoop:
         self.stage = resume_points.GRADIENTS
         if bus.interval:
             bus.begin_batch(state.timestamp.batch + 1)
-        step.parts = 1
+        step.requested_steps = 1
         if self._windows is None:
             step.batch = batch
             loaded = count(state, batch) if is_real else Counts(0)
@@ -275,10 +275,10 @@ class FitLoop:
 
         stepped = False
         if not skip and trained_on:
-            if step.parts > 1:
-                from hocket.loop.parts_of_batch import step_on_parts
+            if step.requested_steps > 1:
+                from hocket.loop.requested_steps import take_requested_steps
 
-                stepped = step_on_parts(state, step.parts, self._step)
+                stepped = take_requested_steps(state, step.requested_steps, self._step)
             else:
                 stepped = self._step() if self.steps is None else self.steps.run(is_real)
         self.stage = resume_points.STEP

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hocket.basics.types import BatchTransformLike, Metric, OptimizerLike, PartLike, PluginLike, ScheduleLike
     from hocket.checkpoints import Checkpoints
     from hocket.loop.evaluate import EvalData
-    from hocket_data.module import DataModule
+    from hocket_data.data_module import DataModule
 
 T = TypeVar("T")
 #: Metrics by name, or a function that makes them.
@@ -245,7 +245,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_minimum(self.min_duration, self.duration)
         if self.data is not None:
-            optional_packages.module("hocket_data.module_data", "data=").check(
+            optional_packages.module("hocket_data.data_module_loading", "data=").check(
                 self.data, self.train_data, self.eval_data
             )
         values = vars(self)

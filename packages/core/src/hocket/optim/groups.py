@@ -189,7 +189,7 @@ def _factors(part: nn.Module, names: Sequence[str], decay: object) -> dict[str, 
             f"«layer_decay={decay!r}» is not a factor per layer: give a number in (0, 1], such as 0.75."
         )
     model = part.model if isinstance(part, Task) else part
-    layers = optional_packages.module("hocket_general.layers", "layer_decay=").layers(model, names)
+    layers = optional_packages.module("hocket_general.layer_order", "layer_decay=").layers(model, names)
     if not layers:
         raise PluginConfigError(
             f"«layer_decay={decay}» needs blocks that repeat, such as the items of a ModuleList or block_1 and block_2 of one "

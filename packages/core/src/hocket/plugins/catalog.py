@@ -322,12 +322,13 @@ def defaults(role: str) -> list[Entry]:
 
 def extra_of(kind: str, name: str) -> str | None:
     """Return the extra of hocket that installs a plug-in (for kind ``"defaults"``, a role's default), or None."""
-    extra: str | None = _known().get(kind, {}).get(name)
+    extra: str | None = known().get(kind, {}).get(name)
     return extra
 
 
 @functools.cache
-def _known() -> dict[str, dict[str, str]]:
+def known() -> dict[str, dict[str, str]]:
+    """Return the plug-ins of hocket's packages by kind, whether installed or not: the extra that brings each name."""
     import tomllib  # only needed for error messages
 
     return tomllib.loads((Path(__file__).parent / "known.toml").read_text())
@@ -360,9 +361,9 @@ def _unknown(kind: str, name: str, short: str) -> str:
             )
         if entry.name == short and not switches.current().permit(entry):
             return f"{what}: {entry.dist} {entry.version} provides it, but {switches.current().source} disables it."
-    known = _known().get(kind, {})
-    if short in known:
-        return f"{what} installed. Type: {_install(known[short])}"
+    uninstalled = known().get(kind, {})
+    if short in uninstalled:
+        return f"{what} installed. Type: {_install(uninstalled[short])}"
     usable = names(kind)
     module, dot, attribute = name.rpartition(".")
     if dot and ":" not in name and name.replace(".", "").isidentifier():
@@ -374,9 +375,9 @@ def _unknown(kind: str, name: str, short: str) -> str:
     if other := next((group for group in (*_LISTS, *_SINGLE) if group != kind and short in names(group)), None):
         write = f"{other}=['{short}']" if other in _LISTS else f"{singular(other)}='{short}'"
         return f"{what}. It is one of the {other} here: write {write}."
-    near = others.alias(kind, short, [*usable, *known]) or others.closest(short, [*usable, *known])
-    if near in known and near not in usable:
-        return f"{what}. Did you mean '{near}'? It is not installed; type: {_install(known[near])}"
+    near = others.alias(kind, short, [*usable, *uninstalled]) or others.closest(short, [*usable, *uninstalled])
+    if near in uninstalled and near not in usable:
+        return f"{what}. Did you mean '{near}'? It is not installed; type: {_install(uninstalled[near])}"
     hint = f"Did you mean '{near}'? Installed:" if near else "Write one of the installed:"
     return f"{what}. {hint} {', '.join(usable) or 'none'} (`hocket plugins list --kind {kind}`)."
 

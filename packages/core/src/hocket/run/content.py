@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hocket.loop.nonfinite import NonFiniteGuard
     from hocket.state.component import Content
     from hocket.state.state import State
-    from hocket_data.module_data import ModuleData
+    from hocket_data.data_module_loading import ModuleData
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class NoContent:
 def content_of(state: State, parts: Parts) -> Content:
     """Return the content of a run's checkpoints, or `NoContent` if hocket-checkpoints is absent."""
     try:
-        part = optional_packages.module("hocket_checkpoints.own_components")
+        part = optional_packages.module("hocket_checkpoints.core_components")
     except optional_packages.NotInstalled as absent:
         return NoContent(absent)
     content: Content = part.content_of(state, parts)

@@ -20,7 +20,7 @@ from hocket.run import comparison
 from hocket.state.state import State
 
 if TYPE_CHECKING:
-    from hocket_data.module_data import ModuleData
+    from hocket_data.data_module_loading import ModuleData
 
 
 class RunData:
@@ -34,7 +34,7 @@ class RunData:
         self._state, self._loop, self._settings = state, loop, settings
         self.module: ModuleData | None = None
         if settings.data is not None:
-            self.module = optional_packages.module("hocket_data.module_data").ModuleData(
+            self.module = optional_packages.module("hocket_data.data_module_loading").ModuleData(
                 settings.data, state, settings.seed
             )
 

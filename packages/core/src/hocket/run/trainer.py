@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from hocket.plugins.plan import Plan
     from hocket.run.result import Result
     from hocket.state.substates import EvaluationSet
-    from hocket_data.module import DataModule
+    from hocket_data.data_module import DataModule
 
 
 def _is_duration(given: object) -> TypeGuard[str | Time]:
@@ -491,9 +491,9 @@ class Trainer:
         """Return a context in which the model has the weights of a checkpoint."""
         if self._loop.stage:
             raise WrongState("The weights of a checkpoint cannot be used during a fit. Use them before or after.")
-        visit: AbstractContextManager[None] = optional_packages.module("hocket_checkpoints.visiting").weights_of(
-            self.state, checkpoint, self.settings.checkpoints
-        )
+        visit: AbstractContextManager[None] = optional_packages.module(
+            "hocket_checkpoints.checkpoint_evaluation"
+        ).weights_of(self.state, checkpoint, self.settings.checkpoints)
         return visit
 
     def model_state_dict(self, *, evaluated: bool | None = None) -> dict[str, Any]:

@@ -275,7 +275,7 @@ class State:
                 f"{type(self.task).__name__} takes its own steps in train_batch, so a plug-in cannot divide its batches into "
                 "parts. Call step(…) there for each part, or remove the plug-in that asks for several steps."
             )
-        self.step.parts = steps
+        self.step.requested_steps = steps
 
     stop_reason: str = _part("requests.reason", "The reason given by plug-ins that requested a stop, or empty.")
 

@@ -31,8 +31,8 @@ class Step:
     """
 
     __slots__ = (
-        "batch", "counts", "gradient_norm", "loss", "losses", "metrics", "optimizers", "outputs", "part", "parts", "samples",
-        "taken", "trained_on", "watch", "weighing",
+        "batch", "counts", "gradient_norm", "loss", "losses", "metrics", "optimizers", "outputs", "part", "requested_steps",
+        "samples", "taken", "trained_on", "watch", "weighing",
     )  # fmt: skip
 
     name: str = ""
@@ -64,7 +64,7 @@ class Step:
         self.samples = 0
         self.trained_on = 0
         #: Number of optimizer steps to take on the batch, each on a part of it; see `State.request_steps`.
-        self.parts = 1
+        self.requested_steps = 1
         #: The number of the current part, from 0.
         self.part = 0
         #: Updated with the outputs; None if there are none, or while the gradients of the batch are recomputed.

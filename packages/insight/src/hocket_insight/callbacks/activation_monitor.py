@@ -15,9 +15,9 @@ from hocket.basics.plugin_errors import PlanError
 from hocket.errors import WrongValue
 from hocket.state.metric_adapters import is_metric
 from hocket.state.state import State
-from hocket_insight.callbacks.choosing import chosen, patterns_of
 from hocket_insight.callbacks.histograms import Histograms, histogram
-from hocket_insight.callbacks.measuring import Measuring
+from hocket_insight.callbacks.layer_patterns import chosen, patterns_of
+from hocket_insight.callbacks.periodic_measurement import Measuring
 
 
 class ActivationMonitor(Measuring):

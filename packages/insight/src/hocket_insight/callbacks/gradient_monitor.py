@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from hocket.errors import WrongValue
 from hocket.state.state import State
-from hocket_insight.callbacks.choosing import chosen, patterns_of
 from hocket_insight.callbacks.histograms import Histograms, histogram
+from hocket_insight.callbacks.layer_patterns import chosen, patterns_of
 from hocket_insight.callbacks.measured_step import MeasuredStep
 
 

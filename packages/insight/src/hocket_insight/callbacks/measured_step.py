@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hocket.basics.dtensors import norms
 from hocket.state.state import State
-from hocket_insight.callbacks.measuring import Measuring
+from hocket_insight.callbacks.periodic_measurement import Measuring
 
 
 class MeasuredStep(Measuring):

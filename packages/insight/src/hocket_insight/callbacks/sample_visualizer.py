@@ -15,7 +15,7 @@ from hocket.state.batch_part import BatchPart
 from hocket.state.state import State
 from hocket.state.step import count
 from hocket.state.task import SupervisedTask
-from hocket_insight.callbacks.measuring import Measuring
+from hocket_insight.callbacks.periodic_measurement import Measuring
 
 #: Tensors of more elements are shown in a cell as their shape.
 _LARGEST_CELL = 16

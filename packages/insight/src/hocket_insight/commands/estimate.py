@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongValue
 from hocket.hookspecs.command import Command
-from hocket_cli.arguments import add_arguments as add_configuration
+from hocket_cli.common_options import add_arguments as add_configuration
 from hocket_cli.template import print_config
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         label = (strategy or "run") + (f" x {world}" if world > 1 else "")
 
         def make(stage: Stage, arguments: dict[str, Any], strategy: str = strategy) -> AbstractContextManager[Trainer]:
-            from hocket_insight.commands.rehearsing import trainer_of
+            from hocket_insight.commands.rehearsal_trainer import trainer_of
 
             return trainer_of(args, stage, strategy, arguments)
 

@@ -6,7 +6,7 @@ import argparse
 
 from hocket.errors import WrongValue
 from hocket.hookspecs.command import Command
-from hocket_cli.arguments import add_arguments as add_configuration
+from hocket_cli.common_options import add_arguments as add_configuration
 from hocket_cli.template import print_config
 
 
@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
         raise WrongValue(
             f"--depth {args.depth} is not a number of levels. Write --depth 1, or --depth 0 for the total only."
         )
-    from hocket_insight.commands.rehearsing import trainer_of
+    from hocket_insight.commands.rehearsal_trainer import trainer_of
     from hocket_insight.memory.rehearsal import ARGUMENTS, Stage
     from hocket_insight.model_table import of_state
 

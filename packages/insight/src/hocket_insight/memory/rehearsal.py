@@ -29,7 +29,7 @@ from hocket.errors import Mistake, WrongValue
 from hocket.help import optional_packages
 from hocket.run.trainer import Trainer
 from hocket.state.state import State
-from hocket_insight.memory.hollow import Hollow, quiet
+from hocket_insight.memory.fake_tensors import Hollow, quiet
 from hocket_insight.memory.ledger import DataDependentError, Ledger
 
 #: Arguments of the Trainer that every rehearsal has: a run of two steps on one batch, which writes nothing.

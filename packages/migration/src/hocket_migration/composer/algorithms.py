@@ -13,7 +13,7 @@ import hocket.plugins
 from hocket.errors import WrongValue
 from hocket_migration.composer.core.event import Event
 from hocket_migration.composer.core.time import Time
-from hocket_migration.composer.plugins import make, no_counterpart, refuse
+from hocket_migration.composer.plugin_factory import make, no_counterpart, refuse
 
 
 def Alibi(max_sequence_length: int, train_sequence_length_scaling: float = 0.25) -> Any:

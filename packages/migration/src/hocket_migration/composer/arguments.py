@@ -23,7 +23,7 @@ from hocket_migration.composer.core.state import State
 from hocket_migration.composer.core.time import Time, TimeUnit
 from hocket_migration.composer.loggers import logger_destination
 from hocket_migration.composer.loggers.vendors import ConsoleLogger, ProgressBarLogger
-from hocket_migration.composer.plugins import make
+from hocket_migration.composer.plugin_factory import make
 
 #: What to write for arguments of other versions.
 _FORMER = {

@@ -9,7 +9,7 @@ from typing import Any
 from hocket.errors import WrongValue
 from hocket_migration.composer.core.callback import Callback
 from hocket_migration.composer.core.time import Time
-from hocket_migration.composer.plugins import make, no_counterpart, refuse
+from hocket_migration.composer.plugin_factory import make, no_counterpart, refuse
 from hocket_migration.composer.stoppers import EarlyStopper, ThresholdStopper
 
 __all__ = [

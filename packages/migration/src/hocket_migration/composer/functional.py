@@ -19,7 +19,7 @@ import hocket.plugins
 from hocket.errors import WrongValue
 from hocket.help.lazy import Absent
 from hocket.surgery import update_optimizer
-from hocket_migration.composer.plugins import no_counterpart
+from hocket_migration.composer.plugin_factory import no_counterpart
 
 
 def _function(algorithm: str, name: str) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hocket_migration.composer.loss import soft_cross_entropy
-from hocket_migration.composer.required import require
+from hocket_migration.composer.optional_libraries import require
 
 _torchmetrics = require("torchmetrics", "composer.metrics")
 Metric: Any = _torchmetrics.Metric

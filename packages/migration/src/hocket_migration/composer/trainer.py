@@ -15,20 +15,20 @@ from hocket import Decision, EvalSet
 from hocket.errors import WrongValue
 from hocket.hookspecs.attachment import Attachment
 from hocket.optim.learning_rate import make_schedules
-from hocket_migration.composer import arguments, loading
+from hocket_migration.composer import arguments, checkpoint_loading
 from hocket_migration.composer.callbacks import CheckpointSaver
+from hocket_migration.composer.checkpoint_saving import NamedCheckpoints
 from hocket_migration.composer.core.data_spec import Parts, ensure_data_spec
 from hocket_migration.composer.core.evaluator import interval
 from hocket_migration.composer.core.precision import Precision
 from hocket_migration.composer.core.state import State
 from hocket_migration.composer.core.time import Time
-from hocket_migration.composer.internal import AskedIntervals, DataFunctions, Positions, StartSchedules
 from hocket_migration.composer.loggers.logger import Logger
+from hocket_migration.composer.message_terms import translated
 from hocket_migration.composer.optim.schedulers import Schedulers, every_batch
-from hocket_migration.composer.plugins import refuse
-from hocket_migration.composer.saving import NamedCheckpoints
+from hocket_migration.composer.plugin_factory import refuse
 from hocket_migration.composer.task import ComposerTask
-from hocket_migration.composer.terms import translated
+from hocket_migration.composer.trainer_plugins import AskedIntervals, DataFunctions, Positions, StartSchedules
 
 #: Arguments of the Trainer that only their default may be given for: it, and what to write.
 REFUSED: Mapping[str, tuple[Any, str]] = {
@@ -179,8 +179,8 @@ class Trainer:
         self._eval_subset = _limit(eval_subset_num_batches)
         self._set_evaluators(eval_dataloader)
 
-        loaded = loading.find(load_path)
-        view.algorithms += loading.required_algorithms(loaded, view.algorithms, load_exclude_algorithms)
+        loaded = checkpoint_loading.find(load_path)
+        view.algorithms += checkpoint_loading.required_algorithms(loaded, view.algorithms, load_exclude_algorithms)
         run_name = run_name or os.environ.get("COMPOSER_RUN_NAME") or os.environ.get("RUN_NAME")
         saving: dict[str, Any] = {
             "save_folder": save_folder, "save_filename": save_filename, "save_latest_filename": save_latest_filename,
@@ -238,7 +238,7 @@ class Trainer:
             "deterministic": deterministic_mode,
             "compile": False if compile_config is None else dict(compile_config) or True,
             "checkpoints": self._checkpoints,
-            "resume": loading.resume_of(loaded, load_weights_only, load_ignore_keys, autoresume),
+            "resume": checkpoint_loading.resume_of(loaded, load_weights_only, load_ignore_keys, autoresume),
             "run_name": run_name,
             "limit_train": _limit(train_subset_num_batches)
             if spec is None
@@ -249,7 +249,7 @@ class Trainer:
         view.bind(self.hocket.state)
         self._given_duration = duration
         if loaded is not None and not self.hocket.state.timestamp.batch:
-            loading.load(
+            checkpoint_loading.load(
                 self.hocket, task, loaded,
                 weights_only=load_weights_only, strict=load_strict_model_weights, ignore=load_ignore_keys,
             )  # fmt: skip
@@ -404,7 +404,7 @@ class Trainer:
 
         ``load_path`` takes the file. As in Composer's, the weights are at ``["state"]["model"]``.
         """
-        return loading.save(self.hocket, self.task, name, weights_only)
+        return checkpoint_loading.save(self.hocket, self.task, name, weights_only)
 
     def save_checkpoint_to_save_folder(self) -> None:
         """Request a checkpoint in ``save_folder`` after the current batch. Raises ValueError without a folder."""

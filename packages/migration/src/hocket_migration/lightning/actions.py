@@ -17,7 +17,7 @@ from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.needs import Need
 from hocket.hookspecs.strategies import replicas
 from hocket.loop.actions import clip_and_note, finish_gradients
-from hocket_migration.lightning.framework import overrides
+from hocket_migration.lightning.installed_lightning import overrides
 
 if TYPE_CHECKING:
     from hocket.state.state import State

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from hocket.errors import WrongType, WrongValue
-from hocket_migration.lightning.framework import package_of
+from hocket_migration.lightning.installed_lightning import package_of
 
 DEVICES = {"auto": "auto", "cpu": "cpu", "gpu": "auto", "cuda": "cuda", "mps": "mps", "tpu": "xla"}
 STRATEGIES: dict[str, Any] = {

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from hocket.errors import WrongType, WrongValue
-from hocket_migration.lightning.framework import overrides, package_of
+from hocket_migration.lightning.installed_lightning import overrides, package_of
 
 #: Callbacks that reach into Lightning's loops, and hocket's counterpart.
 REFUSED = {

@@ -17,10 +17,10 @@ from hocket_checkpoints import CheckpointError, pickles
 from hocket_migration import files
 from hocket_migration.lightning import callbacks
 from hocket_migration.lightning.arguments import REFUSED_PATHS
-from hocket_migration.lightning.framework import overrides
+from hocket_migration.lightning.installed_lightning import overrides
 
 if TYPE_CHECKING:
-    from hocket_migration.lightning.view import TrainerView
+    from hocket_migration.lightning.trainer_view import TrainerView
 
 
 def save(trainer: TrainerView, path: Any, weights_only: bool) -> None:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from hocket.data import Several
 from hocket.data.source import known_length, set_epoch
 from hocket.errors import WrongType, WrongValue
-from hocket_migration.lightning.framework import package_of
+from hocket_migration.lightning.installed_lightning import package_of
 
 #: Modes of Lightning's CombinedLoader that `Several` has, which resumes within an epoch and slices each loader by ranks.
 _MODES = {"max_size_cycle": "cycle", "min_size": "shortest"}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hocket.hookspecs.bus import BusLike
     from hocket.state.state import State
     from hocket_migration.lightning.optimizers import SchedulerConfig
-    from hocket_migration.lightning.view import TrainerView
+    from hocket_migration.lightning.trainer_view import TrainerView
 
 
 class StrategyView:

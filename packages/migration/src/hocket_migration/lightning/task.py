@@ -17,11 +17,11 @@ from hocket.help import warn
 from hocket_migration.lightning import algorithms
 from hocket_migration.lightning.actions import Actions, NoLoss
 from hocket_migration.lightning.arguments import BATCHES, NOT_CALLED
-from hocket_migration.lightning.framework import framework_of, overrides
-from hocket_migration.lightning.logged import Results, load_metric_states, metric_states
+from hocket_migration.lightning.installed_lightning import framework_of, overrides
+from hocket_migration.lightning.logged_values import Results, load_metric_states, metric_states
 from hocket_migration.lightning.optimizers import NoOptimizer, is_torch_scheduler, parse
+from hocket_migration.lightning.trainer_view import TrainerView
 from hocket_migration.lightning.training import TrainedModule
-from hocket_migration.lightning.view import TrainerView
 
 if TYPE_CHECKING:
     from hocket.state.state import State

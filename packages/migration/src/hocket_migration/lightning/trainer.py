@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import hocket
+from hocket.basics.run_folder import is_url
 from hocket.errors import WrongType
-from hocket_migration import files
 from hocket_migration.lightning import arguments, callbacks, checkpoint, data, loggers
-from hocket_migration.lightning.evaluating import PredictLoop
-from hocket_migration.lightning.framework import framework_of_any, overrides, require, unwrapped
-from hocket_migration.lightning.loading import LoadingTrainer
-from hocket_migration.lightning.preparing import prepare
+from hocket_migration.lightning.evaluation import PredictLoop
+from hocket_migration.lightning.fit_data import LoadingTrainer
+from hocket_migration.lightning.installed_lightning import framework_of_any, overrides, require, unwrapped
+from hocket_migration.lightning.prepare_data import prepare
 from hocket_migration.lightning.task import LightningTask
 from hocket_migration.lightning.training import check_trains
-from hocket_migration.lightning.validating import Check
+from hocket_migration.lightning.validation_times import Check
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -481,7 +481,7 @@ class Trainer(LoadingTrainer):
         if not self.lightning_module.automatic_optimization and not self.min_epochs:
             settings.pop("min_duration", None)
         self.ends_by_steps &= "duration" not in self._extra
-        if not files.is_url(self.default_root_dir):
+        if not is_url(self.default_root_dir):
             settings["folder"] = str(Path(self.default_root_dir) / "runs")
         if self._reloads:
             settings.pop("limit_train", None)  # each of the loaders is limited by itself

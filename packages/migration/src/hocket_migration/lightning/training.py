@@ -14,14 +14,14 @@ from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.loop.evaluate import evaluate
 from hocket.state.requests import Decision
-from hocket_migration.lightning.evaluating import EvaluatedModule
-from hocket_migration.lightning.framework import framework_of, overrides
-from hocket_migration.lightning.logged import Results
+from hocket_migration.lightning.evaluation import EvaluatedModule
+from hocket_migration.lightning.installed_lightning import framework_of, overrides
+from hocket_migration.lightning.logged_values import Results
 
 if TYPE_CHECKING:
     from hocket.state.state import State
     from hocket_migration.lightning.actions import Actions
-    from hocket_migration.lightning.validating import Check
+    from hocket_migration.lightning.validation_times import Check
 
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 

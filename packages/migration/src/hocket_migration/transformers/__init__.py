@@ -25,7 +25,7 @@ _imported, __dir__ = lazy(__name__, _PUBLIC)
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise Absent(__name__, name, sorted(_PUBLIC))
-    from hocket_migration.transformers.required import require
+    from hocket_migration.transformers.required_libraries import require
 
     require("transformers", "accelerate")
     return _imported(name)

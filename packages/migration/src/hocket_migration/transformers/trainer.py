@@ -23,7 +23,7 @@ from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket_migration.transformers import arguments, overrides
 from hocket_migration.transformers.batches import Batches, OfRank
-from hocket_migration.transformers.flow import Flow
+from hocket_migration.transformers.callback_calls import Flow
 from hocket_migration.transformers.predictions import Predictions, prediction_of
 from hocket_migration.transformers.task import TrainerTask
 

@@ -12,7 +12,7 @@ from torch import nn
 from hocket import Precision
 from hocket.errors import WrongType, WrongValue
 from hocket.surgery import Policy, replace_modules
-from hocket_strategies.precisions.extra import torchao
+from hocket_strategies.precisions.torchao_import import torchao
 
 Recipe = Literal["tensorwise", "rowwise"]
 _MULTIPLE = 16

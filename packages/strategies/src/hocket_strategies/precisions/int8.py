@@ -9,7 +9,7 @@ from torch import nn
 
 from hocket import Need, Precision
 from hocket.errors import WrongValue
-from hocket_strategies.precisions.extra import torchao
+from hocket_strategies.precisions.torchao_import import torchao
 
 if TYPE_CHECKING:
     from hocket.state.state import State

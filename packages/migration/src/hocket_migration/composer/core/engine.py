@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket_migration.composer.plugins import no_counterpart
+from hocket_migration.composer.plugin_factory import no_counterpart
 
 Engine = no_counterpart(
     "Engine",

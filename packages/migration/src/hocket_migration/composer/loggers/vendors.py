@@ -10,8 +10,8 @@ from typing import Any
 import hocket
 import hocket.plugins
 from hocket_migration.composer.core.time import Time, Timestamp
-from hocket_migration.composer.plugins import make, no_counterpart, refuse
-from hocket_migration.composer.terms import in_composers
+from hocket_migration.composer.message_terms import in_composers
+from hocket_migration.composer.plugin_factory import make, no_counterpart, refuse
 
 
 def TensorboardLogger(log_dir: str | None = None, flush_interval: int = 100, rank_zero_only: bool = True) -> Any:

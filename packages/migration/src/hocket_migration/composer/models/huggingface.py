@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hocket.errors import WrongType, WrongValue
 from hocket_migration.composer.models.base import ComposerModel
-from hocket_migration.composer.plugins import refuse
+from hocket_migration.composer.plugin_factory import refuse
 
 
 class HuggingFaceModel(ComposerModel):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hocket.errors import WrongValue
 from hocket_migration.composer.loss import soft_cross_entropy
 from hocket_migration.composer.models.base import ComposerModel
-from hocket_migration.composer.required import require
+from hocket_migration.composer.optional_libraries import require
 
 
 class ComposerClassifier(ComposerModel):

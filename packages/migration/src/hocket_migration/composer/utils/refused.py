@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket_migration.composer.plugins import no_counterpart
+from hocket_migration.composer.plugin_factory import no_counterpart
 
 _URLS = "Checkpoints go to URLs: save_folder='s3://bucket/runs/a'; other files with the package fsspec."
 _CHECKPOINTS = "Call trainer.save_checkpoint(name), or pass load_path= to the Trainer."

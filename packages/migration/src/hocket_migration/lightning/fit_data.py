@@ -12,9 +12,9 @@ from hocket.basics.time import Time, Unit
 from hocket.data.adapters import adapt, prepared
 from hocket.errors import WrongType, WrongValue
 from hocket_migration.lightning import arguments, data
-from hocket_migration.lightning.framework import overrides
+from hocket_migration.lightning.installed_lightning import overrides
 from hocket_migration.lightning.task import LightningTask
-from hocket_migration.lightning.view import TrainerView
+from hocket_migration.lightning.trainer_view import TrainerView
 
 
 class LoadingTrainer(TrainerView):

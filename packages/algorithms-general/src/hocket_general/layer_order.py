@@ -33,7 +33,7 @@ def layers(model: nn.Module, names: Sequence[str]) -> dict[str, int]:
 
     Example:
         >>> from torch import nn
-        >>> from hocket_general.layers import layers
+        >>> from hocket_general.layer_order import layers
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> layers(model, [name for name, _ in model.named_parameters()])
         {'0.weight': 0, '0.bias': 0, '2.weight': 1, '2.bias': 1}

@@ -17,7 +17,7 @@ from hocket.errors import WrongType
 from hocket.help import attributes, names, warn
 from hocket.loop.agreement import ranks_of
 from hocket.state.state import State
-from hocket_data.module import DataModule
+from hocket_data.data_module import DataModule
 
 _METHODS = ("prepare", "setup", "train", "eval", "predict", "extra_state", "load_extra_state")
 

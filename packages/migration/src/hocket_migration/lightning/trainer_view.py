@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.errors import WrongType, WrongValue
-from hocket_migration.lightning.changes import Changes
-from hocket_migration.lightning.framework import framework_of
-from hocket_migration.lightning.hooks import Hooks
-from hocket_migration.lightning.inner import BatchProgress, Clipping, Connector, Loop
-from hocket_migration.lightning.logged import Results
+from hocket_migration.lightning.hook_calls import Hooks
+from hocket_migration.lightning.installed_lightning import framework_of
+from hocket_migration.lightning.logged_values import Results
 from hocket_migration.lightning.strategy import StrategyView
+from hocket_migration.lightning.trainer_attributes import Changes
+from hocket_migration.lightning.trainer_internals import BatchProgress, Clipping, Connector, Loop
 
 if TYPE_CHECKING:
     from hocket.state.state import State

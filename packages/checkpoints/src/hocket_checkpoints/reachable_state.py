@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from hocket.help.ours import is_ours
-from hocket_checkpoints.frozen import bits
+from hocket_checkpoints.frozen_weights import bits
 
 #: The number of objects that a walk visits, of items of a collection, and of elements of tensors whose values are compared.
 _OBJECTS, _ITEMS, _ELEMENTS = 50_000, 100, 2**22

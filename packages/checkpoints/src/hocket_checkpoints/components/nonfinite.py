@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hocket.loop.nonfinite import NonFiniteGuard
 from hocket.state.state import State
-from hocket_checkpoints.components.values import Stateful
+from hocket_checkpoints.components.generic import Stateful
 
 
 class Guard(Stateful):

@@ -17,7 +17,7 @@ def memory_order(tensor: Tensor) -> list[int]:
 
     Example:
         >>> import torch
-        >>> from hocket_vision.layout import memory_order
+        >>> from hocket_vision.memory_format import memory_order
         >>> memory_order(torch.rand(2, 3, 8, 8).contiguous(memory_format=torch.channels_last))
         [0, 2, 3, 1]
     """

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import hocket
+from hocket.basics.run_folder import is_url
 
 
 class NamedCheckpoints(hocket.Checkpoints):
@@ -23,7 +24,7 @@ class NamedCheckpoints(hocket.Checkpoints):
 
     def __init__(self, folder: str | Path, filename: str, latest: str | None, **options: Any) -> None:
         super().__init__(folder, **options)
-        self._folder = None if "://" in str(folder) else Path(folder)
+        self._folder = None if is_url(folder) else Path(folder)
         self._filename, self._latest = filename, latest
         #: The checkpoints that have links, by the path of the link.
         self.linked: dict[str, str] = {}

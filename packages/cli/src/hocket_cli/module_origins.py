@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.basics import safe_files
+from hocket.basics.run_folder import is_url
 from hocket_cli import imports
 from hocket_cli.document import ConfigError, Node
 
 if TYPE_CHECKING:
-    from hocket_cli.recorded import Source
+    from hocket_cli.recorded_config import Source
 
 #: The length of a checksum, which no version has.
 CHECKSUM = 64
@@ -166,7 +167,7 @@ def _check(where: str, places: _Places) -> None:
 def _to_trust(read: Source, places: _Places) -> str:
     """Return why a recorded run has to be trusted, as the beginning of a sentence; or empty."""
     place = read.repeats or read.file or ""
-    if "://" in place or not any(map(_is_inside, (os.path.abspath(place), os.path.realpath(place)))):
+    if is_url(place) or not any(map(_is_inside, (os.path.abspath(place), os.path.realpath(place)))):
         return f"This run is outside of the working folder, {shown(os.getcwd())}"
     if not all(_is_inside(os.path.realpath(each)) for each in places.elsewhere):
         return f"Modules of this run are outside of the working folder, {shown(os.getcwd())}"

@@ -13,9 +13,9 @@ import hocket
 from hocket.basics import seeding
 from hocket.data.nesting import map_tensors
 from hocket.errors import WrongType
-from hocket_migration.lightning.framework import overrides
-from hocket_migration.lightning.logged import Results, of_loader
-from hocket_migration.lightning.view import TrainerView
+from hocket_migration.lightning.installed_lightning import overrides
+from hocket_migration.lightning.logged_values import Results, of_loader
+from hocket_migration.lightning.trainer_view import TrainerView
 
 if TYPE_CHECKING:
     from hocket.state.state import State

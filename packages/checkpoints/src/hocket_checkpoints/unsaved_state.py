@@ -17,8 +17,8 @@ from hocket.help import warn
 from hocket.help.ours import is_ours
 from hocket.state.state import State
 from hocket.state.task import Task
-from hocket_checkpoints.components.hidden import known, roots, saves_itself
-from hocket_checkpoints.report import some
+from hocket_checkpoints.components.nonpersistent import known, roots, saves_itself
+from hocket_checkpoints.weight_differences import some
 
 
 class UnsavedState:
@@ -44,7 +44,7 @@ class UnsavedState:
         """Note what the first batch has made; later calls do nothing."""
         if self._observed or self._known is None:
             return
-        from hocket_checkpoints.reachable import Size
+        from hocket_checkpoints.reachable_state import Size
 
         self._observed = True
         for key, value in _values(state).items():
@@ -56,7 +56,7 @@ class UnsavedState:
 
     def warn(self, state: State) -> None:
         """Warn, once, of values that have changed. Looks at the first saves, and then at ever fewer."""
-        from hocket_checkpoints.reachable import same
+        from hocket_checkpoints.reachable_state import same
 
         self._saves += 1
         if self._done or self._known is None or self._saves & (self._saves - 1):
@@ -93,7 +93,7 @@ def _advice(name: str, it: str, state: State) -> str:
 
 def _values(state: State) -> dict[tuple[str, int], Any]:
     """Return the fingerprints of all values that checkpoints do not save; None for None."""
-    from hocket_checkpoints.reachable import fingerprint
+    from hocket_checkpoints.reachable_state import fingerprint
 
     times: Counter[str] = Counter()
     found = {}
@@ -108,7 +108,7 @@ def _leaves(state: State) -> Iterator[tuple[str, Any]]:
 
     A Task that defines an extra state answers for all of itself.
     """
-    from hocket_checkpoints.reachable import Size, walk
+    from hocket_checkpoints.reachable_state import Size, walk
 
     def enter(name: str, value: Any) -> bool:
         told = hasattr(type(value), "set_epoch") and not is_ours(type(value).__module__)  # in a resumed run too

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.basics import safe_files
+from hocket.basics.run_folder import is_url
 from hocket_cli.document import ConfigError, Node, dump, parse
-from hocket_cli.origins import CHECKSUM, digest, folders, paths
+from hocket_cli.module_origins import CHECKSUM, digest, folders, paths
 
 if TYPE_CHECKING:
     from hocket.state.state import State
@@ -234,7 +235,7 @@ def _of_checkpoint(place: str) -> str:
     from hocket_checkpoints.storage.store import Store
     from hocket_checkpoints.storage.urls import local_folder, newest
 
-    if "://" not in place and not os.path.lexists(place):
+    if not is_url(place) and not os.path.lexists(place):
         raise ConfigError(
             f"--from {place}", "It does not exist. Give the folder of a run, such as runs/a, or a checkpoint."
         )

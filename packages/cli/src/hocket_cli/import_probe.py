@@ -1,6 +1,6 @@
 """Import plug-ins, each in a process of its own, forked from one that has imported torch: as a program, and the call of it.
 
-``python -m hocket_cli.probe`` reads what to import from the standard input, and writes a line of JSON for each.
+``python -m hocket_cli.import_probe`` reads what to import from the standard input, and writes a line of JSON for each.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def probe(entries: Sequence[Entry], timeout: float, found: Callable[[Entry, dict
 
 def _server(group: Sequence[Entry], timeout: float) -> Any:
     """Yield the entries of a group with their reports, from a process that imports them."""
-    command = [sys.executable, "-m", "hocket_cli.probe"]
+    command = [sys.executable, "-m", "hocket_cli.import_probe"]
     request = {"torch": group[0].kind != "commands", "timeout": timeout, "entries": [_words(each) for each in group]}
     left = dict(enumerate(group))
     with (

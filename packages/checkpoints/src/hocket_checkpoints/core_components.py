@@ -6,19 +6,9 @@ from hocket.run.content import Parts
 from hocket.state.component import Component
 from hocket.state.state import State
 from hocket_checkpoints.components.aggregates import LoggedValues
-from hocket_checkpoints.components.by_hand import GradientsByHand
 from hocket_checkpoints.components.configuration import Configuration
 from hocket_checkpoints.components.data import EvaluationData, TrainingData
-from hocket_checkpoints.components.guard import Guard
-from hocket_checkpoints.components.hidden import HiddenState
-from hocket_checkpoints.components.metrics import Metrics, TrainMetrics
-from hocket_checkpoints.components.model import Model, Modes
-from hocket_checkpoints.components.omitted import Omitted
-from hocket_checkpoints.components.optimizers import Optimizers, Schedules
-from hocket_checkpoints.components.plugins import Costs, Plugins, described
-from hocket_checkpoints.components.step import Batch, Losses, RankSamples
-from hocket_checkpoints.components.task import ExtraState
-from hocket_checkpoints.components.values import (
+from hocket_checkpoints.components.generic import (
     Attribute,
     AttributeIfNone,
     Description,
@@ -26,6 +16,16 @@ from hocket_checkpoints.components.values import (
     StatefulOfRank,
     TimeAttribute,
 )
+from hocket_checkpoints.components.manual_steps import GradientsByHand
+from hocket_checkpoints.components.metrics import Metrics, TrainMetrics
+from hocket_checkpoints.components.model import Model, Modes
+from hocket_checkpoints.components.nonfinite import Guard
+from hocket_checkpoints.components.nonpersistent import HiddenState
+from hocket_checkpoints.components.omitted_weights import Omitted
+from hocket_checkpoints.components.optimizers import Optimizers, Schedules
+from hocket_checkpoints.components.plugins import Costs, Plugins, described
+from hocket_checkpoints.components.step import Batch, Losses, RankSamples
+from hocket_checkpoints.components.task import ExtraState
 from hocket_checkpoints.content import Content
 
 

@@ -28,18 +28,18 @@ from hocket.state import conversions
 from hocket.state.due import Due
 from hocket.state.requests import Decision
 from hocket.state.state import State
-from hocket_checkpoints import offered, resuming
+from hocket_checkpoints import plugin_components, resuming
 from hocket_checkpoints.components.plugins import described
 from hocket_checkpoints.content import of_run
-from hocket_checkpoints.frozen import FrozenWeights
-from hocket_checkpoints.hidden import UnsavedState
+from hocket_checkpoints.frozen_weights import FrozenWeights
 from hocket_checkpoints.listing import Listing
-from hocket_checkpoints.measured import Measured
+from hocket_checkpoints.metric_updates import Measured
 from hocket_checkpoints.ownership import Ownership
 from hocket_checkpoints.retention import Retention
 from hocket_checkpoints.signals import Signals
 from hocket_checkpoints.storage.store import Store
 from hocket_checkpoints.storage.tensors import unstorable
+from hocket_checkpoints.unsaved_state import UnsavedState
 from hocket_checkpoints.writing import Writer
 
 
@@ -164,7 +164,7 @@ class Checkpoints(Callback):
 
     def resume(self, state: State, where: str | Path) -> bool:
         """Continue the run of a checkpoint of this store; begin a new run from a checkpoint elsewhere."""
-        offered.check(state)
+        plugin_components.check(state)
         resuming.resume(state, where, self)
         return True
 
@@ -188,7 +188,7 @@ class Checkpoints(Callback):
         Raises PluginError for a plug-in or Task with a state that could be saved and not restored.
         """
         if not self._weights_only:
-            offered.check(state)
+            plugin_components.check(state)
         with seeding.preserved(devices=False):
             ranks_of(state).first(lambda: self._owned.acquire(state.run.name, writable=self._on_error == "stop"))
 

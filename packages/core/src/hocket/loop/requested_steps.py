@@ -28,7 +28,7 @@ class _Part(NamedTuple):
     everyone: int
 
 
-def step_on_parts(state: State, number: int, take: Callable[[], bool]) -> bool:
+def take_requested_steps(state: State, number: int, take: Callable[[], bool]) -> bool:
     """Divide the current batch into ``number`` parts, and call ``take`` for a step on each. Return whether one was taken.
 
     Afterwards ``state.step`` has the batch again, and the mean loss over its parts.

@@ -75,7 +75,7 @@ def in_composers(message: str) -> str:
     """Return a message with Composer's arguments; one that Composer does not have, in ``hocket={…}``.
 
     Example:
-        >>> from hocket_migration.composer.terms import in_composers
+        >>> from hocket_migration.composer.message_terms import in_composers
         >>> in_composers("microbatch=0 is not a number of samples. Write nonfinite='skip'.")
         "device_train_microbatch_size=0 is not a number of samples. Write hocket={'nonfinite': 'skip'}."
     """

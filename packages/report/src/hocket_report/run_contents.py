@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hocket.basics import run_files as files, safe_files
+from hocket.basics.run_folder import is_url
 from hocket.errors import WrongValue
-from hocket_cli import document, listing
-from hocket_report.logged import Logged, read as read_logged
+from hocket_cli import document, run_listing
+from hocket_report.logged_values import Logged, read as read_logged
 
 #: Larger configurations are not shown.
 _MOST_BYTES = 200_000
@@ -22,7 +23,7 @@ _MOST_BYTES = 200_000
 class Run:
     """A run to show."""
 
-    about: listing.RunOnDisk
+    about: run_listing.RunOnDisk
     logged: Logged
     summary: Mapping[str, Any]
     profile: Mapping[str, Any]
@@ -48,7 +49,7 @@ def check(folder: Path) -> None:
         given = "is a file" if folder.exists() else "does not exist"
         raise WrongValue(f"{folder} {given}. Give the folder of a run, such as runs/a; `hocket runs` lists them.")
     if not files.is_run(folder):
-        below = listing.find([folder])
+        below = run_listing.find([folder])
         write = (
             f"It has runs: {shlex.join(['hocket', 'report', *map(str, below[:3])])}"
             if below
@@ -81,7 +82,7 @@ def read(folder: Path, most: int, advance: Callable[[], None]) -> Run:
     if logged.problem:
         damaged.append(f"{folder / files.METRICS} {logged.problem}")
     ranges = {name: curve.range for name, curve in logged.series.items()}
-    about = listing.about(folder, mark, summary, lambda: (logged.last, ranges))
+    about = run_listing.about(folder, mark, summary, lambda: (logged.last, ranges))
     if summary.get("run") != mark.get("run", summary.get("run")):
         summary = {}
     configuration, configured_by = _configuration(folder, logged, damaged)
@@ -137,7 +138,7 @@ def _flat(value: Any, path: str, depth: int = 0) -> list[tuple[str, str]]:
 def _checkpoints(folder: Path, mark: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str]:
     """Return name, position, time and metrics of this run's checkpoints, oldest first; or where they are."""
     where = mark.get("checkpoints")
-    if isinstance(where, str) and "://" in where:
+    if isinstance(where, str) and is_url(where):
         return [], where
     found = []
     try:

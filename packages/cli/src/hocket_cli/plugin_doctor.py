@@ -10,8 +10,8 @@ from typing import Any
 from hocket.basics.kinds import HEAVY
 from hocket.help.ours import PARTS
 from hocket.plugins import Entry, catalog, switches
+from hocket_cli.import_probe import probe
 from hocket_cli.plugins import status
-from hocket_cli.probe import probe
 
 #: Heavy libraries, which should only be imported if a plug-in that needs them is used.
 #: Seconds that the import of one plug-in may take.

@@ -8,8 +8,8 @@ from typing import Any
 from hocket.basics.dtensors import mesh_of
 from hocket.state.component import Check, Component, Saved, Tree
 from hocket.state.state import State
-from hocket_checkpoints.frozen import checksum
-from hocket_checkpoints.report import listed
+from hocket_checkpoints.frozen_weights import checksum
+from hocket_checkpoints.weight_differences import listed
 
 
 class Omitted(Component):

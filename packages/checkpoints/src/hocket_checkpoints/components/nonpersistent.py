@@ -34,7 +34,7 @@ class HiddenState(Component):
         self._state = state
         self._constructed: dict[str, Any] = {}
         if buffers := [*_non_persistent(state)]:
-            from hocket_checkpoints.reachable import fingerprint
+            from hocket_checkpoints.reachable_state import fingerprint
 
             self._constructed = {name: fingerprint(each[key]) for name, each, key in buffers}
         #: The names of buffers that a checkpoint held, which training had changed before.
@@ -44,7 +44,7 @@ class HiddenState(Component):
 
     def state_dict(self, gather: bool) -> Tree:
         """Return tensors and states by name."""
-        from hocket_checkpoints.reachable import fingerprint, same
+        from hocket_checkpoints.reachable_state import fingerprint, same
 
         buffers = {}
         for name, each, key in _non_persistent(self._state):
@@ -137,7 +137,7 @@ def saves_itself(value: Any) -> bool:
 
 def reached(state: State) -> tuple[dict[str, nn.Module], dict[str, Any]]:
     """Return the modules that are not in the task, and the objects that save themselves, by name."""
-    from hocket_checkpoints.reachable import walk
+    from hocket_checkpoints.reachable_state import walk
 
     inside, modules, objects = {*map(id, state.task.modules())}, dict[str, nn.Module](), dict[str, Any]()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.optim.clipping import clip_gradients
 
 if TYPE_CHECKING:
-    from hocket_migration.lightning.view import TrainerView
+    from hocket_migration.lightning.trainer_view import TrainerView
 
 
 class Connector:

@@ -15,13 +15,14 @@ import numpy as np
 import torch
 
 import hocket
+from hocket.basics.run_folder import is_url
 from hocket.errors import MissingFile, WrongValue
 from hocket.help import warn
 from hocket_checkpoints import CheckpointError, pickles
 from hocket_migration import files
-from hocket_migration.composer import algorithms, names, position
+from hocket_migration.composer import algorithms, data_position, weight_names
+from hocket_migration.composer.checkpoint_saving import named
 from hocket_migration.composer.core.event import Event
-from hocket_migration.composer.saving import named
 from hocket_migration.composer.task import ComposerTask
 
 
@@ -58,7 +59,7 @@ def find(path: str | Path | None) -> Loaded | None:
     """Read what ``load_path`` names. Raises FileNotFoundError, and ValueError for what is no checkpoint."""
     if path is None:
         return None
-    if files.is_url(path):
+    if is_url(path):
         return _remote(str(path).replace("{rank}", "0"))
     found = Path(os.path.expandvars(str(path).replace("{rank}", "0"))).expanduser()
     if not found.exists():
@@ -196,14 +197,14 @@ def load(
     state = loaded.state
     here = trainer.model_state_dict(evaluated=False)
     model, averages = _trained_and_averages(state)
-    weights = {names.here(name, here): value for name, value in model.items() if not names.derived(name)}
+    weights = {weight_names.here(name, here): value for name, value in model.items() if not weight_names.derived(name)}
     if weights:
         trainer.load_weights(weights, strict=strict)
     if weights_only or loaded.timestamp is None:
         return
     _load_optimizer(trainer, task, state.get("optimizers", {}), here)
     tree = _with_position(trainer, loaded)
-    _put_averages(trainer, tree, {names.here(name, here): value for name, value in averages.items()})
+    _put_averages(trainer, tree, {weight_names.here(name, here): value for name, value in averages.items()})
     trainer.load_state_dict(tree)
 
 
@@ -273,7 +274,7 @@ def _load_optimizer(
         )
     own = {id(parameter): name for name, parameter in task.model.named_parameters()}
     order = [own[id(p)] for group in optimizer.param_groups for p in group["params"]]
-    states = {names.here(name, here): state for name, state in saved[kind]["state"].items()}
+    states = {weight_names.here(name, here): state for name, state in saved[kind]["state"].items()}
     if unknown := [name for name in states if name not in order]:
         raise WrongValue(f"The checkpoint has the optimizer's state of {unknown[0]}, which is not in the optimizer.")
     groups, tree = [], optimizer.state_dict()
@@ -300,7 +301,7 @@ def _with_position(trainer: hocket.Trainer, loaded: Loaded) -> dict[str, Any]:
     now: dict[str, Any] = {name: int(there[name]) for name in fields}
     walls = {"seconds": "total_wct", "epoch_seconds": "epoch_wct", "batch_seconds": "batch_wct"}
     now |= {name: there[old].total_seconds() for name, old in walls.items()}
-    data, epoch, batch = position.of(trainer, now, int(loaded.state.get("rank_zero_seed") or 0))
+    data, epoch, batch = data_position.of(trainer, now, int(loaded.state.get("rank_zero_seed") or 0))
     if epoch > now["epoch"]:  # the checkpoint was taken after the last batch, and before the epoch was counted
         now |= {"epoch": epoch, "batch_in_epoch": batch, "sample_in_epoch": 0, "token_in_epoch": 0}
     tree = trainer.state_dict()

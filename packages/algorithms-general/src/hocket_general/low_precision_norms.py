@@ -11,7 +11,7 @@ from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.hookspecs.algorithm import Phase
 from hocket.surgery import NoEffectWarning, recast
-from hocket_general.substitution import Substitution, SurgeryAlgorithm, not_plain
+from hocket_general.module_substitution import Substitution, SurgeryAlgorithm, not_plain
 
 if TYPE_CHECKING:
     from hocket.state.state import State

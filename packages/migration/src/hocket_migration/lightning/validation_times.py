@@ -9,7 +9,7 @@ from hocket.basics.time import Interval
 from hocket.basics.timestamp import Timestamp
 from hocket.errors import WrongValue
 from hocket_migration.lightning.arguments import seconds_of
-from hocket_migration.lightning.view import TrainerView
+from hocket_migration.lightning.trainer_view import TrainerView
 
 
 class Check(Interval):

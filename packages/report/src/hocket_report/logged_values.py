@@ -245,7 +245,7 @@ def downsampled(values: Sequence[float], most: int) -> list[int]:
     """Return the indices of at most ``most`` values that draw the same line; see `Curve`.
 
     Example:
-        >>> from hocket_report.logged import downsampled
+        >>> from hocket_report.logged_values import downsampled
         >>> downsampled([0, 0, 9, 0, 0, 0, 0, -9, 0, 0], 8)
         [0, 2, 4, 5, 7, 9]
     """

@@ -19,14 +19,14 @@ from hocket.data.stateful import has_state
 from hocket.errors import CheckpointError, WrongValue
 from hocket.hookspecs import Event
 from hocket.loop.agreement import ranks_of
-from hocket_checkpoints.components.omitted import differences
+from hocket_checkpoints.components.omitted_weights import differences
 from hocket_checkpoints.content import of_run
-from hocket_checkpoints.report import Report
 from hocket_checkpoints.resuming import locate
+from hocket_checkpoints.weight_differences import Report
 
 if TYPE_CHECKING:
     from hocket.state.state import State
-    from hocket_checkpoints.policy import Checkpoints
+    from hocket_checkpoints.callback import Checkpoints
 
 #: What is read: weights, the description of those that are omitted, and the state of algorithms such as the averages of EMA,
 #: which evaluation uses instead.
