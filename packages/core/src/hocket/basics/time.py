@@ -113,11 +113,7 @@ class Time:
         except OverflowError:
             number = math.inf
         if not math.isfinite(number) or value < 0:
-            shown = (
-                f"A number of {len(str(value))} digits in"
-                if isinstance(value, int) and abs(value) > 10**30
-                else repr(value)
-            )
+            shown = text if len(text := repr(value)) < 32 else f"A number of {len(text)} digits in"
             raise TimeError(
                 f"{shown} {unit} is not a length of time: give a finite number that is not negative, below 1.8e308."
             )
