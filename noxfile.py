@@ -297,14 +297,14 @@ def migration(session: nox.Session) -> None:
 def release(session: nox.Session) -> None:
     """Build into dist/, check, and install every extra from an index on this machine (`-- --short`: a few; `-- --index URL` uploads)."""
     settle(session)
-    session.install(*pinned("uv", "hatchling", "packaging", "twine", "cyclonedx-bom", "pypiserver"), "pip")
+    session.install(*pinned("uv", "hatchling", "twine", "cyclonedx-bom", "pypiserver"), "packaging", "pip")
     session.run("python", ".ci/release.py", *session.posargs)
 
 
 @nox.session(default=False)
 def version(session: nox.Session) -> None:
     """Raise the version of all packages: `nox -s version -- 0.2.0`, or `0.2.0rc1`."""
-    session.install(*pinned("packaging", "towncrier"))
+    session.install(*pinned("towncrier"), "packaging")
     session.run("python", "packages/raise_version.py", *session.posargs)
 
 
