@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -141,7 +142,8 @@ def rehearse(files: list[Path], scratch: Path, version: str, short: bool, python
             if LIGHT in requirement:
                 run(interpreter, "-I", ROOT / ".ci/smoke.py")
             if tool == "uv" and python == sys.executable:
-                write_sbom(interpreter, found["installed"], DIST / "sbom" / f"{requirement.replace('==', '-')}.cdx.json")
+                name = re.sub(r"[^\w.]+", "-", requirement)
+                write_sbom(interpreter, found["installed"], DIST / "sbom" / f"{name}.cdx.json")
 
 
 def upload(url: str, files: list[Path], **environment: str) -> None:
