@@ -7,6 +7,7 @@ import json
 import platform
 import sys
 from importlib.metadata import Distribution, distributions
+from importlib.util import find_spec
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -20,7 +21,8 @@ def check(distribution: Distribution, wheels: Path) -> None:
     if absent := {line for line in built - recorded if not line.startswith(f"{stem}.dist-info/RECORD,")}:
         sys.exit(f"{distribution.name} differs from the wheel in {wheels}: {sorted(absent)}")
     for entry_point in distribution.entry_points:
-        entry_point.load()
+        if entry_point.group != "hocket.v1.commands" or find_spec("hocket_cli"):  # which runs them
+            entry_point.load()
 
 
 def main(wheels: str) -> None:

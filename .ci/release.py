@@ -137,10 +137,10 @@ def rehearse(files: list[Path], scratch: Path, version: str, short: bool, python
         for tool, python, requirement in trials(version, short, pythons):
             url = ours if tool == "uv" else all_names
             interpreter = install(tool, python, requirement, url, scratch / "environment")
-            found = json.loads(run(interpreter, "-I", ROOT / ".ci/check_installed.py", store).splitlines()[-1])
+            found = json.loads(run(interpreter, "-IWignore", ROOT / ".ci/check_installed.py", store).splitlines()[-1])
             print(f"{tool} on Python {found['python']}: {requirement}: {len(found['installed'])} distributions", flush=True)
             if LIGHT in requirement:
-                run(interpreter, "-I", ROOT / ".ci/smoke.py")
+                run(interpreter, "-IWignore", ROOT / ".ci/smoke.py")
             if tool == "uv" and python == sys.executable:
                 name = re.sub(r"[^\w.]+", "-", requirement)
                 write_sbom(interpreter, found["installed"], DIST / "sbom" / f"{name}.cdx.json")
