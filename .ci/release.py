@@ -82,7 +82,7 @@ def make(scratch: Path) -> list[Path]:
         sys.exit("\n".join(problems))
     run("twine", "check", "--strict", *files)
     (DIST / "SHA256SUMS").write_text(sums(files))
-    print(f"built {len(files)} files, twice, with the same bytes: {DIST / 'SHA256SUMS'}")
+    print(f"built {len(files)} files of commit {git('rev-parse', 'HEAD')}, twice, with the same bytes: {DIST / 'SHA256SUMS'}")
     return files
 
 
