@@ -1,4 +1,4 @@
-"""In an environment: fail unless hocket's files are those of the wheels in a folder, and its plug-ins load; print what is installed.
+"""In an environment: fail unless hocket's files are those of the wheels in a folder, and each plug-in loads or says what it misses.
 
 usage: check_installed.py WHEELS
 """
@@ -11,27 +11,37 @@ from importlib.util import find_spec
 from pathlib import Path
 from zipfile import ZipFile
 
+from hocket.errors import MissingPackage
 
-def check(distribution: Distribution, wheels: Path) -> None:
-    """Compare the hashes that the installer recorded with those of the wheel, and load all plug-ins."""
+
+def check(distribution: Distribution, wheels: Path) -> list[str]:
+    """Compare the hashes that the installer recorded with the wheel's, load all plug-ins, and return those that miss a package."""
     stem = f"{distribution.name.replace('-', '_')}-{distribution.version}"
     with ZipFile(wheels / f"{stem}-py3-none-any.whl") as wheel:
         built = set(wheel.read(f"{stem}.dist-info/RECORD").decode().splitlines())
     recorded = set((distribution.read_text("RECORD") or "").splitlines())
     if absent := {line for line in built - recorded if not line.startswith(f"{stem}.dist-info/RECORD,")}:
         sys.exit(f"{distribution.name} differs from the wheel in {wheels}: {sorted(absent)}")
+    incomplete = []
     for entry_point in distribution.entry_points:
-        if entry_point.group != "hocket.v1.commands" or find_spec("hocket_cli"):  # which runs them
+        if entry_point.group == "hocket.v1.commands" and not find_spec("hocket_cli"):  # which runs them
+            continue
+        try:
             entry_point.load()
+        except MissingPackage:
+            incomplete.append(entry_point.name)
+    return incomplete
 
 
 def main(wheels: str) -> None:
     installed = {distribution.name: distribution for distribution in distributions()}
-    for name, distribution in installed.items():
-        if name.startswith("hocket"):
-            check(distribution, Path(wheels))
-    versions = {name: distribution.version for name, distribution in installed.items()}
-    print(json.dumps({"python": platform.python_version(), "installed": versions}))
+    ours = [distribution for name, distribution in installed.items() if name.startswith("hocket")]
+    report = {
+        "python": platform.python_version(),
+        "installed": {name: distribution.version for name, distribution in installed.items()},
+        "incomplete": [name for distribution in ours for name in check(distribution, Path(wheels))],
+    }
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -138,8 +138,11 @@ def rehearse(files: list[Path], scratch: Path, version: str, short: bool, python
             url = ours if tool == "uv" else all_names
             interpreter = install(tool, python, requirement, url, scratch / "environment")
             found = json.loads(run(interpreter, "-IWignore", ROOT / ".ci/check_installed.py", store).splitlines()[-1])
-            print(f"{tool} on Python {found['python']}: {requirement}: {len(found['installed'])} distributions", flush=True)
+            count, incomplete = len(found["installed"]), ", ".join(found["incomplete"]) or "nothing"
+            print(f"{tool}, Python {found['python']}, {requirement}: {count} distributions; incomplete: {incomplete}", flush=True)
             if LIGHT in requirement:
+                if found["incomplete"]:
+                    sys.exit("With all packages every plug-in must load.")
                 run(interpreter, "-IWignore", ROOT / ".ci/smoke.py")
             if tool == "uv" and python == sys.executable:
                 name = re.sub(r"[^\w.]+", "-", requirement)
