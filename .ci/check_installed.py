@@ -1,4 +1,4 @@
-"""In an environment: fail unless hocket's files are those of the wheels in a folder, and each plug-in loads or says what it misses.
+"""Fail unless the installed files of hocket are those of the wheels in a folder, and each plug-in loads or says what it misses.
 
 usage: check_installed.py WHEELS
 """
@@ -15,7 +15,7 @@ from hocket.errors import MissingPackage
 
 
 def check(distribution: Distribution, wheels: Path) -> list[str]:
-    """Compare the hashes that the installer recorded with the wheel's, load all plug-ins, and return those that miss a package."""
+    """Compare the hashes that the installer recorded with the wheel's; load all plug-ins, return those that miss a package."""
     stem = f"{distribution.name.replace('-', '_')}-{distribution.version}"
     with ZipFile(wheels / f"{stem}-py3-none-any.whl") as wheel:
         built = set(wheel.read(f"{stem}.dist-info/RECORD").decode().splitlines())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,24 +16,24 @@ import pypiserver
 
 @contextmanager
 def index(folder: Path, *, redirect: bool) -> Iterator[str]:
-    """Serve the distributions in a folder on a free port of the loopback interface, and yield the address without ``/simple/``.
+    """Serve the distributions in a folder on a free port of the loopback interface; yield the address without ``/simple/``.
 
-    Anybody may upload. With `redirect`, other names lead to the normal index, so this index can be an installer's only one. Names that begin
-    with ``hocket`` never do: an installer that asks for one which is not here is refused, and stops.
+    Anybody may upload. With `redirect`, other names lead to the normal index, so this index can be an installer's only one.
+    Names that begin with ``hocket`` never do: an installer that asks for one which is not here is refused, and stops.
     """
-    serve = pypiserver.app(
-        roots=[folder], password_file=".", authenticate=[], disable_fallback=not redirect, server_method="wsgiref"
-    )
-    ours_only = pypiserver.app(roots=[folder], password_file=".", authenticate=[], disable_fallback=True)
+    anybody = {"roots": [folder], "password_file": ".", "authenticate": []}
+    stored = pypiserver.app(**anybody, disable_fallback=True)
+    normal = os.environ.get("PIP_INDEX_URL", pypiserver.config.DEFAULTS.FALLBACK_URL)
+    others = pypiserver.app(**anybody, fallback_url=normal) if redirect else stored
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
         if not environ["PATH_INFO"].startswith("/simple/hocket"):
-            return serve(environ, start_response)
+            return others(environ, start_response)
 
         def refuse(status: str, *rest: Any) -> Any:  # after a 404, uv would ask its next index
             return start_response("403 Forbidden" if status.startswith("404") else status, *rest)
 
-        return ours_only(environ, refuse)
+        return stored(environ, refuse)
 
     server = make_server("127.0.0.1", 0, application, server_class=_Server, handler_class=_Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

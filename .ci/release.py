@@ -82,7 +82,7 @@ def make(scratch: Path) -> list[Path]:
         sys.exit("\n".join(problems))
     run("twine", "check", "--strict", *files)
     (DIST / "SHA256SUMS").write_text(sums(files))
-    print(f"built {len(files)} files of commit {git('rev-parse', 'HEAD')}, twice, with the same bytes: {DIST / 'SHA256SUMS'}")
+    print(f"built commit {git('rev-parse', 'HEAD')} twice, with the same bytes: {DIST / 'SHA256SUMS'}", flush=True)
     return files
 
 
@@ -95,9 +95,9 @@ def install(tool: str, python: str, requirement: str, url: str, folder: Path) ->
         run(*uv, "--index", f"{url}/simple/", requirement)  # a name that this index has is looked up in no other
     else:
         run(*uv, "torch", "torchvision")  # which pip would download again: they are in the cache of uv
-        pip = (sys.executable, "-m", "pip", "--python", interpreter, "install", "--quiet", "--index-url", f"{url}/simple/")
         # pip takes the highest version from all indexes that are configured, so it gets one.
-        run(*pip, requirement, PIP_CONFIG_FILE=os.devnull, PIP_EXTRA_INDEX_URL="")
+        alone = {"PIP_INDEX_URL": f"{url}/simple/", "PIP_EXTRA_INDEX_URL": "", "PIP_CONFIG_FILE": os.devnull}
+        run(sys.executable, "-m", "pip", "--python", interpreter, "install", "--quiet", requirement, **alone)
     return interpreter
 
 
@@ -116,9 +116,8 @@ def trials(version: str, short: bool, pythons: list[str]) -> Iterator[tuple[str,
     for extra in (*COMMON, LIGHT) if short else (*project["optional-dependencies"], LIGHT):
         yield "uv", here, f"hocket[{extra}]=={version}"
     yield "uv", here, f"hocket=={version}"
-    yield "pip", here, f"hocket[{COMMON[-1]}]=={version}"
-    if not short:
-        yield from (("pip", here, f"hocket[{extra}]=={version}") for extra in COMMON[:-1])
+    for extra in COMMON[-1:] if short else COMMON:
+        yield "pip", here, f"hocket[{extra}]=={version}"
     for python in pythons:
         yield from ((tool, python, f"hocket[{extra}]=={version}") for tool in ("uv", "pip") for extra in COMMON)
     if Version(version).is_prerelease:
@@ -138,8 +137,8 @@ def rehearse(files: list[Path], scratch: Path, version: str, short: bool, python
             url = ours if tool == "uv" else all_names
             interpreter = install(tool, python, requirement, url, scratch / "environment")
             found = json.loads(run(interpreter, "-IWignore", ROOT / ".ci/check_installed.py", store).splitlines()[-1])
-            count, incomplete = len(found["installed"]), ", ".join(found["incomplete"]) or "nothing"
-            print(f"{tool}, Python {found['python']}, {requirement}: {count} distributions; incomplete: {incomplete}", flush=True)
+            brings = f"{len(found['installed'])} distributions; plug-ins that need more: {found['incomplete']}"
+            print(f"{tool}, Python {found['python']}, {requirement}: {brings}", flush=True)
             if LIGHT in requirement:
                 if found["incomplete"]:
                     sys.exit("With all packages every plug-in must load.")
@@ -151,7 +150,8 @@ def rehearse(files: list[Path], scratch: Path, version: str, short: bool, python
 
 def upload(url: str, files: list[Path], **environment: str) -> None:
     """Upload with twine, which takes credentials from TWINE_USERNAME and TWINE_PASSWORD."""
-    run("twine", "upload", "--non-interactive", "--disable-progress-bar", "--repository-url", url, *files, **environment)
+    twine = ("twine", "upload", "--non-interactive", "--disable-progress-bar", "--repository-url", url)
+    run(*twine, *files, **environment)
 
 
 def refuse_unless_ready(url: str) -> None:
@@ -170,7 +170,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.index:
         refuse_unless_ready(options.index)
-    version = (ROOT / "packages/VERSION.py").read_text().split('__version__ = "')[1].split('"')[0]
+    version = git("show", "HEAD:packages/VERSION.py").split('__version__ = "')[1].split('"')[0]
     with tempfile.TemporaryDirectory() as scratch:
         files = make(Path(scratch))
         rehearse(files, Path(scratch), version, options.short, options.python)

@@ -1,7 +1,7 @@
 """Give every package a version, and what they share: ``nox -s version -- 0.2.0``.
 
-Writes VERSION.py, the requirements between the packages, and the changelog from the fragments in ``changes/``. The facts that all packages
-share stand in core's pyproject.toml, from ``readme`` to the end of ``classifiers``; the others get a copy.
+Writes VERSION.py, the requirements between the packages, and the changelog from the fragments in ``changes/``. The facts
+that all packages share stand in core's pyproject.toml, from ``readme`` to the end of ``classifiers``; the others get a copy.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: A run from import to report, where each look-up, connection, datagram and port of Python ends the process with exit code 70. At the end no
-#: descriptor may be a socket of the internet's families either, whoever opened it.
+#: Each look-up, connection, datagram and port of Python ends the process with exit code 70. At the end no descriptor may be
+#: a socket of the internet's families either, whoever opened it.
 PROGRAM = """
 import os, sys
 
@@ -24,10 +24,11 @@ import torch, hocket
 from hocket_cli import main
 
 def train(duration):
+    batch = (torch.randn(8, 4), torch.randint(3, (8,)))
     return hocket.Trainer(
-        torch.nn.Linear(4, 3), [(torch.randn(8, 4), torch.randint(3, (8,)))] * 3, eval_data=[(torch.randn(8, 4), torch.zeros(8).long())],
-        loss="cross_entropy", metrics=["accuracy"], optimizer="adamw(lr=0.1)", schedule="cosine", duration=duration,
-        algorithms=["ema(half_life='1ba')"], callbacks=["lr-monitor", "speed-monitor"], loggers=["jsonl", "progress", "csv"],
+        torch.nn.Linear(4, 3), [batch] * 3, eval_data=[batch], loss="cross_entropy", metrics=["accuracy"],
+        optimizer="adamw(lr=0.1)", schedule="cosine", duration=duration, algorithms=["ema(half_life='1ba')"],
+        callbacks=["lr-monitor", "speed-monitor"], loggers=["jsonl", "progress", "csv"],
         checkpoints=hocket.Checkpoints("runs/a"), resume="auto", device="cpu",
     )
 
@@ -56,7 +57,9 @@ print("quiet")
 
 
 def test_an_ordinary_run_asks_nothing_of_the_network(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0 and done.stdout.endswith("quiet\n"), done.stderr[-3000:]
 
 

@@ -1,8 +1,9 @@
-"""What a release rests on: complete metadata, one version, a check of distributions, an index that keeps our names, pinned actions."""
+"""What a release rests on: one version, complete metadata, checked contents, an index that keeps our names, pinned actions."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import shutil
 import sys
@@ -58,9 +59,8 @@ def test_a_raised_version_satisfies_every_requirement_between_the_packages(text:
     assert f'__version__ = "{text}"' in (packages / "VERSION.py").read_text()
     for project in packages.glob("*/pyproject.toml"):
         table = tomllib.loads(project.read_text())["project"]
-        for requirement in map(
-            Requirement, [*table["dependencies"], *sum(table.get("optional-dependencies", {}).values(), [])]
-        ):
+        lists = [table["dependencies"], *table.get("optional-dependencies", {}).values()]
+        for requirement in map(Requirement, itertools.chain(*lists)):
             if requirement.name in ours and requirement.specifier:
                 assert requirement.specifier.contains(version), requirement  # without leave for pre-releases
                 assert not requirement.specifier.contains(VERSION, prereleases=True), requirement
@@ -81,7 +81,9 @@ def test_a_package_index_can_follow_every_link_of_a_readme() -> None:
 
 
 def test_changes_are_of_a_known_kind() -> None:
-    kinds = {each["directory"] for each in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]["type"]}
+    kinds = {
+        each["directory"] for each in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]["type"]
+    }
     for file in ROOT.glob("changes/*"):
         assert file.name == "README.md" or re.fullmatch(rf"\+[\w-]+\.({'|'.join(kinds)})\.md", file.name), file
 
@@ -89,7 +91,12 @@ def test_changes_are_of_a_known_kind() -> None:
 # --- what a distribution holds
 
 METADATA = "".join(f"{field}: given\n" for field in check_distributions.METADATA).encode()
-WHEEL = {"a/__init__.py": b"", "a/py.typed": b"", "a-1.dist-info/METADATA": METADATA, "a-1.dist-info/licenses/LICENSE": LICENSE}
+WHEEL = {
+    "a/__init__.py": b"",
+    "a/py.typed": b"",
+    "a-1.dist-info/METADATA": METADATA,
+    "a-1.dist-info/licenses/LICENSE": LICENSE,
+}
 SDIST = {"src/a/__init__.py": b"", "src/a/py.typed": b"", "PKG-INFO": METADATA, "LICENSE": LICENSE}
 
 
@@ -175,4 +182,8 @@ def test_every_action_is_pinned_to_a_commit() -> None:
     ]
     assert {file.name for file, *_ in used} >= {"test.yml", "release.yml"}
     for file, action, rest in used:
-        assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action) and re.fullmatch(r" # v\d+\.\d+\.\d+", rest), (file, action, rest)
+        assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action) and re.fullmatch(r" # v\d+\.\d+\.\d+", rest), (
+            file,
+            action,
+            rest,
+        )
