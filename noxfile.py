@@ -295,7 +295,7 @@ def migration(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def release(session: nox.Session) -> None:
-    """Build dist/, check it, install every extra from an index of this machine (`-- --short`: a few); `-- --index URL` uploads."""
+    """Build dist/, check it, install every extra from a local index (`-- --short`: a few), upload (`-- --index URL`)."""
     settle(session)
     session.install(*pinned("uv", "hatchling", "twine", "cyclonedx-bom", "pypiserver"), "packaging", "pip")
     session.run("python", ".ci/release.py", *session.posargs)
