@@ -52,7 +52,7 @@ def test_all_packages_share_cores_facts_and_ask_for_the_present_version(packages
     assert texts(packages) == texts(ROOT / "packages"), "run: nox -s version -- " + str(VERSION)
 
 
-@pytest.mark.parametrize("text", ["0.2.0rc1", "0.2.0", "0.2.3", "1.0.0"])
+@pytest.mark.parametrize("text", ["70.2.0rc1", "70.2.0", "70.2.3", "71.0.0"])
 def test_a_raised_version_satisfies_every_requirement_between_the_packages(text: str, packages: Path) -> None:
     version, ours, checked = Version(text), {tomllib.loads(each.read_text())["project"]["name"] for each in PROJECTS}, 0
     raise_version.write(version, packages)
