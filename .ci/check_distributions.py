@@ -10,7 +10,7 @@ from zipfile import ZipFile
 
 #: What stands beside ``src`` in an sdist; hatchling adds ``.gitignore``, which a build from the sdist follows.
 BESIDE_SOURCES = {"LICENSE", "README.md", "PKG-INFO", "pyproject.toml", ".gitignore"}
-SUFFIXES = {".py", ".pyi", ".typed", ".toml", ".css", ".js"}
+SUFFIXES = {".py", ".pyi", ".typed", ".toml", ".css", ".js", ".md", ".txt"}
 METADATA = (
     "Summary", "Description-Content-Type", "Author", "License-Expression", "Keywords", "Classifier", "Project-URL",
     "Requires-Python",
@@ -31,7 +31,7 @@ def check(file: Path, license_text: bytes, machine: list[str]) -> list[str]:
         problems = []
     for name in sorted(sources):
         path = PurePosixPath(name)
-        if path.suffix not in SUFFIXES or {"tests", "__pycache__"} & set(path.parts):
+        if path.suffix not in SUFFIXES or (path.suffix == ".py" and path.name.startswith(("test_", "conftest"))):
             problems.append(f"{name} is no source of a package")
     tops = {name.split("/")[0] for name in sources}
     if len(tops) != 1 or f"{min(tops)}/py.typed" not in sources:
