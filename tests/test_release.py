@@ -6,6 +6,7 @@ import io
 import itertools
 import re
 import shutil
+import subprocess
 import sys
 import tarfile
 import tomllib
@@ -145,6 +146,7 @@ def test_a_faulty_sdist_is_found(tmp_path: Path) -> None:
 
 def test_names_of_ours_never_lead_to_another_index(tmp_path: Path) -> None:
     pytest.importorskip("pypiserver")
+    pytest.importorskip("uv")
     from local_index import index
 
     (tmp_path / "hocket_a-1.0-py3-none-any.whl").write_bytes(b"")
@@ -164,6 +166,20 @@ def test_names_of_ours_never_lead_to_another_index(tmp_path: Path) -> None:
         assert [status(url, name) for name in ("hocket-a", "hocket-absent", "torch")] == [200, 403, 303]
     with index(tmp_path, redirect=False) as url:
         assert [status(url, name) for name in ("hocket-a", "hocket-absent", "torch")] == [200, 403, 404]
+        uv = (
+            Path(sys.executable).parent / "uv",
+            "pip",
+            "install",
+            "--dry-run",
+            "--no-cache",
+            "--python",
+            sys.executable,
+        )
+        further = ("--default-index", "http://127.0.0.1:9/")  # where nobody listens
+        done = subprocess.run(
+            [*uv, "--index", f"{url}/simple/", *further, "hocket-absent"], capture_output=True, text=True, check=False
+        )
+        assert "403 Forbidden" in done.stderr and "127.0.0.1:9" not in done.stderr, done.stderr
 
 
 # --- workflows
