@@ -166,19 +166,10 @@ def test_names_of_ours_never_lead_to_another_index(tmp_path: Path) -> None:
         assert [status(url, name) for name in ("hocket-a", "hocket-absent", "torch")] == [200, 403, 303]
     with index(tmp_path, redirect=False) as url:
         assert [status(url, name) for name in ("hocket-a", "hocket-absent", "torch")] == [200, 403, 404]
-        uv = (
-            Path(sys.executable).parent / "uv",
-            "pip",
-            "install",
-            "--dry-run",
-            "--no-cache",
-            "--python",
-            sys.executable,
-        )
-        further = ("--default-index", "http://127.0.0.1:9/")  # where nobody listens
-        done = subprocess.run(
-            [*uv, "--index", f"{url}/simple/", *further, "hocket-absent"], capture_output=True, text=True, check=False
-        )
+        uv = (sys.executable, "-m", "uv", "pip", "install", "--dry-run", "--no-cache", "--no-config")
+        indexes = ("--index", f"{url}/simple/", "--default-index", "http://127.0.0.1:9/")  # where nobody listens
+        command = [*uv, *indexes, "--python", sys.executable, "hocket-absent"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert "403 Forbidden" in done.stderr and "127.0.0.1:9" not in done.stderr, done.stderr
 
 
