@@ -162,7 +162,7 @@ def run_tests(session: nox.Session, marks: str) -> None:
     settle(session)
     others = ("pytest-xdist", "torchdata", "torchmetrics", "torchvision", "scikit-learn", "hatchling", "uv")
     others += ("nbclient", "ipykernel", "pandas", "matplotlib")  # a notebook, and what people read it with
-    others += ("optuna",)  # a sampler of sweeps
+    others += ("optuna", "pypiserver")  # a sampler of sweeps; an index for a while
     install_editable(session, PACKAGES, *TESTS, *S3, *others, compile_bytecode=False)  # most of it is never imported
     session.run("pytest", *(session.posargs or (*beside_each_other(), "-m", marks)))
 
@@ -293,19 +293,19 @@ def migration(session: nox.Session) -> None:
     session.run("pytest", str(MIGRATION.path / "tests"), *beside_each_other(), *session.posargs)
 
 
-@nox.session(name="build", default=False)
-def distributions(session: nox.Session) -> None:
-    """Build all sdists and wheels into dist/, install them by core's extras, and use them far from the source tree."""
+@nox.session(default=False)
+def release(session: nox.Session) -> None:
+    """Build dist/, check it, install every extra from a local index (`-- --short`: a few), upload (`-- --index URL`)."""
     settle(session)
-    wheels = build(session, PACKAGES, ROOT / "dist")
-    session.run("python", "-I", str(ROOT / ".ci/check_wheels.py"), str(ROOT), *map(str, wheels.values()))
-    extras = "checkpoints,cli,data,insight,testkit,general,vision,nlp,strategies,loggers,tensorboard,report,migration"
-    everything = f"hocket[{extras}] @ {wheels[CORE].as_uri()}"
-    install(session, everything, siblings=located(wheels), compile_bytecode=False)
-    check_origin(session, PACKAGES, ROOT / "dist")
-    with session.chdir(scratch(session)):
-        session.run("hocket", "plugins", "list", "--json")
-        session.run("python", "-I", str(ROOT / ".ci/smoke.py"))
+    session.install(*pinned("uv", "hatchling", "twine", "cyclonedx-bom", "pypiserver"), "packaging", "pip")
+    session.run("python", ".ci/release.py", *session.posargs)
+
+
+@nox.session(default=False)
+def version(session: nox.Session) -> None:
+    """Raise the version of all packages: `nox -s version -- 0.2.0`, or `0.2.0rc1`."""
+    session.install(*pinned("towncrier"), "packaging")
+    session.run("python", "packages/raise_version.py", *session.posargs)
 
 
 @nox.session(default=False)
