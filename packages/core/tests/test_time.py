@@ -358,7 +358,9 @@ def test_interval_refuses(bad):
 
 def test_intervals_are_values():
     interval = Interval("500ba")
-    assert interval == Interval(interval) == Interval(Time(500, Unit.BATCH)) == pickle.loads(pickle.dumps(interval))
+    assert (
+        interval == Interval.parse(interval) == Interval(Time(500, Unit.BATCH)) == pickle.loads(pickle.dumps(interval))
+    )
     assert copy.deepcopy(interval) == interval
     assert hash(interval) == hash(Interval("500ba"))
     assert interval != Interval("1ep")

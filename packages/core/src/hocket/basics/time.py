@@ -113,8 +113,9 @@ class Time:
         except OverflowError:
             number = math.inf
         if not math.isfinite(number) or value < 0:
+            shown = text if len(text := repr(value)) < 32 else f"A number of {len(text)} digits in"
             raise TimeError(
-                f"{_shown(value)} {unit} is not a length of time: give a finite number that is not negative, below 1.8e308."
+                f"{shown} {unit} is not a length of time: give a finite number that is not negative, below 1.8e308."
             )
         if unit not in _CONTINUOUS:
             number = int(value)
@@ -238,10 +239,6 @@ class Time:
         return Time(round(operation(Fraction(self.value), Fraction(number))), self.unit)
 
 
-def _shown(value: object) -> str:
-    return f"A number of {len(str(value))} digits in" if isinstance(value, int) and abs(value) > 10**30 else repr(value)
-
-
 def _not_whole(number: object, unit: Unit) -> str:
     name = "batches" if unit is Unit.BATCH else f"{FIELDS[unit]}s"
     return (
@@ -300,6 +297,11 @@ class Interval:
         self._field = None if unit is None else FIELDS.get(unit)
         self._amount: int | float = self.every.value if self.every else 0
         self._at_epoch_end = unit is Unit.EPOCH
+
+    @classmethod
+    def parse(cls, every: str | Time | Interval | int | None) -> Interval:
+        """Return ``Interval(every)``."""
+        return cls(every)
 
     def due(
         self,
