@@ -97,14 +97,6 @@ class AlgorithmConformance(RunConformance):
             "model, for which it acts; declare an algorithm that must not change the numbers in `exempt`."
         )
 
-    def test_works_with_microbatches(self) -> None:
-        """Training with microbatches equals training on full batches, up to rounding."""
-        full, split = self.trainer(self.make()), self.trainer(self.make(), microbatch=3)
-        full.fit()
-        split.fit()
-        found = difference(weights(split), weights(full), self.tolerance("test_works_with_microbatches", 1e-4))
-        assert found is None, (
-            f"With microbatch=3 the weights differ: {found}. Act on the full batch (Event.AFTER_DATALOADER, "
-            "Event.AFTER_TRAIN_BATCH) or identically on every sample. If it is meant to differ, say why in `exempt`; if it is "
-            "rounding, allow for it in `tolerances`."
-        )
+    def test_records_and_previews_surgery(self) -> None:
+        """Replaced modules are in ``state.replacements``, and in the plan of the run."""
+        self._no_fault("surgery")
