@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import io
@@ -24,12 +25,60 @@ from hocket.strategies import Strategy
 from hocket_testkit.compare import difference
 from hocket_testkit.conformance import Conformance, Planned, contents, raiser, weights
 from hocket_testkit.footprint import changed, footprint
+from hocket_testkit.handlers import silent_handlers
 from hocket_testkit.observing import Observation, observe
 from hocket_testkit.ranks import RankError, run_ranks
 from hocket_testkit.sync import no_sync
 
 
-class RunConformance(Conformance):
+class Observed:
+    """Tests of what is seen from outside in one run, which they share."""
+
+    def observation(self) -> Observation:
+        """Return what is seen of a plug-in from outside in one run, which several tests share."""
+        cls = type(self)
+        if "_observed" not in vars(cls):
+            cls._observed = self._observe()
+        observed: Observation = vars(cls)["_observed"]
+        return observed
+
+    def _observe(self) -> Observation:
+        raise NotImplementedError
+
+    def _no_fault(self, name: str) -> None:
+        fault = self.observation().faults.get(name)
+        assert fault is None, fault
+
+    def test_keeps_no_tensors(self) -> None:
+        """After a run was closed, the plug-in keeps no tensors alive but those of its state."""
+        self._no_fault("tensors")
+
+    def test_closes_files_threads_and_processes(self) -> None:
+        """After a run was closed, files, threads and processes of the plug-in are closed, too."""
+        self._no_fault("resources")
+
+    def test_removes_its_hooks(self) -> None:
+        """After a run was closed, the user's model has the hooks that it had before."""
+        self._no_fault("hooks")
+
+    def test_does_not_grow(self) -> None:
+        """Memory, hooks, threads and files do not grow with every batch."""
+        self._no_fault("growth")
+
+    def test_leaves_global_generators_alone(self) -> None:
+        """The global random numbers of a run depend on its seed, and are not the same again and again."""
+        self._no_fault("numbers")
+
+    def test_keeps_no_state_in_the_class(self) -> None:
+        """A run changes no attribute of the class or its module, which other runs share."""
+        self._no_fault("class")
+
+    def test_counts_what_the_data_hold(self) -> None:
+        """Epochs, batches and samples are those of the data, with and without it."""
+        self._no_fault("counts")
+
+
+class RunConformance(Observed, Conformance):
     """Test learning, randomness, state, data, other Trainers, and errors."""
 
     #: How long the reference model trains before its loss has to be lower.
@@ -204,6 +253,33 @@ class RunConformance(Conformance):
             "small differences need float32: convert to it, and back."
         )
 
+    def test_works_in_every_combination(self) -> None:
+        """It trains in bf16 with microbatches and with ``accumulate``, also on two ranks with ddp and fsdp, or is refused."""
+
+        def train(**changes: Any) -> Any:
+            try:
+                trainer = self.trainer(self.make(), **changes)
+            except Mistake:
+                return None  # refused by name: it does not claim this combination
+            trainer.fit("1ep")
+            trainer.close()
+            return weights(trainer)
+
+        for changes in ({"precision": "bf16", "microbatch": 3}, {"accumulate": 2}, {"accumulate": 2, "microbatch": 3}):
+            got = train(**changes)
+            bad = [name for name, value in (got or {}).items() if torch.is_tensor(value) and not value.isfinite().all()]
+            assert not bad, f"With {changes} the weights {', '.join(bad)} are not finite."
+        for strategy in ("ddp", "fsdp"):
+            changes = {"strategy": strategy, "precision": "bf16", "microbatch": 2}
+            try:
+                first, second = run_ranks(lambda rank: train(**changes), 2)
+            except RankError as error:
+                raise AssertionError(
+                    f"With {changes} two ranks do not train: {str(error).strip().splitlines()[-1]}"
+                ) from None
+            found = difference(second, first, at="weights")
+            assert found is None, f"With {changes} two ranks end with different weights: {found}."
+
     def test_does_not_depend_on_the_rank(self) -> None:
         """The second of two ranks with the same data and random numbers trains as the first, with the same state."""
         plugins = [self.make(), self.make()]
@@ -248,16 +324,6 @@ class RunConformance(Conformance):
             "depends on a rank's own batch has to be reduced, with state.bus.all_reduce(tensor, 'mean')."
         )
 
-    # --- one observed run
-
-    def observation(self) -> Observation:
-        """Return what is seen of a plug-in from outside in one run, which several tests share."""
-        cls = type(self)
-        if "_observed" not in vars(cls):
-            cls._observed = self._observe()
-        observed: Observation = vars(cls)["_observed"]
-        return observed
-
     def _observe(self) -> Observation:
         def start(plugin: Any, **changes: Any) -> hocket.Trainer:
             callbacks = [*self.arguments().get("callbacks", ()), changes.pop("callbacks")]
@@ -265,41 +331,9 @@ class RunConformance(Conformance):
 
         return observe(self.make, start, lambda: self.seeded(self.model), self.declared())
 
-    def _no_fault(self, name: str) -> None:
-        fault = self.observation().faults.get(name)
-        assert fault is None, fault
-
-    def test_keeps_no_tensors(self) -> None:
-        """After a run was closed, the plug-in keeps no tensors alive but those of its state."""
-        self._no_fault("tensors")
-
-    def test_closes_files_threads_and_processes(self) -> None:
-        """After a run was closed, files, threads and processes of the plug-in are closed, too."""
-        self._no_fault("resources")
-
-    def test_removes_its_hooks(self) -> None:
-        """After a run was closed, the user's model has the hooks that it had before."""
-        self._no_fault("hooks")
-
-    def test_does_not_grow(self) -> None:
-        """Memory, hooks, threads and files do not grow with every batch."""
-        self._no_fault("growth")
-
     def test_returns_what_it_wraps(self) -> None:
         """A wrapper of an action returns a value where the action did."""
         self._no_fault("returned")
-
-    def test_leaves_global_generators_alone(self) -> None:
-        """The global random numbers of a run depend on its seed, and are not the same again and again."""
-        self._no_fault("numbers")
-
-    def test_keeps_no_state_in_the_class(self) -> None:
-        """A run changes no attribute of the class or its module, which other runs share."""
-        self._no_fault("class")
-
-    def test_counts_what_the_data_hold(self) -> None:
-        """Epochs, batches and samples are those of the data, with and without it."""
-        self._no_fault("counts")
 
     def test_trains_a_task_of_two_steps(self) -> None:
         """A `hocket.Task` that steps two optimizers in each batch trains and resumes bitwise, or is refused by the plan."""
@@ -383,6 +417,40 @@ class RunConformance(Conformance):
         trainer.evaluate(data)
         found = difference(weights(trainer), before, at="weights")
         assert found is None, f"An evaluation changed the weights: {found}. Put them back on `eval_after_all`."
+
+    @pytest.mark.parametrize("place", ["forward", "loss", "optimizer"])
+    def test_does_not_swallow_exceptions(self, place: str) -> None:
+        """An exception in the user's model, loss or optimizer leaves ``fit`` as it is."""
+        model, calls = self.seeded(self.model), []
+
+        def fail(*_: Any) -> None:
+            calls.append(1)
+            if len(calls) == 2:
+                raise Planned(f"raised by a test in the {place}")
+
+        trainer = self.trainer(self.make(), model=model)
+        if place == "forward":
+            trainer.state.task.register_forward_pre_hook(fail)
+        elif place == "optimizer":
+            trainer.state.optimizers[0].register_step_pre_hook(fail)
+        else:
+            inner = trainer.state.task.loss
+            trainer.state.task.loss = lambda *given: fail() or inner(*given)
+        with contextlib.suppress(Planned):
+            trainer.fit()
+            assert len(calls) < 2, (
+                f"An exception in the user's {place} did not leave fit(): something caught it. Catch only errors that the "
+                "plug-in handles, by their classes, and let all others propagate."
+            )
+        trainer.close()
+
+    def test_catches_only_what_it_handles(self) -> None:
+        """No `except Exception` of its module drops the exception without a word."""
+        lines = silent_handlers(self.declared())
+        assert not lines, (
+            f"{self._module()} swallows every exception in line {', '.join(map(str, lines))}. Catch the classes that are "
+            "expected there, or raise again; at least warn with what failed."
+        )
 
     @pytest.mark.parametrize("hook", ["before_forward", "before_loss", "after_train_batch", "batch_end", "eval_start"])
     def test_an_exception_leaves_nothing_behind(self, hook: str) -> None:
