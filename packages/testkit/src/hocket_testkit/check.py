@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -104,57 +105,80 @@ def check(
         )
     entry = catalog.find(kind, name)
     result = Result(kind, entry.name, entry.dist, entry.version)
-    done: dict[str, Check] = {}
     with tempfile.TemporaryDirectory() as folder:
-        while True:
-            outcomes, unfinished = _session(kind, f"{entry.dist}/{entry.name}", Path(folder), list(done), timeout)
-            for test, outcome, message in [*outcomes, *unfinished]:
-                before = done.get(test)
-                if before is None or (before.outcome != "failed" and outcome != "passed"):
-                    done[test] = Check(test.removeprefix("test_").replace("_", " "), outcome, message)
-            if not unfinished or unfinished[0][0] == "test_can_be_made":
-                break
-    result.checks += done.values()
-    for each in result.checks:
-        note(each)
+        session = _Session(kind, f"{entry.dist}/{entry.name}", Path(folder), timeout, note)
+        while session.run():
+            pass
+    if [each.name for each in session.checks] == ["can be made"] and not session.checks[0].message:
+        session.checks[0] = Check("can be made", "failed", "No check ran: pytest found none in its suite.")
+    result.checks += session.checks
     return result
 
 
-_Outcome = tuple[str, str, str]
+class _Session:
+    """The checks of a plug-in, each begun once, in one process after another."""
+
+    def __init__(self, kind: str, name: str, folder: Path, timeout: float, note: Callable[[Check], None]) -> None:
+        self._command = [sys.executable, "-m", "hocket_testkit.session", kind, name, str(folder)]
+        self._folder, self._timeout, self._note = folder, timeout, note
+        self._file = folder / "checks.jsonl"
+        #: By the name of the test: the outcomes of its cases.
+        self._outcomes: dict[str, list[tuple[str, str]]] = {}
+        self.checks: list[Check] = []
+
+    def run(self) -> bool:
+        """Run the checks that are not done in a process. Return whether it ended within one, so that others are left."""
+        self._file.write_text("")
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+        with (self._folder / "output.txt").open("w+", encoding="utf-8", errors="replace") as output:
+            process = subprocess.Popen(
+                [*self._command, *self._outcomes], cwd=self._folder, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=output, start_new_session=True, env=environment | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            )  # fmt: skip
+            try:
+                late, begun = self._follow(process)
+            finally:
+                _kill(process)
+            output.seek(0)
+            last = (output.read().strip().splitlines() or ["nothing"])[-1]
+        if begun:
+            fault = f"It ended the process, with exit code {process.returncode}; the last output is: {last[:300]}"
+            self._add(begun, "failed", f"It did not end within {self._timeout:g} s." if late else fault)
+        self._finish(len(self._outcomes))
+        return bool(begun) and begun != "test_can_be_made"
+
+    def _follow(self, process: subprocess.Popen[Any]) -> tuple[bool, str]:
+        """Read outcomes until the process ends, or one takes too long; return whether it did, and the check that began."""
+        begun, since = "", time.monotonic()
+        with self._file.open(encoding="utf-8") as lines:
+            while True:
+                ended = process.poll() is not None
+                for line in lines.read().splitlines():
+                    since, given = time.monotonic(), json.loads(line)
+                    begun = given.get("begin", "")
+                    if not begun:
+                        self._add(given["name"], given["outcome"], given["message"])
+                    self._finish(len(self._outcomes) - 1)
+                if ended:
+                    return False, begun
+                if time.monotonic() - since > self._timeout:
+                    return True, begun
+                time.sleep(0.05)
+
+    def _add(self, test: str, outcome: str, message: str) -> None:
+        self._outcomes.setdefault(test, []).append((outcome, message))
+
+    def _finish(self, number: int) -> None:
+        """Note the first ``number`` checks, of which all cases are done: the first failed case counts, then a skipped one."""
+        for test in list(self._outcomes)[len(self.checks) : number]:
+            cases = self._outcomes[test]
+            outcome, message = min(cases, key=lambda case: ("failed", "skipped", "passed").index(case[0]))
+            self.checks.append(Check(test.removeprefix("test_").replace("_", " "), outcome, message))
+            self._note(self.checks[-1])
 
 
-def _session(
-    kind: str, name: str, folder: Path, done: list[str], timeout: float
-) -> tuple[list[_Outcome], list[_Outcome]]:
-    """Run the checks that are not done in a process; return outcomes, and the failed one of a check that did not end."""
-    file = folder / "checks.jsonl"
-    file.write_text("")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "hocket_testkit.session", kind, name, str(folder), *done]
-    with (folder / "output.txt").open("w+", encoding="utf-8", errors="replace") as output:
-        process = subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-            env=environment | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        )  # fmt: skip
-        size, since, late = -1, time.monotonic(), False
-        while process.poll() is None:
-            time.sleep(0.05)
-            if (now := file.stat().st_size) != size:
-                size, since = now, time.monotonic()
-            elif time.monotonic() - since > timeout:
-                late = True
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        output.seek(0)
-        last = (output.read().strip().splitlines() or [""])[-1]
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    outcomes = [(line["name"], line["outcome"], line["message"]) for line in lines if "name" in line]
-    begun = lines[-1]["begin"] if lines and "begin" in lines[-1] else None
-    if begun is None:
-        return outcomes, []
-    fault = (
-        f"It did not end within {timeout:g} s."
-        if late
-        else f"It ended the process, with exit code {process.returncode}. The last line of its output: {last[:300]}"
-    )
-    return outcomes, [(begun, "failed", fault)]
+def _kill(process: subprocess.Popen[Any]) -> None:
+    """End a process and all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

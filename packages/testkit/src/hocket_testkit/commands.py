@@ -82,9 +82,10 @@ class CommandConformance(Conformance):
         entry = next((e for e in catalog.entries("commands") if e.name == self.plugin_name() and e.obj is None), None)
         if entry is None:
             pytest.skip("no entry point declares it")
+        module, _, name = entry.target.partition(":")
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; import argparse, importlib\n"
-            f"command = getattr(importlib.import_module({entry.target.partition(':')[0]!r}), {entry.target.partition(':')[2]!r})\n"
+            f"command = getattr(importlib.import_module({module!r}), {name!r})\n"
             "command.add_arguments(argparse.ArgumentParser()); sys.exit('torch' in sys.modules)"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)

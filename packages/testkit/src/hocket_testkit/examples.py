@@ -10,11 +10,12 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+from hocket.basics import seeding
 from hocket.errors import WrongState
 
 
 def maker(obj: Any) -> Callable[[], Any]:
-    """Return a function that makes a plug-in: as in the first call of the class in its docstring's example, else without arguments.
+    """Return a function that makes a plug-in, as the first call in its docstring's example does, else without arguments.
 
     Raises:
         hocket.errors.WrongState: it needs arguments, and no example shows them.
@@ -45,7 +46,7 @@ def maker(obj: Any) -> Callable[[], Any]:
 
     def make() -> Any:
         names: dict[str, Any] = {obj.__name__: obj}
-        with contextlib.redirect_stdout(io.StringIO()):
+        with seeding.preserved(), contextlib.redirect_stdout(io.StringIO()):
             for statement in before:
                 exec(compile(ast.Module([statement], []), "<example>", "exec"), names)
             return eval(compile(ast.Expression(call), "<example>", "eval"), names)

@@ -6,13 +6,14 @@ import ast
 import inspect
 from typing import Any
 
-_EVERYTHING = {"Exception", "BaseException"}
+from hocket.hookspecs import SPECS
 
 
 def silent_handlers(obj: Any) -> list[int]:
-    """Return the lines of `except Exception` and the like, in the module of ``obj``, that neither raise, call nor use the error.
+    """Return the lines in the module of ``obj`` that drop every exception.
 
-    ``contextlib.suppress(Exception)`` counts, too.
+    These are `except Exception`, and the like, whose block does nothing, or which in a hook only returns a constant, and
+    ``contextlib.suppress(Exception)``.
 
     Example:
         >>> from hocket_testkit.handlers import silent_handlers
@@ -21,25 +22,35 @@ def silent_handlers(obj: Any) -> list[int]:
     """
     module = inspect.getmodule(obj)
     try:
-        tree = ast.parse(inspect.getsource(module)) if module is not None else None
+        tree = ast.parse(inspect.getsource(module)) if module is not None else ast.Module([], [])
     except (OSError, TypeError):
-        tree = None
-    nodes = [] if tree is None else list(ast.walk(tree))
-    handlers = [each.lineno for each in nodes if isinstance(each, ast.ExceptHandler) and _drops(each)]
+        return []  # it has no source
+    functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
+    hooks = {node for each in functions if each.name in _HOOKS for node in ast.walk(each)}
+    nodes = list(ast.walk(tree))
+    handlers = [each for each in nodes if isinstance(each, ast.ExceptHandler) and _catches_all(each.type)]
     calls = [each for each in nodes if isinstance(each, ast.Call) and _name(each.func) == "suppress"]
-    return sorted([*handlers, *(each.lineno for each in calls if _EVERYTHING & set(map(_name, each.args)))])
-
-
-def _drops(handler: ast.ExceptHandler) -> bool:
-    caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    everything = handler.type is None or bool(_EVERYTHING & set(map(_name, caught)))
-    acts = any(isinstance(node, ast.Raise | ast.Call) for statement in handler.body for node in ast.walk(statement))
-    uses = any(
-        isinstance(node, ast.Name) and node.id == handler.name
-        for statement in handler.body
-        for node in ast.walk(statement)
+    return sorted(
+        [each.lineno for each in handlers if all(_does_nothing(line, each in hooks) for line in each.body)]
+        + [each.lineno for each in calls if any(map(_catches_all, each.args))]
     )
-    return everything and not acts and not uses
+
+
+#: Functions in which returning a constant hides an error from the loop.
+_HOOKS = {"apply", "match", "step", *(hook for spec in SPECS for hook in vars(spec) if not hook.startswith("_"))}
+
+
+def _catches_all(caught: ast.expr | None) -> bool:
+    names = caught.elts if isinstance(caught, ast.Tuple) else [caught]
+    return caught is None or bool({"Exception", "BaseException"} & set(map(_name, names)))
+
+
+def _does_nothing(statement: ast.stmt, in_hook: bool) -> bool:
+    if isinstance(statement, ast.Return):
+        return in_hook and (statement.value is None or isinstance(statement.value, ast.Constant))
+    return isinstance(statement, ast.Pass | ast.Continue) or (
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    )
 
 
 def _name(node: ast.AST | None) -> str:

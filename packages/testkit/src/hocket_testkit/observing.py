@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import inspect
+import itertools
 import multiprocessing
 import os
 import random
@@ -144,7 +145,7 @@ class _Watch(hocket.Callback):
     def growth(self) -> str:
         """Return what grew in each of the last epochs, or empty."""
         last = self.sizes[-_MEASURED:]
-        pairs = list(zip(last, last[1:], strict=False))
+        pairs = list(itertools.pairwise(last))
         names = [name for name in last[0] if all(b[name] > a[name] for a, b in pairs)] if len(last) == _MEASURED else []
         return " and ".join(f"{last[-1][name] - last[-2][name]} {name}" for name in names)
 
@@ -283,7 +284,7 @@ def _foreign(cls: type) -> bool:
 
 
 def shared_state(owned: Any) -> dict[str, Any]:
-    """Return the attributes of a plug-in's class, of its bases beside hocket's, and of their modules, by name, as plain data."""
+    """Return the attributes of a plug-in's class, its bases beside hocket's, and their modules, by name, as plain data."""
     found: dict[str, Any] = {}
     for name, cls in _classes(owned).items():
         found |= {f"{name}.{key}": _plain(value) for key, value in vars(cls).items() if _counts(key)}

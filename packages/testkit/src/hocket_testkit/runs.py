@@ -272,7 +272,7 @@ class RunConformance(Observed, Conformance):
         for strategy in ("ddp", "fsdp"):
             changes = {"strategy": strategy, "precision": "bf16", "microbatch": 2}
             try:
-                first, second = run_ranks(lambda rank: train(**changes), 2)
+                first, second = run_ranks(lambda rank, changes=changes: train(**changes), 2)
             except RankError as error:
                 raise AssertionError(
                     f"With {changes} two ranks do not train: {str(error).strip().splitlines()[-1]}"

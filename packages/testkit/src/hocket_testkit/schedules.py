@@ -53,7 +53,7 @@ class ScheduleConformance(RunConformance):
         """Each factor is a finite float of 0 or more, which costs no wait for a device."""
         for batch, factor in enumerate(self.factors(self.make())):
             assert isinstance(factor, int | float) and math.isfinite(factor) and factor >= 0, (
-                f"The factor of batch {batch} is {factor!r}. Return a finite float of 0 or more; a tensor would have to be read."
+                f"The factor of batch {batch} is {factor!r}. Return a finite float of 0 or more, and no tensor."
             )
 
     def test_depends_on_the_time_only(self) -> None:

@@ -129,7 +129,8 @@ def _members(kind: str, entry: Entry, obj: Any) -> dict[str, Any]:
         return {"make": lambda self: obj}
     if kind == "datasets":
         return {"make": lambda self: functools.partial(obj, **keywords(obj))}
-    members: dict[str, Any] = {"make": lambda self, make=maker(obj): make()}
+    make = maker(obj)
+    members: dict[str, Any] = {"make": lambda self: make()}
     if kind == "loggers":
         reason = f"how to read back what it wrote is not declared: name a suite with written() in the entry-point group {SUITES}"
         members["exempt"] = dict.fromkeys(_READING, reason)
@@ -167,9 +168,9 @@ class Recorder:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note the outcome of a phase, and write that of the check with its last one."""
         name = _name(report.nodeid)
-        if report.outcome != "passed" or name not in self._outcomes:
-            if self._outcomes.get(name, ("", ""))[0] != "failed":
-                self._outcomes[name] = report.outcome, _message(report)
+        before = self._outcomes.get(name, ("passed", ""))[0]
+        if before == "passed" or (before == "skipped" and report.outcome == "failed"):
+            self._outcomes[name] = report.outcome, _message(report)
         if report.when == "teardown":
             outcome, message = self._outcomes.pop(name)
             self.write(name=name, outcome=outcome, message=message)
@@ -202,7 +203,7 @@ def run(suite: type, folder: Path, file: Path, done: Collection[str] = (), only:
     (folder / "test_plugin.py").write_text("import hocket_testkit.session as session\nTestPlugin = session._suite\n")
     global _suite
     _suite = suite
-    arguments = ["-q", "-p", "no:cacheprovider", "-p", "no:terminal", "--import-mode=importlib", "--strict-markers"]
+    arguments = ["-q", "-p", "no:cacheprovider", "--tb=short", "--import-mode=importlib", "--strict-markers"]
     where = [f"--rootdir={folder}", f"--basetemp={folder / 'tmp'}", "-c", str(folder / "pytest.ini")]
     pytest.main([*arguments, *where, str(folder / "test_plugin.py")], plugins=[Recorder(file, done, only)])
 
