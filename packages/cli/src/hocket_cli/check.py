@@ -53,8 +53,8 @@ def _strangers(kind: str | None) -> list[Entry]:
     ]
     if not entries:
         raise PluginError(
-            "No plug-in is installed beside hocket's own. Name one of these, such as `hocket plugins check ema`; `hocket plugins "
-            "list` shows all."
+            "No plug-in is installed beside hocket's own. Name one of those, such as `hocket plugins check ema`; `hocket "
+            "plugins list` shows all."
         )
     return entries
 

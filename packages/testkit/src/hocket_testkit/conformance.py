@@ -253,7 +253,7 @@ class Conformance:
         """The first line of the docstring, which `hocket plugins list` shows."""
         doc = self.declared().__doc__ or ""
         summary = doc.strip().partition("\n")[0]
-        assert len(summary.split()) >= 3, (
+        assert len(summary.split()) >= 2, (
             f"The docstring of {self.declared().__name__} begins with {summary!r}. Its first line is what `hocket plugins "
             "list` shows: say in one sentence what the plug-in does."
         )

@@ -27,7 +27,7 @@ from hocket.hookspecs import Actions
 _EPOCHS = 6
 _MEASURED = 4
 #: More epochs for what grew, because a window of the latest values grows until it is full.
-_MORE = 30
+_MORE = 8
 #: Where hooks of a module, and of a parameter, are.
 _MODULE_HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
@@ -256,7 +256,7 @@ def size(obj: Any) -> int:
         if isinstance(each, Tensor):
             total += each.numel()
         elif isinstance(each, dict | list | tuple | set | frozenset) or hasattr(type(each), "maxlen"):
-            total += len(each)
+            total += getattr(each, "maxlen", None) or len(each)
             waiting += [*each.values()] if isinstance(each, dict) else [*each]
         elif inspect.isfunction(each):
             waiting += [cell.cell_contents for cell in each.__closure__ or () if not _is_empty(cell)]

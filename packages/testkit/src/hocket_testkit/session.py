@@ -59,10 +59,11 @@ class Installed:
         """Return the method card of a checkout, or the description of the distribution."""
         module = sys.modules.get(getattr(self.obj, "__module__", "") or "")
         file = Path(getattr(module, "__file__", None) or "/")
-        for folder in file.parents:
-            card = folder / "docs" / "algorithms" / f"{self.entry.name}.md"
-            if card.is_file():
-                return str(card), card.read_text(encoding="utf-8")
+        docs = next((folder / "docs" for folder in file.parents if (folder / "docs").is_dir()), None)
+        if docs is not None:
+            card = docs / "algorithms" / f"{self.entry.name}.md"
+            pages = [card] if card.is_file() else sorted(docs.glob("*.md"))
+            return str(docs), "\n".join(page.read_text(encoding="utf-8") for page in pages)
         described = metadata.metadata(self.entry.dist)
         text = described.get("Description") or described.get_payload()  # type: ignore[attr-defined]
         return f"the README of {self.entry.dist}", str(text or "")
@@ -132,7 +133,7 @@ def _members(kind: str, entry: Entry, obj: Any) -> dict[str, Any]:
     make = maker(obj)
     members: dict[str, Any] = {"make": lambda self: make()}
     if kind == "loggers":
-        reason = f"how to read back what it wrote is not declared: name a suite with written() in the entry-point group {SUITES}"
+        reason = f"only a suite with written() can read what it wrote: name one in the entry-point group {SUITES}"
         members["exempt"] = dict.fromkeys(_READING, reason)
     if kind == "precisions":
         members["gradient_tolerance"] = 0.05  # as few bits as there may be; a declared suite demands more
