@@ -28,6 +28,10 @@ TIERS = {
 }  # fmt: skip
 
 
+#: Seconds more until the first check begins: torch has to be imported.
+_START = 120.0
+
+
 @dataclass(frozen=True)
 class Check:
     """The outcome of one check: ``passed``, ``failed`` or ``skipped``, with the fault or the reason."""
@@ -161,8 +165,8 @@ class _Session:
                     self._finish(len(self._outcomes) - 1)
                 if ended:
                     return False, begun
-                if time.monotonic() - since > self._timeout:
-                    return True, begun
+                if time.monotonic() - since > self._timeout + (0 if begun or self._outcomes else _START):
+                    return True, begun or "test_can_be_made"
                 time.sleep(0.05)
 
     def _add(self, test: str, outcome: str, message: str) -> None:
