@@ -57,6 +57,12 @@ def test_the_tier_is_the_highest_below_which_nothing_failed(failed, tier):
     assert result(*failed).tier == tier
 
 
+def test_gold_needs_its_checks_to_pass_and_silver_lets_exemptions_through():
+    checks = [Check("works with microbatches", "skipped", "why"), Check("has a card", "passed")]
+    assert Result("algorithms", "x", "acme-x", "1", checks).tier == "gold"
+    assert Result("algorithms", "x", "acme-x", "1", [*checks, Check("has evidence", "skipped", "why")]).tier == "silver"
+
+
 @pytest.fixture
 def acme(tmp_path, monkeypatch):
     """A distribution with a data set that hangs for an unknown split, and ends the process when it is pickled."""

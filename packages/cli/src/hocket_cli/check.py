@@ -74,5 +74,5 @@ def _verdict(result: Any, tiers: dict[str, Any]) -> str:
     if result.tier == order[-1]:
         return f"  {result.tier}: {len(result.checks)} checks"
     following = order[order.index(result.tier) + 1]
-    missing = ", ".join(f"'{each.name}'" for each in result.failed if each.tier == following)
+    missing = ", ".join(f"'{each.name}'" for each in result.lacking(following))
     return f"  {result.tier}: {following} needs {missing}"

@@ -61,13 +61,17 @@ class Result:
         """The checks that failed."""
         return [check for check in self.checks if check.outcome == "failed"]
 
+    def lacking(self, tier: str) -> list[Check]:
+        """Return the checks that keep it from a tier: failed ones, and for gold skipped ones of gold, too."""
+        checks = [check for check in self.checks if check.tier == tier]
+        return [each for each in checks if each.outcome == "failed" or (tier == "gold" and each.outcome == "skipped")]
+
     @property
     def tier(self) -> str:
-        """The highest tier of which it and all lower ones have no failed check; ``none`` if a check of bronze failed."""
-        failed = {check.tier for check in self.failed}
+        """The highest tier that nothing keeps it from, nor from those below; ``none`` if a check of bronze failed."""
         reached = "none"
         for tier in ("bronze", *TIERS):
-            if tier in failed:
+            if self.lacking(tier):
                 break
             reached = tier
         return reached
