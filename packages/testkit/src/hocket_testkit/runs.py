@@ -262,9 +262,9 @@ class RunConformance(Observed, Conformance):
         def train(**changes: Any) -> Any:
             try:
                 trainer = self.trainer(self.make(), **changes)
+                trainer.fit("1ep")
             except Mistake:
                 return None  # refused by name: it does not claim this combination
-            trainer.fit("1ep")
             trainer.close()
             return weights(trainer)
 
@@ -273,7 +273,7 @@ class RunConformance(Observed, Conformance):
             bad = [name for name, value in (got or {}).items() if torch.is_tensor(value) and not value.isfinite().all()]
             assert not bad, f"With {changes} the weights {', '.join(bad)} are not finite."
         for strategy in ("ddp", "fsdp"):
-            several = {"strategy": strategy, "precision": "bf16", "microbatch": 2}
+            several = {"strategy": strategy, "precision": "bf16", "microbatch": 2, "run_name": strategy}
             try:
                 first, second = run_ranks(lambda rank, several=several: train(**several), 2)
             except RankError as error:

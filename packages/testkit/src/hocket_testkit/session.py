@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import re
 import sys
@@ -129,7 +130,8 @@ def suite_of(kind: str, name: str) -> type:
 def _members(kind: str, entry: Entry, obj: Any) -> dict[str, Any]:
     """Return what an author would write into the suite."""
     if kind == "optimizers":
-        return {"optimizer": {f"{entry.dist}/{entry.name}" if entry.obj is None else entry.name: keywords(obj)}}
+        needed = [each for each in list(inspect.signature(obj).parameters.values())[1:] if each.default is each.empty]
+        return {"optimizer": {f"{entry.dist}/{entry.name}": keywords(obj) if needed else {}}}
     if kind == "commands":
         return {"make": lambda self: obj}
     if kind == "datasets":
