@@ -28,6 +28,8 @@ _EPOCHS = 6
 _MEASURED = 4
 #: More epochs for what grew, because a window of the latest values grows until it is full.
 _MORE = 8
+#: What may grow with epochs, such as results of evaluations, but not with batches.
+_PER_BATCH = ("tensors in memory", "values in the plug-in")
 #: Where hooks of a module, and of a parameter, are.
 _MODULE_HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
@@ -67,6 +69,8 @@ def observe(
         hooks, modules = _hooks_of(trained), dict(trained.named_modules())
         watch.plugin, wrappers = plugin, _watch_wrappers(plugin)
         trainer = start(plugin, model=trained, duration=f"{_EPOCHS}ep", seed=17, callbacks=watch)
+        if trainer.state.replacements:  # hooks are a part of what surgery made of the model
+            hooks = _hooks_of(trained)
         trainer.fit()
         if watch.growth():
             watch.sizes = []
@@ -115,6 +119,7 @@ class _Watch(hocket.Callback):
         self.plugin: Any = None
         self.sizes: list[Counter[str]] = []
         self.numbers: list[dict[str, int]] = []
+        self.epochs = 0
 
     def batch_end(self, state: hocket.State) -> None:
         torch.rand(1)
@@ -127,6 +132,7 @@ class _Watch(hocket.Callback):
         self.numbers.append({name: hash(value) for name, value in numbers.items()})
 
     def epoch_end(self, state: hocket.State) -> None:
+        self.epochs += 1
         if self.plugin is None:
             return
         gc.collect()
@@ -145,8 +151,13 @@ class _Watch(hocket.Callback):
     def growth(self) -> str:
         """Return what grew in each of the last epochs, or empty."""
         last = self.sizes[-_MEASURED:]
+        least = dict.fromkeys(_PER_BATCH, len(self.numbers) // max(1, self.epochs))
         pairs = list(itertools.pairwise(last))
-        names = [name for name in last[0] if all(b[name] > a[name] for a, b in pairs)] if len(last) == _MEASURED else []
+        names = (
+            [name for name in last[0] if all(b[name] - a[name] >= least.get(name, 1) for a, b in pairs)]
+            if len(last) == _MEASURED
+            else []
+        )
         return " and ".join(f"{last[-1][name] - last[-2][name]} {name}" for name in names)
 
 
@@ -240,8 +251,8 @@ def _hooks_of(model: nn.Module) -> Counter[str]:
 def _compare_hooks(seen: Observation, before: Counter[str], model: nn.Module) -> None:
     if left := _hooks_of(model) - before:
         seen.faults["hooks"] = (
-            f"After the run was closed, hooks are left on the user's model: {', '.join(left)}. Keep the handles, and remove "
-            "them in close(state)."
+            f"After the run was closed, hooks are left on the user's model: {', '.join(name or 'itself' for name in left)}. Keep "
+            "the handles, and remove them in close(state)."
         )
 
 
