@@ -251,8 +251,8 @@ def _hooks_of(model: nn.Module) -> Counter[str]:
 def _compare_hooks(seen: Observation, before: Counter[str], model: nn.Module) -> None:
     if left := _hooks_of(model) - before:
         seen.faults["hooks"] = (
-            f"After the run was closed, hooks are left on the user's model: {', '.join(name or 'itself' for name in left)}. Keep "
-            "the handles, and remove them in close(state)."
+            f"After the run was closed, hooks are left on the user's model: {', '.join(name or 'itself' for name in left)}. "
+            "Keep the handles, and remove them in close(state)."
         )
 
 
