@@ -15,7 +15,7 @@ BUDGETS = {
     "algorithms-nlp": 3480,
     "algorithms-vision": 2420,
     "checkpoints": 5130,
-    "cli": 4710,
+    "cli": 4790,
     "core": 15995,
     "data": 500,
     "insight": 4870,
@@ -23,7 +23,7 @@ BUDGETS = {
     "migration": 10140,
     "report": 1070,
     "strategies": 4560,
-    "testkit": 1950,
+    "testkit": 3310,
 }
 _NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER,

@@ -28,6 +28,7 @@ from hocket_testkit import (
     OptimizerConformance,
     ScheduleConformance,
 )
+from hocket_testkit.runs import Observed
 
 
 class Bad(hocket.Algorithm):
@@ -340,9 +341,20 @@ def _restored():
     hocket.plugins.refresh()
 
 
+#: Checks of one observed run, which takes seconds; of them a few plug-ins are tried in every session.
+_OBSERVED = {name.removeprefix("test_") for name in vars(Observed)} | {
+    "returns_what_it_wraps",
+    "records_and_previews_surgery",
+}
+_QUICK = {KeepsTheOutputs, CountsInTheClass, ReplacesSilently}
+
+
 @pytest.mark.parametrize(
     ("suite", "bad", "check", "arguments", "fault"),
-    _BAD,
+    [
+        pytest.param(*each, marks=[pytest.mark.long] if each[2] in _OBSERVED and each[1] not in _QUICK else [])
+        for each in _BAD
+    ],
     ids=[f"{each[2]}-{number}" for number, each in enumerate(_BAD)],
 )
 def test_a_bad_plugin_is_caught_by_its_fault(suite, bad, check, arguments, fault, tmp_path, request):
