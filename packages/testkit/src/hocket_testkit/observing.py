@@ -65,7 +65,9 @@ def observe(
     del other
     with _only_new_objects():
         resources, classes = _resources(), shared_state(owned)
-        plugin, trained = make(), model()
+        plugin = make()
+        given = set(map(id, _tensors()))  # such as those of a teacher
+        trained = model()
         hooks, modules = _hooks_of(trained), dict(trained.named_modules())
         watch.plugin, wrappers = plugin, _watch_wrappers(plugin)
         trainer = start(plugin, model=trained, duration=f"{_EPOCHS}ep", seed=17, callbacks=watch)
@@ -86,11 +88,11 @@ def observe(
         gc.collect()
         _compare_resources(seen, resources)
         _compare_classes(seen, classes, owned)
-        _compare_tensors(seen, plugin, usual)
+        _compare_tensors(seen, plugin, usual, given)
         algorithm = isinstance(plugin, hocket.Algorithm)
         del plugin
         gc.collect()
-        _compare_tensors(seen, None, set())
+        _compare_tensors(seen, None, set(), set())
     without = _Watch()
     with start(None, model=model(), duration="1ep", seed=18, callbacks=without) as reference:
         reference.fit()
@@ -212,10 +214,10 @@ def _compare_resources(
         )
 
 
-def _compare_tensors(seen: Observation, plugin: Any, usual: set[torch.Size]) -> None:
+def _compare_tensors(seen: Observation, plugin: Any, usual: set[torch.Size], given: set[int]) -> None:
     """Compare the tensors in memory with those that a plug-in may keep for a later fit: its state, and others like weights."""
     state = plugin.state_dict() if hasattr(plugin, "state_dict") else {}
-    saved = {id(each) for each in _leaves(state)}
+    saved = given | {id(each) for each in _leaves(state)}
     kept = [
         each
         for each in _tensors()
