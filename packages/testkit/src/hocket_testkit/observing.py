@@ -88,11 +88,11 @@ def observe(
         gc.collect()
         _compare_resources(seen, resources)
         _compare_classes(seen, classes, owned)
-        _compare_tensors(seen, plugin, usual, given)
+        _compare_tensors(seen, plugin, usual, given, watch.samples)
         algorithm = isinstance(plugin, hocket.Algorithm)
         del plugin
         gc.collect()
-        _compare_tensors(seen, None, set(), set())
+        _compare_tensors(seen, None, set(), set(), set())
     without = _Watch()
     with start(None, model=model(), duration="1ep", seed=18, callbacks=without) as reference:
         reference.fit()
@@ -122,8 +122,11 @@ class _Watch(hocket.Callback):
         self.sizes: list[Counter[str]] = []
         self.numbers: list[dict[str, int]] = []
         self.epochs = 0
+        #: The numbers of samples of batches, which are the first dimension of what is computed from one.
+        self.samples: set[int] = set()
 
     def batch_end(self, state: hocket.State) -> None:
+        self.samples |= {len(each) for each in _leaves(state.batch) if each.ndim}
         torch.rand(1)
         random.random()
         numbers = {"torch": torch.get_rng_state().numpy().tobytes(), "random": random.getstate()}
@@ -214,8 +217,10 @@ def _compare_resources(
         )
 
 
-def _compare_tensors(seen: Observation, plugin: Any, usual: set[torch.Size], given: set[int]) -> None:
-    """Compare the tensors in memory with those that a plug-in may keep for a later fit: its state, and others like weights."""
+def _compare_tensors(
+    seen: Observation, plugin: Any, usual: set[torch.Size], given: set[int], samples: set[int]
+) -> None:
+    """Compare the tensors in memory with those that a plug-in may keep for a later fit, which are not of a batch."""
     state = plugin.state_dict() if hasattr(plugin, "state_dict") else {}
     saved = given | {id(each) for each in _leaves(state)}
     kept = [
