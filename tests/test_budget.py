@@ -16,7 +16,7 @@ BUDGETS = {
     "algorithms-nlp": 3480,
     "algorithms-vision": 2420,
     "checkpoints": 5140,
-    "cli": 4730,
+    "cli": 4850,
     "core": 15980,
     "data": 500,
     "insight": 4920,
@@ -24,7 +24,7 @@ BUDGETS = {
     "migration": 10140,
     "report": 1070,
     "strategies": 4570,
-    "testkit": 1950,
+    "testkit": 3310,
 }
 #: Most lines of a file of core, and the files that may have more: the public methods of the Trainer, with their documentation.
 LINES, LONGER = 400, {"loop/actions.py", "loop/fit.py", "run/trainer.py"}

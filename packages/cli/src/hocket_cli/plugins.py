@@ -1,4 +1,4 @@
-"""``hocket plugins list | info | doctor | hooks``: show the installed plug-ins and all hooks."""
+"""``hocket plugins list | info | doctor | check | hooks``: show and check the installed plug-ins, and show all hooks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hocket_cli.plugin_summaries import summary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add a sub-parser for each of the four actions."""
+    """Add a sub-parser for each of the actions."""
     actions = parser.add_subparsers(dest="action", required=True)
     listing = actions.add_parser(
         "list", help="list all plug-ins: kind, name, summary, distribution, version; imports nothing"
@@ -32,6 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     doctor.add_argument("--kind", choices=KINDS)
     doctor.add_argument("--json", action="store_true")
+    check = actions.add_parser(
+        "check", help="run the conformance suite on installed plug-ins, each check a line; exit code 1 if one fails"
+    )
+    names = check.add_argument(
+        "names", nargs="*", metavar="NAME", help="plug-ins; all that are not hocket's without one"
+    )
+    completes(names, plugin_names)
+    check.add_argument("--kind", choices=KINDS)
+    check.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="for one check (120)")
+    check.add_argument("--json", action="store_true")
     actions.add_parser("hooks", help="list all hooks in call order, with arguments and return types")
 
 
@@ -43,6 +53,10 @@ def run(args: argparse.Namespace) -> int:
         return _info(args)
     if args.action == "hooks":
         return _hooks()
+    if args.action == "check":
+        from hocket_cli.check import run as check
+
+        return check(args)
     from hocket_cli.plugin_doctor import run as doctor
 
     return doctor(args)
@@ -163,4 +177,4 @@ def _hooks() -> int:
     return 0
 
 
-command = Command("Show installed plug-ins: list, info, doctor, hooks", add_arguments, run)
+command = Command("Show and check installed plug-ins: list, info, doctor, check, hooks", add_arguments, run)
