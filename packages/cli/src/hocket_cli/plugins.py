@@ -1,4 +1,4 @@
-"""``hocket plugins list | info | doctor | hooks``: show the installed plug-ins and all hooks."""
+"""``hocket plugins list | info | doctor | hooks | new``: show the installed plug-ins and all hooks, and begin a plug-in."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import sys
 from hocket.hookspecs.command import Command
 from hocket.plugins import KINDS, Entry, PluginError, UnknownPluginError, catalog, switches
 from hocket_cli.completion import completes, plugin_names
+from hocket_cli.scaffold import LICENSES
 from hocket_cli.source import summary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add a sub-parser for each of the four actions."""
+    """Add a sub-parser for each action."""
     actions = parser.add_subparsers(dest="action", required=True)
     listing = actions.add_parser(
         "list", help="list all plug-ins: kind, name, summary, distribution, version; imports nothing"
@@ -32,6 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     doctor.add_argument("--kind", choices=KINDS)
     doctor.add_argument("--json", action="store_true")
     actions.add_parser("hooks", help="list all hooks in call order, with arguments and return types")
+    new = actions.add_parser(
+        "new", help="write the distribution of a new plug-in, with its tests, ready to be published"
+    )
+    new.add_argument("kind", choices=KINDS)
+    new.add_argument("name", help="what users will type, such as gradient-noise; the distribution is hocket-NAME")
+    new.add_argument(
+        "--into", default=".", metavar="FOLDER", help="where to write the folder hocket-NAME; by default here"
+    )
+    new.add_argument("--author", metavar="'NAME <ADDRESS>'", help="the author; by default the user of git")
+    new.add_argument("--license", default=LICENSES[0], choices=LICENSES, help=f"by default {LICENSES[0]}")
+    new.add_argument("--url", help="of the repository, for the metadata")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,6 +54,10 @@ def run(args: argparse.Namespace) -> int:
         return _info(args)
     if args.action == "hooks":
         return _hooks()
+    if args.action == "new":
+        from hocket_cli.scaffold.writing import run as new
+
+        return new(args)
     from hocket_cli.doctor import run as doctor
 
     return doctor(args)
@@ -154,4 +170,4 @@ def _hooks() -> int:
     return 0
 
 
-command = Command("Show installed plug-ins: list, info, doctor, hooks", add_arguments, run)
+command = Command("Show installed plug-ins, or begin one: list, info, doctor, hooks, new", add_arguments, run)
