@@ -61,10 +61,10 @@ def check(names: Names) -> None:
         raise WrongValue(f"{what}: the distribution gets 'hocket-' by itself. Write '{name.removeprefix('hocket-')}'.")
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) or len(name) > _LONGEST:
         near = "-".join(re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()))[:_LONGEST]
-        suggestion = f", such as '{near.strip('-')}'" if near[:1].isalpha() else ", such as 'gradient-noise'"
+        suggestion = near.strip("-") if name.isascii() and near[:1].isalpha() else "gradient-noise"
         raise WrongValue(
             f"{what}: a name has at most {_LONGEST} characters, lower-case letters and digits in words with hyphens "
-            f"between them, and begins with a letter{suggestion}."
+            f"between them, and begins with a letter, such as '{suggestion}'."
         )
     if iskeyword(names.module):
         raise WrongValue(f"{what}: it is a keyword of Python, so its module could not be imported. Add a word to it.")

@@ -9,6 +9,7 @@ import datetime
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     write(folder, rendered(names, args.license, author, email, args.url))
     print(
         f"Wrote {folder}: {singular(names.kind)} '{names.name}', by {author}, licence {args.license}. Type:\n\n"
-        f"  cd {folder}\n  pip install -e . --group test\n  pytest"
+        f"  cd {shlex.quote(str(folder))}\n  pip install -e . --group test\n  pytest"
     )
     return 0
 
