@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     write(folder, rendered(names, args.license, author, email, args.url))
     print(
         f"Wrote {folder}: {singular(names.kind)} '{names.name}', by {author}, licence {args.license}. Type:\n\n"
-        f"  cd {shlex.quote(str(folder))}\n  pip install -e . --group test\n  pytest"
+        f"  cd {shlex.quote(str(folder))}\n  pip install -e . --group test\n  python -m pytest"
     )
     return 0
 
