@@ -56,7 +56,7 @@ class GradientNoise(Algorithm):
     Example:
         >>> import hocket, torch
         >>> from hocket_gradient_noise import GradientNoise
-        >>> algorithm = GradientNoise(eta=0.3)
+        >>> algorithm = GradientNoise(eta=0.01)
         >>> trainer = hocket.Trainer(torch.nn.Linear(4, 1), algorithms=[algorithm], device="cpu")
     """
 
