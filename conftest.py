@@ -42,6 +42,16 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("hocket")
 
 
+#: Tests of suites that start ranks, or train in many ways, for every plug-in of the repository.
+_LONG = {"test_works_on_two_ranks", "test_works_in_every_combination"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if getattr(item, "originalname", "") in _LONG:
+            item.add_marker(pytest.mark.long)
+
+
 def pytest_unconfigure() -> None:
     gc.unfreeze()
 

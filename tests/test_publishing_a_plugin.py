@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -24,13 +25,20 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_its_own_tests_pass_with_core_and_the_kit_alone(kind: str, kit: list[Path], tmp_path: Path) -> None:
+def test_it_passes_its_tests_and_checks_with_core_and_the_kit_alone(kind: str, kit: list[Path], tmp_path: Path) -> None:
     name = f"new-{kind}"
     assert main(["plugins", "new", kind, name, "--into", str(tmp_path)]) == 0
     folder = tmp_path / f"hocket-{name}"
     environment = Environment(tmp_path, [*kit, build(folder, tmp_path / "dist")])
     out = environment.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", folder)
-    assert " passed" in out and "failed" not in out and "skipped" not in out
+    assert " passed" in out and "failed" not in out
+    checked = json.loads(
+        environment.python(
+            f"import json, hocket_testkit.check as c; print(json.dumps(c.check({kind!r}, {name!r}).as_json()))"
+        )
+    )
+    assert [check for check in checked["checks"] if check["outcome"] == "failed"] == []
+    assert checked["tier"] == "gold"
 
 
 def test_types_are_strict(tmp_path: Path) -> None:
@@ -60,7 +68,7 @@ def test_the_commands_of_the_guide(kit: list[Path], tmp_path: Path) -> None:
     environment = Environment(tmp_path, [*kit, build(ROOT / "packages" / "cli", tmp_path)])
     (folder := tmp_path / "empty").mkdir()
     out = environment.shell("\n".join(commands), folder)
-    assert " passed" in out and "algorithm soft-noise\nfrom hocket-soft-noise 0.1.0" in out
+    assert " passed" in out and "algorithm soft-noise\nfrom hocket-soft-noise 0.1.0" in out and "  gold: " in out
     distribution = folder / "hocket-soft-noise"
     assert {path.suffix for path in (distribution / "dist").iterdir() if path.suffix != ".gitignore"} >= {".whl", ".gz"}
     where = environment.python("import hocket_soft_noise; print(hocket_soft_noise.__file__)")

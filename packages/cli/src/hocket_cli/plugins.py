@@ -1,4 +1,4 @@
-"""``hocket plugins list | info | doctor | hooks | new``: show the installed plug-ins and all hooks, and begin a plug-in."""
+"""``hocket plugins list | info | doctor | check | hooks | new``: show and check the installed plug-ins, and begin one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hocket_cli.source import summary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add a sub-parser for each action."""
+    """Add a sub-parser for each of the actions."""
     actions = parser.add_subparsers(dest="action", required=True)
     listing = actions.add_parser(
         "list", help="list all plug-ins: kind, name, summary, distribution, version; imports nothing"
@@ -32,6 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     doctor.add_argument("--kind", choices=KINDS)
     doctor.add_argument("--json", action="store_true")
+    check = actions.add_parser(
+        "check", help="run the conformance suite on installed plug-ins, each check a line; exit code 1 if one fails"
+    )
+    names = check.add_argument(
+        "names", nargs="*", metavar="NAME", help="plug-ins; all that are not hocket's without one"
+    )
+    completes(names, plugin_names)
+    check.add_argument("--kind", choices=KINDS)
+    check.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="for one check (120)")
+    check.add_argument("--json", action="store_true")
     actions.add_parser("hooks", help="list all hooks in call order, with arguments and return types")
     new = actions.add_parser(
         "new", help="write the distribution of a new plug-in, with its tests, ready to be published"
@@ -58,6 +68,10 @@ def run(args: argparse.Namespace) -> int:
         from hocket_cli.scaffold.writing import run as new
 
         return new(args)
+    if args.action == "check":
+        from hocket_cli.check import run as check
+
+        return check(args)
     from hocket_cli.doctor import run as doctor
 
     return doctor(args)
@@ -170,4 +184,4 @@ def _hooks() -> int:
     return 0
 
 
-command = Command("Show installed plug-ins, or begin one: list, info, doctor, hooks, new", add_arguments, run)
+command = Command("Show, check and begin plug-ins: list, info, doctor, check, hooks, new", add_arguments, run)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
+import gc
 import logging
 import os
 import random
 import signal
+import socket
 import sys
 import threading
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -22,6 +26,17 @@ _GLOBAL_HOOKS = (
 )
 
 _THREADS = "running threads"
+#: Modules and classes whose attributes nobody may replace.
+_SHARED: dict[str, Any] = {
+    "builtins": builtins,
+    "torch": torch,
+    "torch.Tensor": torch.Tensor,
+    "torch.autograd": torch.autograd,
+    "torch.nn.functional": torch.nn.functional,
+    "torch.nn.Module": torch.nn.Module,
+    "torch.optim.Optimizer": torch.optim.Optimizer,
+    "torch.utils.data.DataLoader": torch.utils.data.DataLoader,
+}
 
 
 def footprint() -> dict[str, Any]:
@@ -49,8 +64,30 @@ def footprint() -> dict[str, Any]:
             torch.backends.cudnn.benchmark,
         ),
         "the precision of matrix products": torch.get_float32_matmul_precision(),
+        "cuDNN and TF32": (
+            torch.backends.cudnn.enabled,
+            torch.backends.cudnn.allow_tf32,
+            torch.backends.cuda.matmul.allow_tf32,
+        ),
         "hooks on all modules": {name: len(getattr(modules, name)) for name in _GLOBAL_HOOKS},
+        "sys.path": list(sys.path),
+        "standard output and errors": (id(sys.stdout), id(sys.stderr)),
+        "the filters of warnings": [repr(each) for each in warnings.filters],
+        "garbage collection": (gc.isenabled(), gc.get_threshold()),
+        "the recursion limit": sys.getrecursionlimit(),
+        "the timeout of sockets": socket.getdefaulttimeout(),
+        "how tensors are printed": repr(torch._tensor_str.PRINT_OPTS),
+        **{f"{_PATCHED}{name}": _attributes(shared) for name, shared in _SHARED.items()},
     }
+
+
+_PATCHED = "attributes of "
+#: What torch itself sets when parts of it are first used.
+_OWN = frozenset({"_dynamo", "_inductor", "manual_seed"})
+
+
+def _attributes(shared: Any) -> dict[str, int]:
+    return {name: id(value) for name, value in vars(shared).items() if name not in _OWN and not name.startswith("__")}
 
 
 def _random_numbers() -> list[Any]:
@@ -64,9 +101,18 @@ def _random_numbers() -> list[Any]:
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return the names of the entries that differ between two footprints. Threads may end meanwhile, such as idle ones."""
-    return [
-        name
-        for name in before
-        if (Counter(after[name]) - Counter(before[name]) if name == _THREADS else before[name] != after[name])
-    ]
+    """Return the names of the entries that differ between two footprints, patched attributes by their own names.
+
+    Threads may end meanwhile, such as idle ones, and modules gain attributes when parts of them are first used.
+    """
+    names = []
+    for name, value in before.items():
+        if name == _THREADS:
+            names += [name] if Counter(after[name]) - Counter(value) else []
+        elif name.startswith(_PATCHED):
+            there = after[name]
+            replaced = [each for each, identity in value.items() if there.get(each) != identity]
+            names += [f"{name.removeprefix(_PATCHED)}.{each}" for each in replaced]
+        elif value != after[name]:
+            names.append(name)
+    return names
