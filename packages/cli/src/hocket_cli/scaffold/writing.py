@@ -39,30 +39,15 @@ def run(args: argparse.Namespace) -> int:
 
 def rendered(names: Names, license: str, author: str, email: str = "", url: str | None = None) -> dict[str, str]:
     """Return the text of every file by its path in the folder. Raises WrongValue for a name that the code needs itself."""
-    holder = {"name": author, "email": email} if email else {"name": author}
-    values = {
-        each: getattr(names, each) for each in ("kind", "name", "module", "class_name", "package", "distribution")
-    }
-    values |= {
-        "attribute": names.attribute,
-        "singular": singular(names.kind),
-        "object": {"commands": "command", "datasets": "function"}.get(names.kind, "class"),
-        "license": license,
-        "holder": author,
-        "author": "{ " + ", ".join(f"{key} = {_quoted(value)}" for key, value in holder.items()) + " }",
-        "urls": f"\n[project.urls]\nSource = {_quoted(url)}\n" if url else "",
-        "year": str(datetime.date.today().year),
-    }
     kind = TEMPLATES / "kinds" / names.kind
-    values["card"] = Template((kind / "card.md").read_text(encoding="utf-8")).substitute(values).rstrip()
+    values = _values(names, license, author, email, url)
+    values["card"] = _filled(kind / "card.md", values).rstrip()
     values["description"] = _quoted(values["card"].partition("\n")[0].rstrip("."))
     files = {"LICENSE": TEMPLATES / "licenses" / f"{license}.txt"}
     for folder in (TEMPLATES / "common", kind):
         files |= {path.relative_to(folder).as_posix().removesuffix(".txt"): path for path in folder.rglob("*.txt")}
     texts = {
-        path.replace("PACKAGE", names.package).replace("MODULE", names.module): Template(
-            template.read_text(encoding="utf-8")
-        ).substitute(values)
+        path.replace("PACKAGE", names.package).replace("MODULE", names.module): _filled(template, values)
         for path, template in sorted(files.items())
     }
     taken = set(dir(builtins)).union(*(_imported(text, names) for path, text in texts.items() if path.endswith(".py")))
@@ -72,6 +57,31 @@ def rendered(names: Names, license: str, author: str, email: str = "", url: str 
             "its code uses. Add a word to it."
         )
     return texts
+
+
+def _values(names: Names, license: str, author: str, email: str, url: str | None) -> dict[str, str]:
+    """Return what the templates are filled with, besides the card."""
+    holder = {"name": author, "email": email} if email else {"name": author}
+    return {
+        "kind": names.kind,
+        "singular": singular(names.kind),
+        "name": names.name,
+        "distribution": names.distribution,
+        "package": names.package,
+        "module": names.module,
+        "class_name": names.class_name,
+        "attribute": names.attribute,
+        "object": {"commands": "command", "datasets": "function"}.get(names.kind, "class"),
+        "license": license,
+        "holder": author,
+        "author": "{ " + ", ".join(f"{key} = {_quoted(value)}" for key, value in holder.items()) + " }",
+        "urls": f"\n[project.urls]\nSource = {_quoted(url)}\n" if url else "",
+        "year": str(datetime.date.today().year),
+    }
+
+
+def _filled(template: Path, values: dict[str, str]) -> str:
+    return Template(template.read_text(encoding="utf-8")).substitute(values)
 
 
 def write(folder: Path, texts: dict[str, str]) -> None:
