@@ -163,6 +163,7 @@ def run_tests(session: nox.Session, marks: str) -> None:
     others = ("pytest-xdist", "torchdata", "torchmetrics", "torchvision", "scikit-learn", "hatchling", "uv")
     others += ("nbclient", "ipykernel", "pandas", "matplotlib")  # a notebook, and what people read it with
     others += ("optuna", "pypiserver")  # a sampler of sweeps; an index for a while
+    others += ("editables", "mypy", "ruff")  # what a new plug-in is installed and checked with
     install_editable(session, PACKAGES, *TESTS, *S3, *others, compile_bytecode=False)  # most of it is never imported
     session.run("pytest", *(session.posargs or (*beside_each_other(), "-m", marks)))
 

@@ -1,4 +1,4 @@
-"""``hocket plugins list | info | doctor | check | hooks``: show and check the installed plug-ins, and show all hooks."""
+"""``hocket plugins list | info | doctor | check | hooks | new``: show and check the installed plug-ins, and begin one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hocket.hookspecs.command import Command
 from hocket.plugins import KINDS, Entry, PluginError, UnknownPluginError, catalog, switches
 from hocket_cli.completion import completes, plugin_names
 from hocket_cli.plugin_summaries import summary
+from hocket_cli.scaffold import LICENSES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +44,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="for one check (120)")
     check.add_argument("--json", action="store_true")
     actions.add_parser("hooks", help="list all hooks in call order, with arguments and return types")
+    new = actions.add_parser(
+        "new", help="write the distribution of a new plug-in, with its tests, ready to be published"
+    )
+    new.add_argument("kind", choices=KINDS)
+    new.add_argument("name", help="what users will type, such as gradient-noise; the distribution is hocket-NAME")
+    new.add_argument(
+        "--into", default=".", metavar="FOLDER", help="where to write the folder hocket-NAME; by default here"
+    )
+    new.add_argument("--author", metavar="'NAME <ADDRESS>'", help="the author; by default the user of git")
+    new.add_argument("--license", default=LICENSES[0], choices=LICENSES, help=f"by default {LICENSES[0]}")
+    new.add_argument("--url", help="of the repository, for the metadata")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,6 +65,10 @@ def run(args: argparse.Namespace) -> int:
         return _info(args)
     if args.action == "hooks":
         return _hooks()
+    if args.action == "new":
+        from hocket_cli.scaffold.writing import run as new
+
+        return new(args)
     if args.action == "check":
         from hocket_cli.check import run as check
 
@@ -177,4 +193,4 @@ def _hooks() -> int:
     return 0
 
 
-command = Command("Show and check installed plug-ins: list, info, doctor, check, hooks", add_arguments, run)
+command = Command("Show, check and begin plug-ins: list, info, doctor, check, hooks, new", add_arguments, run)

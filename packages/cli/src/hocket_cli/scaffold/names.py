@@ -1,0 +1,87 @@
+"""The names of a new plug-in, and which are refused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from keyword import iskeyword
+
+from hocket.basics.kinds import singular
+from hocket.errors import WrongValue
+from hocket.help import names as others
+from hocket.help.ours import PACKAGES
+from hocket.plugins import catalog
+from hocket.plugins.distributions import normal
+
+#: Longer names would not fit into the lines of the generated code.
+_LONGEST = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What a new plug-in, and its distribution, are called.
+
+    Example:
+        >>> from hocket_cli.scaffold.names import Names
+        >>> names = Names("algorithms", "soft-noise")
+        >>> names.distribution, names.package, names.attribute
+        ('hocket-soft-noise', 'hocket_soft_noise', 'SoftNoise')
+    """
+
+    kind: str
+    name: str
+
+    @property
+    def distribution(self) -> str:
+        return f"hocket-{self.name}"
+
+    @property
+    def module(self) -> str:
+        return self.name.replace("-", "_")
+
+    @property
+    def package(self) -> str:
+        return f"hocket_{self.module}"
+
+    @property
+    def class_name(self) -> str:
+        return "".join(word.capitalize() for word in self.name.split("-"))
+
+    @property
+    def attribute(self) -> str:
+        """What the entry point names within the module."""
+        return {"commands": "command", "datasets": "load"}.get(self.kind, self.class_name)
+
+
+def check(names: Names) -> None:
+    """Raise WrongValue for a name that a new plug-in cannot have, or that already means something to users."""
+    kind, name = names.kind, names.name
+    what = f"'{name}' cannot be the name of a new plug-in"
+    if name.startswith("hocket-"):
+        raise WrongValue(f"{what}: the distribution gets 'hocket-' by itself. Write '{name.removeprefix('hocket-')}'.")
+    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) or len(name) > _LONGEST:
+        near = "-".join(re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()))[:_LONGEST]
+        suggestion = near.strip("-") if name.isascii() and near[:1].isalpha() else "gradient-noise"
+        raise WrongValue(
+            f"{what}: a name has at most {_LONGEST} characters, lower-case letters and digits in words with hyphens "
+            f"between them, and begins with a letter, such as '{suggestion}'."
+        )
+    if iskeyword(names.module):
+        raise WrongValue(f"{what}: it is a keyword of Python, so its module could not be imported. Add a word to it.")
+    if names.package in PACKAGES or names.distribution in PACKAGES.values():
+        raise WrongValue(f"{what}: {names.distribution} or its package is a part of hocket. Add a word to it.")
+    if provider := next((entry for entry in catalog.entries(kind) if entry.name == name), None):
+        raise WrongValue(
+            f"{what}: {provider.dist} {provider.version} has the {singular(kind)} of this name. Choose another."
+        )
+    if extra := catalog.extra_of(kind, name):
+        raise WrongValue(f"{what}: hocket[{extra}] has the {singular(kind)} of this name. Choose another.")
+    if owner := next((each for each in catalog.entries() if normal(each.dist) == names.distribution), None):
+        raise WrongValue(
+            f"{what}: the distribution {owner.dist} {owner.version} is installed, with the {singular(owner.kind)} "
+            f"'{owner.name}'. Choose another, or uninstall it."
+        )
+    if ours := others.alias(kind, name, catalog.names(kind)):
+        raise WrongValue(f"{what}: users of other libraries look for '{ours}' under this name. Choose another.")
+    if where := others.elsewhere(kind, name):
+        raise WrongValue(f"{what}: users of other libraries look for something else under it: {where}. Choose another.")
