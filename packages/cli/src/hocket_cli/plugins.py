@@ -1,4 +1,4 @@
-"""``hocket plugins list | info | doctor | hooks``: show the installed plug-ins and all hooks."""
+"""``hocket plugins list | info | doctor | hooks | index | install``: show plug-ins and all hooks, and install plug-ins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hocket_cli.source import summary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add a sub-parser for each of the four actions."""
+    """Add a sub-parser for each action."""
     actions = parser.add_subparsers(dest="action", required=True)
     listing = actions.add_parser(
         "list", help="list all plug-ins: kind, name, summary, distribution, version; imports nothing"
@@ -32,6 +32,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     doctor.add_argument("--kind", choices=KINDS)
     doctor.add_argument("--json", action="store_true")
     actions.add_parser("hooks", help="list all hooks in call order, with arguments and return types")
+    index = actions.add_parser("index", help="write a page and a JSON file of the plug-ins in wheels; imports nothing")
+    index.add_argument(
+        "--from",
+        dest="source",
+        required=True,
+        metavar="WHEELS_OR_URL",
+        help="a folder of wheels, or the URL of a simple index",
+    )
+    index.add_argument(
+        "--checks", metavar="FILE", help="results of `hocket plugins check --json` (default checks.json there)"
+    )
+    index.add_argument(
+        "--into", default="plugin-index", metavar="FOLDER", help="the folder to write (default plugin-index)"
+    )
+    install = actions.add_parser("install", help="show what distributions bring, ask, and install them by pip or uv")
+    install.add_argument("names", nargs="+", metavar="NAME", help="a distribution, or a plug-in of the index")
+    install.add_argument("--index", metavar="URL", help="the simple index to install from")
+    install.add_argument("--yes", action="store_true", help="do not ask")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,6 +60,14 @@ def run(args: argparse.Namespace) -> int:
         return _info(args)
     if args.action == "hooks":
         return _hooks()
+    if args.action == "index":
+        from hocket_cli.index.page import run as index
+
+        return index(args)
+    if args.action == "install":
+        from hocket_cli.index.install import run as install
+
+        return install(args)
     from hocket_cli.doctor import run as doctor
 
     return doctor(args)
@@ -154,4 +180,4 @@ def _hooks() -> int:
     return 0
 
 
-command = Command("Show installed plug-ins: list, info, doctor, hooks", add_arguments, run)
+command = Command("Show and install plug-ins: list, info, doctor, hooks, index, install", add_arguments, run)
