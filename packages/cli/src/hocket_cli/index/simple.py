@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -104,6 +105,8 @@ class _Page(HTMLParser):
 
 def _get(url: str, limit: int) -> tuple[bytes, str, str]:
     """Return the content of a URL, its media type, and the URL that it was redirected to."""
+    if "@" in urlsplit(url).netloc:
+        raise WrongFile("An address with a password is not read, because it would be shown. Write one without it.")
     if urlsplit(url).scheme not in ("http", "https"):
         raise WrongFile(f"{url} cannot be read. Write an address that begins with https:// or http://.")
     request = urllib.request.Request(url, headers={"Accept": _ACCEPT, "User-Agent": "hocket"})
@@ -115,7 +118,7 @@ def _get(url: str, limit: int) -> tuple[bytes, str, str]:
         if error.code == 404:
             raise MissingFile(f"{url} does not exist. Write the address of a simple index.") from error
         raise WrongFile(f"{url} cannot be read: {error}. Try again, or write another address.") from error
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         raise WrongFile(f"{url} cannot be read: {error}. Try again, or write another address.") from error
     if len(data) > limit:
         raise WrongFile(f"{url} has more than {limit:,} bytes, which is the limit.")

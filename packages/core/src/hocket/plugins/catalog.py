@@ -106,13 +106,9 @@ def installed() -> Catalog:
     """Scan the distributions once and return every entry point of a ``hocket.*`` group, of any API version."""
     declared, problems = distributions.scan()
     found = sorted(entry for each in declared for entry in _entries_of(each))
-    usable = {(entry.kind, entry.name, entry.dist) for entry in found if entry.api == API}
-    plugins = tuple(
-        entry
-        for entry in found
-        # A plug-in that is declared for several API versions is listed once.
-        if entry.kind != _DEFAULTS and (entry.api == API or (entry.kind, entry.name, entry.dist) not in usable)
-    )
+    own = {(entry.kind, entry.name, entry.dist) for entry in found if entry.api == API}  # also of other versions: once
+    several = {entry for entry in found if entry.api != API and (entry.kind, entry.name, entry.dist) in own}
+    plugins = tuple(entry for entry in found if entry.kind != _DEFAULTS and entry not in several)
     chosen = tuple(entry for entry in found if entry.kind == _DEFAULTS)
     problems += [Problem(each.dist, each.version, text) for each in chosen if (text := _wrong_default(each, plugins))]
     return Catalog(plugins, tuple(problems), chosen)
