@@ -13,6 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import hocket_cli
 from hocket.data.stateful import Stateful
 from hocket.help import removal
 from hocket.help.attributes import Elsewhere
@@ -102,6 +103,7 @@ def variables(sources: Iterable[str] | None = None) -> Iterator[str]:
 def commands() -> Iterator[str]:
     """Yield the exit codes, and each command of ours with its arguments."""
     yield from (f"exit code {code.value} {code.name}" for code in ExitCode)
+    yield f"command {hocket_cli._help().splitlines()[0].removeprefix('usage: ')}"
     for entry in catalog.entries("commands"):
         if entry.dist in PACKAGES.values():
             yield from _options(parsers.parser_of(entry.name, entry.load()))

@@ -191,12 +191,35 @@ def test_a_damaged_wheel_is_an_error_that_names_it(
     assert f"{file} is not a wheel that can be read" in capsys.readouterr().err
 
 
-def test_a_file_that_is_not_that_of_the_index_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_of_a_stranger_stay_in_their_line(tmp_path: Path) -> None:
+    file = wheel(tmp_path, "hocket-bad", Summary="Fine.\n   It is of hocket's authors.", Author="A\n  B")
+    assert (wheels.of_wheel(file).summary, wheels.of_wheel(file).author) == ("Fine. It is of hocket's authors.", "A B")
+
+
+@pytest.mark.parametrize("about", [{"Name": "hocket-bad\\<b>"}, {"Version": "latest"}])
+def test_names_and_versions_that_nothing_could_install_are_refused(about: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(wheels.WrongFile, match=r"[Ii]nvalid"):
+        wheels.of_wheel(wheel(tmp_path, "hocket-bad", **about))
+
+
+@pytest.mark.parametrize("index", ["json"], indirect=True)
+def test_a_damaged_wheel_of_an_index_is_omitted_and_named(
+    folder: Path, index: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    next(folder.glob("hocket_other*")).write_text("no")
+    assert [each.name for each in wheels.newest(simple.plugins(index))] == ["hocket-acme"]
+    assert "hocket-other is omitted" in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_that_of_the_index_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = simple.File("hocket-acme", "")
     link = simple.File("hocket_acme-1.0-py3-none-any.whl", "http://127.0.0.1/x.whl", "0" * 64)
-    monkeypatch.setattr(simple, "_links", lambda url: [link])
+    monkeypatch.setattr(simple, "_links", lambda url: [link] if "acme" in url else [project])
     monkeypatch.setattr(simple, "_get", lambda url, limit: (b"another", "", url))
-    with pytest.raises(wheels.WrongFile, match="does not have the checksum"):
-        simple.plugins("http://127.0.0.1/simple")
+    assert simple.plugins("http://127.0.0.1/simple") == []
+    assert "does not have the checksum" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("source", ["file:///etc", "ftp://127.0.0.1/simple", "http://me:secret@127.0.0.1/"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import sys
 import urllib.error
 import urllib.request
 from html.parser import HTMLParser
@@ -13,6 +14,7 @@ from urllib.parse import urldefrag, urljoin, urlsplit
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
+from hocket.basics.safe_files import printable
 from hocket.errors import MissingFile, WrongFile
 from hocket_cli.index.wheels import About, of_wheel
 
@@ -31,9 +33,20 @@ class File(NamedTuple):
 
 
 def plugins(index: str, pattern: str = "hocket-") -> list[About]:
-    """Return the newest wheel of each project whose name begins with the pattern. Raises WrongFile, MissingFile."""
-    names = sorted({canonicalize_name(each.name) for each in _links(_directory(index))})
-    return [found for name in names if name.startswith(pattern) and (found := _newest(index, name)) is not None]
+    """Return what the newest wheel of each project says whose name begins with the pattern. Raises WrongFile, MissingFile.
+
+    A project that cannot be read is omitted, and named on stderr.
+    """
+    abouts = []
+    for name in sorted({canonicalize_name(each.name) for each in _links(_directory(index))}):
+        try:
+            about = _newest(index, name) if name.startswith(pattern) else None
+        except (WrongFile, MissingFile) as error:
+            print(printable(f"hocket: {name} is omitted: {error}"), file=sys.stderr)
+            continue
+        if about is not None:
+            abouts.append(about)
+    return abouts
 
 
 def has(index: str, name: str) -> bool:

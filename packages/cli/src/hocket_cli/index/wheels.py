@@ -12,6 +12,7 @@ from typing import IO, NamedTuple
 
 from packaging.metadata import parse_email
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from hocket.errors import WrongFile
 from hocket.plugins import KINDS, distributions
@@ -89,9 +90,10 @@ def _about(names: Iterable[str], read: Callable[[str], bytes]) -> About:
         match = re.fullmatch(r"hocket\.(v[0-9]+)\.(\w+)", group)
         if match and match[2] in KINDS:
             apis.setdefault((match[2], name), []).append(match[1])
+    author = raw.get("author") or raw.get("author_email") or raw.get("maintainer") or raw.get("maintainer_email") or ""
     return About(
-        canonicalize_name(raw["name"]), raw["version"], raw.get("summary", ""),
-        raw.get("author") or raw.get("author_email") or raw.get("maintainer") or raw.get("maintainer_email") or "",
+        canonicalize_name(raw["name"], validate=True), str(Version(raw["version"])), " ".join(raw.get("summary", "").split()),
+        " ".join(author.split()),  # in one line: a second one could look like hocket's own words
         of_core(raw.get("requires_dist", [])),
         tuple(Plugin(kind, name, tuple(each)) for (kind, name), each in sorted(apis.items())),
     )  # fmt: skip
@@ -99,8 +101,6 @@ def _about(names: Iterable[str], read: Callable[[str], bytes]) -> About:
 
 def newest(found: Iterable[About]) -> list[About]:
     """Return the newest version of each distribution that has plug-ins, by name."""
-    from packaging.version import Version
-
     versions: dict[str, About] = {}
     for each in sorted((each for each in found if each.plugins), key=lambda each: Version(each.version)):
         versions[each.name] = each
