@@ -30,8 +30,8 @@ FILE = Path(__file__).parent / f"surface-{catalog.API}.txt"
 SOURCES = Path(__file__).parent.parent.parent / "packages"
 #: Modules that docs tell people to import from, each with the names of its ``__all__``, or those without an underscore.
 MODULES = (
-    "hocket", "hocket.errors",
-    "hocket.plugins", "hocket.data", "hocket.checkpoints", "hocket.hookspecs", "hocket.testkit", "hocket.surgery",
+    "hocket", "hocket.errors", "hocket.plugins", "hocket.data", "hocket.checkpoints", "hocket.hookspecs", "hocket.testkit",
+    "hocket.surgery",
     "hocket.schedules", "hocket.basics.time", "hocket.basics.dtensors", "hocket.basics.launch_environment", "hocket.strategies",
     "hocket.precision", "hocket.devices", "hocket_cli", "hocket_general", "hocket_general.functional", "hocket_vision",
     "hocket_vision.functional", "hocket_vision.models", "hocket_vision.datasets", "hocket_nlp", "hocket_nlp.functional",
@@ -46,12 +46,12 @@ def surface() -> list[str]:
 
 def changes(before: list[str], now: list[str]) -> str:
     """Return what to do about an interface that differs from its snapshot; empty if it does not."""
-    differing = [each for each in difflib.ndiff(before, now) if each[0] in "+-"]
-    gone = [each for each in differing if each[0] == "-"]
+    lines = [*difflib.unified_diff(before, now, n=0)][2:]  # after a header
+    differing = [f"{each[0]} {each[1:]}" for each in lines if each[0] in "+-"]
     if not differing:
         return ""
     advice = ADDED
-    if gone:
+    if any(each[0] == "-" for each in differing):
         version = ".".join(importlib.import_module("hocket").__version__.split(".")[:2])
         advice = BROKEN.format(version=version, removal=removal(version))
     return "\n".join(["The public interface is not that of its snapshot:", *differing, advice])
