@@ -15,7 +15,7 @@ BUDGETS = {
     "algorithms-nlp": 3480,
     "algorithms-vision": 2420,
     "checkpoints": 5130,
-    "cli": 5155,
+    "cli": 5160,
     "core": 15995,
     "data": 500,
     "insight": 4870,

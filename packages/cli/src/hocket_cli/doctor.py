@@ -92,7 +92,8 @@ def _print(line: dict[str, Any]) -> None:
     mark = "PROBLEM" if line["problems"] else "ok" if line["import_ms"] is not None else line["status"]
     cost = "" if line["import_ms"] is None else f"{line['import_ms']:8.1f} ms  {line['modules']:5d} modules"
     heavy = f"  imports {', '.join(line['heavy'])}" if line["heavy"] else ""
-    versions = f", API {line['api']}, for hocket{line['requires']}" if line["requires"] else ""
+    versions = f", API {line['api']}" if line["api"] else ""
+    versions += f", for hocket{line['requires']}" if line["requires"] else ""
     print(f"{mark:<8} {line['kind']}/{line['name']} ({line['distribution']} {line['version']}{versions}) {cost}{heavy}")
     for problem in line["problems"]:
         print(f"         {problem}")
