@@ -44,7 +44,7 @@ def deprecated(name: str, replacement: str, since: str) -> None:
     Example:
         >>> import warnings
         >>> from hocket.help import deprecated
-        >>> with warnings.catch_warnings(record=True) as caught:
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
         ...     deprecated("Trainer(clip_norm=1.0)", "Trainer(clip=1.0)", since="0.1")
         >>> print(caught[0].message)
         Trainer(clip_norm=1.0) is deprecated since hocket 0.1 and is removed in 0.3. Write Trainer(clip=1.0).
