@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import importlib_metadata
 import pytest
 from hypothesis import given, strategies as st
 
@@ -19,7 +20,7 @@ from hocket.hookspecs import PrecisionHooks, PrecisionLike, StrategyHooks, Strat
 from hocket.plugins import PluginConfigError, catalog, switches
 from hocket.plugins.building import build
 from hocket.run import resolving
-from hocket_cli import main
+from hocket_cli import compatibility, main
 from hocket_cli.plugin_summaries import summary
 
 
@@ -101,11 +102,52 @@ def test_two_providers_of_one_name(install) -> None:
     assert plugins.get("callbacks", "other-things/mine").__module__ == "other_things"
 
 
+def test_the_doctor_says_which_hocket_a_distribution_is_for(install, tmp_path: Path) -> None:
+    for name, requires in (("acme-now", "hocket<0.2,>=0.1"), ("acme-later", "hocket>=7.1; python_version>'3'")):
+        install(name, {f"callbacks/{name}": f"{name.replace('-', '_')}:Mine"}, CALLBACK)
+        with next(tmp_path.glob(f"{name.replace('-', '_')}*/METADATA")).open("a") as file:
+            file.write(f"Requires-Dist: hocket[nlp]<0; extra == 'x'\nRequires-Dist: {requires}\n")
+    now, later = (
+        compatibility.required(name) + "; " + compatibility.mismatch(name) for name in ("acme-now", "acme-later")
+    )
+    assert now == ">=0.1,<0.2; "
+    version = importlib_metadata.version("hocket")
+    assert later == (
+        f">=7.1; requires hocket>=7.1, and {version} is installed; upgrade acme-later, or install hocket>=7.1"
+    )
+
+
 def test_another_version_of_the_contract(install) -> None:
     install("acme-things", {"callbacks/mine": "acme_things:Mine"}, CALLBACK, api="v2")
     assert "mine" not in plugins.names("callbacks")
     with pytest.raises(plugins.UnknownPluginError, match=r"acme-things 1\.0 has plug-in API v2"):
         plugins.get("callbacks", "mine")
+
+
+def test_plugins_of_two_contract_versions_beside_each_other(install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("acme-old", {"callbacks/old": "acme_old:Mine"}, CALLBACK)
+    install("acme-new", {"callbacks/new": "acme_new:Mine"}, "raise SystemExit('imported')", api="v2")
+    assert plugins.get("callbacks", "old").__module__ == "acme_old"
+    with pytest.raises(
+        plugins.UnknownPluginError, match=r"v2, later than v1 of this hocket; upgrade hocket, or install"
+    ):
+        plugins.get("callbacks", "new")
+    monkeypatch.setattr(plugins.catalog, "API", "v3")  # as a later core would see both
+    for name in ("old", "new"):
+        with pytest.raises(plugins.UnknownPluginError, match=f"earlier than v3 of this hocket; upgrade acme-{name}"):
+            plugins.get("callbacks", name)
+
+
+def test_a_plugin_for_two_contract_versions_is_one_plugin(install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("acme-both", {"callbacks/mine": "acme_both:Mine"}, CALLBACK + "\nclass Later(Mine):\n    pass\n")
+    (points,) = (Path(each) for each in sys.path if (Path(each) / "acme_both.py").is_file())
+    (file,) = points.glob("acme_both*.dist-info/entry_points.txt")
+    file.write_text(file.read_text() + "[hocket.v2.callbacks]\nmine = acme_both:Later\n")
+    for api, cls in (("v1", "Mine"), ("v2", "Later")):
+        monkeypatch.setattr(plugins.catalog, "API", api)
+        plugins.refresh()
+        (entry,) = (each for each in plugins.entries("callbacks") if each.name == "mine")
+        assert entry.api == api and plugins.get("callbacks", "mine").__name__ == cls
 
 
 def test_what_is_registered_here_comes_first(install) -> None:

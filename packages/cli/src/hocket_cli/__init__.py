@@ -16,6 +16,7 @@ from hocket.errors import Mistake
 from hocket.plugins import PluginError, catalog, switches
 from hocket.plugins.distributions import AUTOLOAD, UNREADABLE
 from hocket_cli import completion, plugin_summaries
+from hocket_cli.exit_codes import ExitCode
 from hocket_cli.parsers import parser_of
 
 __all__ = ["main"]
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             notes = [" ".join(each.split()) for each in getattr(error, "__notes__", ())]
             print(printable(" ".join([f"hocket: {error}", *notes])), file=sys.stderr)
-        return 1 if isinstance(error, ArithmeticError) else 2
+        return ExitCode.FAILED if isinstance(error, ArithmeticError) else ExitCode.MISTAKE
 
 
 def _hide(error: BaseException) -> None:

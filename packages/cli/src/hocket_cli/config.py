@@ -20,7 +20,7 @@ from hocket.basics.masking import masked
 from hocket.basics.run_folder import is_url
 from hocket.basics.safe_files import printable
 from hocket.data.checks import whose_module
-from hocket.errors import Mistake
+from hocket.errors import HocketDeprecationWarning, Mistake
 from hocket.help.raised import raised
 from hocket.loop.settings import Settings
 from hocket.optim.groups import OPTIONS
@@ -108,7 +108,9 @@ def _warnings_in_yaml() -> Iterator[None]:
     """Show warnings in one line each, without the line of code, and with advice as a file spells it."""
 
     def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
-        if issubclass(category, UserWarning) and not issubclass(category, DeprecationWarning):
+        if issubclass(category, UserWarning | HocketDeprecationWarning) and not issubclass(
+            category, DeprecationWarning
+        ):
             print(printable(f"hocket: {' '.join(in_yaml(message).split())}"), file=sys.stderr, flush=True)
         else:
             shown_before(message, category, *rest)

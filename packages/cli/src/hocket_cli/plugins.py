@@ -1,4 +1,4 @@
-"""``hocket plugins list | info | doctor | check | hooks | new``: show and check the installed plug-ins, and begin one."""
+"""``hocket plugins list | info | doctor | check | hooks | new | index | install``: show, check, begin and install plug-ins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hocket_cli.scaffold import LICENSES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add a sub-parser for each of the actions."""
+    """Add a sub-parser for each action."""
     actions = parser.add_subparsers(dest="action", required=True)
     listing = actions.add_parser(
         "list", help="list all plug-ins: kind, name, summary, distribution, version; imports nothing"
@@ -55,6 +55,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     new.add_argument("--author", metavar="'NAME <ADDRESS>'", help="the author; by default the user of git")
     new.add_argument("--license", default=LICENSES[0], choices=LICENSES, help=f"by default {LICENSES[0]}")
     new.add_argument("--url", help="of the repository, for the metadata")
+    index = actions.add_parser("index", help="write a page and a JSON file of the plug-ins in wheels; imports nothing")
+    index.add_argument(
+        "--from",
+        dest="source",
+        required=True,
+        metavar="WHEELS_OR_URL",
+        help="a folder of wheels, or the URL of a simple index",
+    )
+    index.add_argument(
+        "--checks", metavar="FILE", help="results of `hocket plugins check --json` (default checks.json there)"
+    )
+    index.add_argument(
+        "--into", default="plugin-index", metavar="FOLDER", help="the folder to write (default plugin-index)"
+    )
+    install = actions.add_parser("install", help="show what distributions bring, ask, and install them by pip or uv")
+    install.add_argument("names", nargs="+", metavar="NAME", help="a distribution, or a plug-in of the index")
+    install.add_argument("--index", metavar="URL", help="the simple index to install from")
+    install.add_argument("--yes", action="store_true", help="do not ask")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,6 +91,14 @@ def run(args: argparse.Namespace) -> int:
         from hocket_cli.check import run as check
 
         return check(args)
+    if args.action == "index":
+        from hocket_cli.index.page import run as index
+
+        return index(args)
+    if args.action == "install":
+        from hocket_cli.index.install import run as install
+
+        return install(args)
     from hocket_cli.plugin_doctor import run as doctor
 
     return doctor(args)
@@ -193,4 +219,6 @@ def _hooks() -> int:
     return 0
 
 
-command = Command("Show, check and begin plug-ins: list, info, doctor, check, hooks, new", add_arguments, run)
+command = Command(
+    "Show, check, begin and install plug-ins: list, info, check, new, index, install …", add_arguments, run
+)

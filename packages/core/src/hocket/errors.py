@@ -123,5 +123,12 @@ class CheckpointError(WrongState):
         super().__init__(printable(message))
 
 
+class HocketDeprecationWarning(FutureWarning):
+    """Something of hocket's public interface works, but is removed in the version that the message names.
+
+    It is a FutureWarning, because Python shows no DeprecationWarning outside of ``__main__``.
+    """
+
+
 class DamagedCheckpointWarning(UserWarning):
     """A checkpoint was skipped because it is damaged."""

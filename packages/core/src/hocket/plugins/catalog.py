@@ -104,7 +104,11 @@ class Catalog(NamedTuple):
 def installed() -> Catalog:
     """Scan the distributions once and return every entry point of a ``hocket.*`` group, of any API version."""
     declared, problems = distributions.scan()
-    all_entries = sorted(entry for dist in declared for entry in _entries_of(dist))
+    scanned = sorted(entry for dist in declared for entry in _entries_of(dist))
+    own = {
+        (entry.kind, entry.name, entry.dist) for entry in scanned if entry.api == API
+    }  # also of other versions: once
+    all_entries = [entry for entry in scanned if entry.api == API or (entry.kind, entry.name, entry.dist) not in own]
     plugins = tuple(entry for entry in all_entries if entry.kind != _DEFAULTS)
     chosen = tuple(entry for entry in all_entries if entry.kind == _DEFAULTS)
     problems += [Problem(item.dist, item.version, text) for item in chosen if (text := _wrong_default(item, plugins))]
@@ -118,7 +122,7 @@ def _entries_of(declared: distributions.Declared) -> Iterator[Entry]:
     points = dict.fromkeys(declared.points)
     several = Counter((point.group, point.name) for point in points)
     for point in points:
-        group = re.fullmatch(r"hocket\.(v[0-9]+)\.(\w+)", point.group)
+        group = re.fullmatch(r"hocket\.(v[1-9][0-9]{0,2})\.(\w+)", point.group)
         if group is None:
             continue
         api, kind = group.groups()
@@ -320,6 +324,15 @@ def defaults(role: str) -> list[Entry]:
     return [entry for entry in choices(ROLES[role]) if (entry.dist, entry.target) in declared]
 
 
+def another_api(entry: Entry) -> str:
+    """Return why an entry of another API version cannot be used, and what to do; empty for one of this API version."""
+    if entry.api == API:
+        return ""
+    later = int(entry.api[1:]) > int(API[1:])
+    remedy = f"upgrade hocket, or install an earlier {entry.dist}" if later else f"upgrade {entry.dist}"
+    return f"has plug-in API {entry.api}, {'later' if later else 'earlier'} than {API} of this hocket; {remedy}"
+
+
 def extra_of(kind: str, name: str) -> str | None:
     """Return the extra of hocket that installs a plug-in (for kind ``"defaults"``, a role's default), or None."""
     extra: str | None = known().get(kind, {}).get(name)
@@ -355,10 +368,7 @@ def _unknown(kind: str, name: str, short: str) -> str:
     what = f"There is no {singular(kind)} '{name}'"
     for entry in entries(kind):
         if entry.name == short and entry.api != API:
-            return (
-                f"{what} for this hocket: {entry.dist} {entry.version} has plug-in API {entry.api}, and this hocket has {API}. "
-                "Upgrade one of them."
-            )
+            return f"{what} for this hocket: {entry.dist} {entry.version} {another_api(entry)}."
         if entry.name == short and not switches.current().permit(entry):
             return f"{what}: {entry.dist} {entry.version} provides it, but {switches.current().source} disables it."
     uninstalled = known().get(kind, {})

@@ -1,0 +1,21 @@
+"""The exit codes of the ``hocket`` command."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from hocket.basics.control_c import EXIT_CODE
+
+
+class ExitCode(IntEnum):
+    """What a command returns to the shell. Commands of other packages may return more."""
+
+    DONE = 0
+    #: Something was found to be wrong, such as a damaged checkpoint, or a run ended with an error.
+    FAILED = 1
+    #: The command was not understood, or cannot be done as it was written.
+    MISTAKE = 2
+    #: A signal ended the run, which continues from a checkpoint: "try again later" of sysexits.h.
+    SAVED = EXIT_CODE
+    #: Control-C ended a sweep, which the same command continues.
+    INTERRUPTED = 130

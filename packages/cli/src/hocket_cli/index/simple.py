@@ -1,0 +1,138 @@
+"""Read a simple index of distributions, as HTML or JSON: packaging.python.org/specifications/simple-repository-api."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import sys
+import urllib.error
+import urllib.request
+from html.parser import HTMLParser
+from typing import NamedTuple
+from urllib.parse import urldefrag, urljoin, urlsplit
+
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+from hocket.basics.safe_files import printable
+from hocket.errors import MissingFile, WrongFile
+from hocket_cli.index.wheels import About, of_wheel
+
+#: Maximum sizes of pages and of wheels in bytes, and seconds without an answer.
+_PAGE, _WHEEL, _TIMEOUT = 32_000_000, 200_000_000, 30.0
+_ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
+
+
+class File(NamedTuple):
+    """A file of a project, or a project of the index."""
+
+    name: str
+    url: str
+    sha256: str = ""
+    yanked: bool = False
+
+
+def plugins(index: str, pattern: str = "hocket-") -> list[About]:
+    """Return what the newest wheel of each project says whose name begins with the pattern. Raises WrongFile, MissingFile.
+
+    A project that cannot be read is omitted, and named on stderr.
+    """
+    abouts = []
+    for name in sorted({canonicalize_name(each.name) for each in _links(_directory(index))}):
+        try:
+            about = _newest(index, name) if name.startswith(pattern) else None
+        except (WrongFile, MissingFile) as error:
+            print(printable(f"hocket: {name} is omitted: {error}"), file=sys.stderr)
+            continue
+        if about is not None:
+            abouts.append(about)
+    return abouts
+
+
+def has(index: str, name: str) -> bool:
+    """Whether an index has a project of a name."""
+    try:
+        return bool(_links(urljoin(_directory(index), f"{canonicalize_name(name)}/")))
+    except MissingFile:
+        return False
+
+
+def _newest(index: str, name: str) -> About | None:
+    wheels = []
+    for file in _links(urljoin(_directory(index), f"{name}/")):
+        try:
+            _, version, build, _ = parse_wheel_filename(file.name)
+        except InvalidWheelFilename:  # a source distribution
+            continue
+        if not file.yanked:
+            wheels.append((not version.is_prerelease, version, build, file))
+    if not wheels:
+        return None
+    file = max(wheels)[-1]
+    data, _, _ = _get(file.url, _WHEEL)
+    if file.sha256 and hashlib.sha256(data).hexdigest() != file.sha256:
+        raise WrongFile(
+            f"{file.url} does not have the checksum that the index states. Do not install it; tell its author."
+        )
+    return of_wheel(data)
+
+
+def _directory(index: str) -> str:
+    return index.rstrip("/") + "/"
+
+
+def _links(url: str) -> list[File]:
+    data, kind, url = _get(url, _PAGE)
+    if "json" not in kind:
+        page = _Page(url)
+        page.feed(data.decode(errors="replace"))
+        return page.links
+    try:
+        content = json.loads(data)
+        if "files" in content:
+            return [
+                File(each["filename"], urljoin(url, each["url"]), each.get("hashes", {}).get("sha256", ""),
+                     bool(each.get("yanked")))
+                for each in content["files"]
+            ]  # fmt: skip
+        return [File(each["name"], "") for each in content["projects"]]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WrongFile(f"{url} is not a page of a simple index: {type(error).__name__} {error}.") from error
+
+
+class _Page(HTMLParser):
+    """Collects the links of a page."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.url, self.links = url, list[File]()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "a" and (target := given.get("href")):
+            url, fragment = urldefrag(urljoin(self.url, target))
+            name = urlsplit(url).path.rstrip("/").rpartition("/")[2]
+            digest = fragment.removeprefix("sha256=") if fragment.startswith("sha256=") else ""
+            self.links.append(File(name, url, digest, "data-yanked" in given))
+
+
+def _get(url: str, limit: int) -> tuple[bytes, str, str]:
+    """Return the content of a URL, its media type, and the URL that it was redirected to."""
+    if "@" in urlsplit(url).netloc:
+        raise WrongFile("An address with a password is not read, because it would be shown. Write one without it.")
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise WrongFile(f"{url} cannot be read. Write an address that begins with https:// or http://.")
+    request = urllib.request.Request(url, headers={"Accept": _ACCEPT, "User-Agent": "hocket"})
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
+            data = answer.read(limit + 1)
+            kind, url = answer.headers.get_content_type(), answer.url
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            raise MissingFile(f"{url} does not exist. Write the address of a simple index.") from error
+        raise WrongFile(f"{url} cannot be read: {error}. Try again, or write another address.") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise WrongFile(f"{url} cannot be read: {error}. Try again, or write another address.") from error
+    if len(data) > limit:
+        raise WrongFile(f"{url} has more than {limit:,} bytes, which is the limit.")
+    return data, kind, url
