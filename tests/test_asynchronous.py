@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hocket
 from hocket.data.nesting import move
-from hocket.devices import placement
+from hocket.devices import model_placement as placement
 from hocket.devices.cuda import CUDA
 from hocket.loop import agreement, determinism, nonfinite
 from hocket_checkpoints.storage.snapshot import Snapshot, Staging

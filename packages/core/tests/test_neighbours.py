@@ -18,7 +18,7 @@ from hypothesis import given, strategies as st
 
 import hocket
 from hocket import plugins
-from hocket.plugins import catalog, distributions
+from hocket.plugins import catalog, entry_points as distributions
 from hocket.plugins.building import build
 from hocket_cli import main
 

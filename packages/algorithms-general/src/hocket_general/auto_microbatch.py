@@ -26,7 +26,7 @@ from hocket.hookspecs.events import MICROBATCH_EVENTS
 from hocket.loop.actions import compute_gradients, compute_microbatch
 from hocket.loop.carry import split_carry
 from hocket.loop.trial import without_trace
-from hocket.run import comparison
+from hocket.run import same_on_ranks as comparison
 from hocket.state.metrics import MetricSet
 from hocket.state.state import State
 from hocket.state.step import UserStep, count

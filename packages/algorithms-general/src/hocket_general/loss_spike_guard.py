@@ -22,7 +22,7 @@ from hocket.errors import WrongState, WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
 from hocket.hookspecs.algorithm import Algorithm, Phase
-from hocket.optim.learning_rate import Scheduled
+from hocket.optim.learning_rate_schedules import Scheduled
 from hocket.state.requests import Decision
 from hocket_general.weight_averages import Averages
 

@@ -25,7 +25,7 @@ from hocket.hookspecs.callback import Callback
 from hocket.loop.agreement import ranks_of
 from hocket.run.content import by_own_names
 from hocket.state import conversions
-from hocket.state.due import Due
+from hocket.state.interval_due import Due
 from hocket.state.requests import Decision
 from hocket.state.state import State
 from hocket_checkpoints import plugin_components, resuming

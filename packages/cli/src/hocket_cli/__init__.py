@@ -14,7 +14,7 @@ from types import TracebackType
 from hocket.basics.safe_files import printable
 from hocket.errors import Mistake
 from hocket.plugins import PluginError, catalog, switches
-from hocket.plugins.distributions import AUTOLOAD, UNREADABLE
+from hocket.plugins.entry_points import AUTOLOAD, UNREADABLE
 from hocket_cli import completion, plugin_summaries
 from hocket_cli.exit_codes import ExitCode
 from hocket_cli.parsers import parser_of

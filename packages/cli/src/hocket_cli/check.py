@@ -10,7 +10,7 @@ from typing import Any
 from hocket.help import optional_packages
 from hocket.help.ours import PACKAGES
 from hocket.plugins import KINDS, Entry, PluginError, catalog, switches
-from hocket.plugins.distributions import normal
+from hocket.plugins.entry_points import normal
 from hocket_cli.plugins import status
 
 

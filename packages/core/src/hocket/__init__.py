@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
     try:
         return lazy("hocket")[0](name)
     except UnicodeDecodeError as error:  # in torch, which reads the entry points of every distribution
-        from hocket.plugins import catalog, distributions
+        from hocket.plugins import catalog, entry_points as distributions
 
         for problem in catalog.installed().problems:
             error.add_note(f"{problem.dist} {problem.version}: {problem.text}, or set {distributions.AUTOLOAD}=0.")

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from hocket.errors import WrongFile
-from hocket.plugins import KINDS, distributions
+from hocket.plugins import KINDS, entry_points as distributions
 from hocket_cli.compatibility import of_core
 
 #: Maximum size in bytes of each file of metadata.

@@ -11,7 +11,7 @@ from hocket.errors import WrongValue
 from hocket.help import names as others
 from hocket.help.ours import PACKAGES
 from hocket.plugins import catalog
-from hocket.plugins.distributions import normal
+from hocket.plugins.entry_points import normal
 
 #: Longer names would not fit into the lines of the generated code.
 _LONGEST = 30

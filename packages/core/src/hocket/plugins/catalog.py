@@ -23,8 +23,8 @@ from hocket.basics.plugin_errors import (
 from hocket.help import names as others
 from hocket.help.optional_packages import NotInstalled
 from hocket.help.ours import PARTS
-from hocket.plugins import distributions, switches
-from hocket.plugins.distributions import Problem, normal
+from hocket.plugins import entry_points as distributions, switches
+from hocket.plugins.entry_points import Problem, normal
 
 #: The plug-in API version of this core.
 API = "v1"

@@ -20,7 +20,7 @@ from hocket.errors import WrongType
 from hocket.help import warn
 from hocket.help.names import closest
 from hocket.help.ours import PARTS
-from hocket.plugins.distributions import normal
+from hocket.plugins.entry_points import normal
 
 if TYPE_CHECKING:
     from hocket.plugins.catalog import Entry

@@ -16,7 +16,7 @@ from hocket.help import optional_packages
 from hocket.loop.evaluate import EvalData, prepare_sets
 from hocket.loop.fit import FitLoop
 from hocket.loop.settings import Settings
-from hocket.run import comparison
+from hocket.run import same_on_ranks as comparison
 from hocket.state.state import State
 
 if TYPE_CHECKING:

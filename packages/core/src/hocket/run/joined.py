@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from hocket.basics import launch_environment
-from hocket.devices import placement
+from hocket.devices import model_placement as placement
 from hocket.plugins.bus import Bus
-from hocket.run import comparison
+from hocket.run import same_on_ranks as comparison
 from hocket.run.resolving import Parts
 
 

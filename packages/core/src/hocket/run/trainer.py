@@ -30,7 +30,7 @@ from hocket.loop.nonfinite import NonFiniteGuard, Policy
 from hocket.loop.settings import Settings
 from hocket.plugins import switches
 from hocket.plugins.bus import Bus
-from hocket.run import assembly, comparison
+from hocket.run import assembly, same_on_ranks as comparison
 from hocket.run.joined import Joined
 from hocket.run.resolving import Parts, shows_only
 from hocket.state import conversions

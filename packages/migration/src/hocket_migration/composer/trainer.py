@@ -14,7 +14,7 @@ import torch
 from hocket import Decision, EvalSet
 from hocket.errors import WrongValue
 from hocket.hookspecs.attachment import Attachment
-from hocket.optim.learning_rate import make_schedules
+from hocket.optim.learning_rate_schedules import make_schedules
 from hocket_migration.composer import arguments, checkpoint_loading
 from hocket_migration.composer.callbacks import CheckpointSaver
 from hocket_migration.composer.checkpoint_saving import NamedCheckpoints

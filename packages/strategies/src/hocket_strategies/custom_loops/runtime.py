@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from hocket.basics import seeding
 from hocket.data.adapters import prepared
 from hocket.data.checks import check_batches
-from hocket.devices import placement
+from hocket.devices import model_placement as placement
 from hocket.errors import WrongState, WrongType, WrongValue
 from hocket.help import attributes
 from hocket.help.arguments import explained, understood, unknown

@@ -100,7 +100,7 @@ class Stepped(TimeOnly):
     def start(self, state: State) -> None:
         """Check the scheduler's lengths: it has set the first learning rate when it was created."""
         if self._every == Time(1, Unit.BATCH) and self._steps == 0:
-            from hocket.optim import schedulers
+            from hocket.optim import scheduler_lengths as schedulers
 
             schedulers.check_lengths(self._scheduler, state, self.by_default)
 
