@@ -90,7 +90,7 @@ def observe(
         given |= _of_run(run(), plugin)
         _compare_resources(seen, resources)
         _compare_classes(seen, classes, owned)
-        _compare_tensors(seen, plugin, usual, given, watch.samples)
+        _compare_tensors(seen, plugin, usual, given, watch.shapes)
         algorithm = isinstance(plugin, hocket.Algorithm)
         del plugin
         gc.collect()
@@ -125,10 +125,10 @@ class _Watch(hocket.Callback):
         self.numbers: list[dict[str, int]] = []
         self.epochs = 0
         #: The shapes of batches and outputs.
-        self.samples: set[torch.Size] = set()
+        self.shapes: set[torch.Size] = set()
 
     def batch_end(self, state: hocket.State) -> None:
-        self.samples |= {each.shape for each in _leaves((state.batch, state.outputs)) if each.ndim > 1}
+        self.shapes |= {each.shape for each in _leaves((state.batch, state.outputs)) if each.ndim > 1}
         torch.rand(1)
         random.random()
         numbers = {"torch": torch.get_rng_state().numpy().tobytes(), "random": random.getstate()}
@@ -220,7 +220,7 @@ def _compare_resources(
 
 
 def _compare_tensors(
-    seen: Observation, plugin: Any, usual: set[torch.Size], given: set[int], samples: set[torch.Size]
+    seen: Observation, plugin: Any, usual: set[torch.Size], given: set[int], shapes: set[torch.Size]
 ) -> None:
     """Compare the tensors in memory with those that a plug-in may keep for a later fit, which are not of a batch."""
     state = plugin.state_dict() if hasattr(plugin, "state_dict") else {}
@@ -228,17 +228,15 @@ def _compare_tensors(
     kept = [
         each
         for each in _tensors()
-        if plugin is None
-        or each.grad_fn is not None
-        or (each.ndim and each.shape not in usual and id(each) not in saved)
+        if plugin is None or each.grad_fn is not None or (each.shape in shapes - usual and id(each) not in saved)
     ]
     if kept and "tensors" not in seen.faults:
-        shapes = sorted({f"{tuple(each.shape)}{' with its graph' if each.grad_fn else ''}" for each in kept})
+        sizes = sorted({f"{tuple(each.shape)}{' with its graph' if each.grad_fn else ''}" for each in kept})
         where = (
             "The plug-in keeps" if plugin is not None else "Something other than the plug-in, such as its module, keeps"
         )
         seen.faults["tensors"] = (
-            f"{where} {len(kept)} tensors after the run was closed and its Trainer is gone, of shapes {', '.join(shapes[:5])}. "
+            f"{where} {len(kept)} tensors after the run was closed and its Trainer is gone, of shapes {', '.join(sizes[:5])}. "
             "Drop batches, outputs, losses and caches in close(state), or return from state_dict() what a later fit needs."
         )
 
