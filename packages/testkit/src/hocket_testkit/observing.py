@@ -416,10 +416,12 @@ def _compare_surgery(
     recorded = {id(each) for record in trainer.state.replacements for each in (record.old, record.new)}
     names = {record.name for record in trainer.state.replacements}
     outer = [name for name in changed if not any(name.startswith(f"{other}.") for other in changed)]
+    planned = "\n".join(line for lines in trainer.plan().surgery.values() for line in lines)
+    patched = {name for name in changed if after.get(name) is before.get(name) and name.rpartition(".")[2] in planned}
     missing = [
         name or type(model).__name__
         for name in outer
-        if not {id(before.get(name)), id(after.get(name))} & recorded and name not in names
+        if not {id(before.get(name)), id(after.get(name))} & recorded and name not in names | patched
     ]
     if missing:
         seen.faults["surgery"] = (
@@ -428,7 +430,6 @@ def _compare_surgery(
             "summary follow it."
         )
         return
-    planned = "\n".join(line for lines in trainer.plan().surgery.values() for line in lines)
     unseen = [record.name for record in trainer.state.replacements if record.name.rpartition(".")[2] not in planned]
     if unseen:
         seen.faults["surgery"] = (
