@@ -140,7 +140,7 @@ def test_a_deprecated_name_works_and_warns_at_the_line_of_the_user(monkeypatch: 
         hocket_help.deprecated("summary()", "text_of()", since="0.1")
         return str(entry)
 
-    hocket_frame = {"__name__": "hocket_cli.source", "hocket_help": hocket_help, "Any": Any}
+    hocket_frame = {"__name__": "hocket_cli.plugin_summaries", "hocket_help": hocket_help, "Any": Any}
     ours = type(summary)(summary.__code__, hocket_frame)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -23,8 +23,9 @@ from hocket.plugins import KINDS, catalog
 from hocket.run.joined import Joined
 from hocket_checkpoints import content
 from hocket_checkpoints.storage import manifest
-from hocket_cli import keys, parsers, sweep
+from hocket_cli import keys, parsers
 from hocket_cli.exit_codes import ExitCode
+from hocket_cli.sweeps import description
 
 FILE = Path(__file__).parent / f"surface-{catalog.API}.txt"
 SOURCES = Path(__file__).parent.parent.parent / "packages"
@@ -89,7 +90,7 @@ def configuration() -> Iterator[str]:
     """Yield the keys of configurations with their defaults, and the keys of sweeps."""
     for key in keys.keys().values():
         yield f"configuration {key.name}" + ("" if key.required else f" = {key.default!r}")
-    yield from (f"sweep {key}" for key in sweep._KEYS)
+    yield from (f"sweep {key}" for key in description._KEYS)
 
 
 def variables(sources: Iterable[str] | None = None) -> Iterator[str]:

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -83,12 +84,13 @@ def observe(
         trainer.close()
         _compare_hooks(seen, hooks, trained)
         usual = {each.shape for module in (trained, *modules.values()) for each in module.state_dict().values()}
-        watch.plugin = None
+        watch.plugin, run = None, weakref.ref(trainer.state)
         del trainer, trained, modules
         gc.collect()
+        given |= _of_run(run(), plugin)
         _compare_resources(seen, resources)
         _compare_classes(seen, classes, owned)
-        _compare_tensors(seen, plugin, usual, given, watch.samples)
+        _compare_tensors(seen, plugin, usual, given, watch.shapes)
         algorithm = isinstance(plugin, hocket.Algorithm)
         del plugin
         gc.collect()
@@ -122,11 +124,11 @@ class _Watch(hocket.Callback):
         self.sizes: list[Counter[str]] = []
         self.numbers: list[dict[str, int]] = []
         self.epochs = 0
-        #: The numbers of samples of batches, which are the first dimension of what is computed from one.
-        self.samples: set[int] = set()
+        #: The shapes of batches and outputs.
+        self.shapes: set[torch.Size] = set()
 
     def batch_end(self, state: hocket.State) -> None:
-        self.samples |= {len(each) for each in _leaves(state.batch) if each.ndim}
+        self.shapes |= {each.shape for each in _leaves((state.batch, state.outputs)) if each.ndim > 1}
         torch.rand(1)
         random.random()
         numbers = {"torch": torch.get_rng_state().numpy().tobytes(), "random": random.getstate()}
@@ -218,7 +220,7 @@ def _compare_resources(
 
 
 def _compare_tensors(
-    seen: Observation, plugin: Any, usual: set[torch.Size], given: set[int], samples: set[int]
+    seen: Observation, plugin: Any, usual: set[torch.Size], given: set[int], shapes: set[torch.Size]
 ) -> None:
     """Compare the tensors in memory with those that a plug-in may keep for a later fit, which are not of a batch."""
     state = plugin.state_dict() if hasattr(plugin, "state_dict") else {}
@@ -226,19 +228,31 @@ def _compare_tensors(
     kept = [
         each
         for each in _tensors()
-        if plugin is None
-        or each.grad_fn is not None
-        or (each.ndim and each.shape not in usual and id(each) not in saved)
+        if plugin is None or each.grad_fn is not None or (each.shape in shapes - usual and id(each) not in saved)
     ]
     if kept and "tensors" not in seen.faults:
-        shapes = sorted({f"{tuple(each.shape)}{' with its graph' if each.grad_fn else ''}" for each in kept})
+        sizes = sorted({f"{tuple(each.shape)}{' with its graph' if each.grad_fn else ''}" for each in kept})
         where = (
             "The plug-in keeps" if plugin is not None else "Something other than the plug-in, such as its module, keeps"
         )
         seen.faults["tensors"] = (
-            f"{where} {len(kept)} tensors after the run was closed and its Trainer is gone, of shapes {', '.join(shapes[:5])}. "
+            f"{where} {len(kept)} tensors after the run was closed and its Trainer is gone, of shapes {', '.join(sizes[:5])}. "
             "Drop batches, outputs, losses and caches in close(state), or return from state_dict() what a later fit needs."
         )
+
+
+def _of_run(state: Any, plugin: Any) -> set[int]:
+    """Return the ids of the tensors that a run holds by itself, if the plug-in keeps its state: both end together."""
+    waiting, visited, found = [state], {id(plugin), id(vars(plugin)) if hasattr(plugin, "__dict__") else 0}, set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in visited or isinstance(each, type | ModuleType):
+            continue
+        visited.add(id(each))
+        if isinstance(each, Tensor):
+            found |= {id(each), id(each._base)}
+        waiting += (each.__closure__ or ()) if inspect.isfunction(each) else gc.get_referents(each)
+    return found
 
 
 def _leaves(nested: Any) -> list[Tensor]:
@@ -402,10 +416,12 @@ def _compare_surgery(
     recorded = {id(each) for record in trainer.state.replacements for each in (record.old, record.new)}
     names = {record.name for record in trainer.state.replacements}
     outer = [name for name in changed if not any(name.startswith(f"{other}.") for other in changed)]
+    planned = "\n".join(line for lines in trainer.plan().surgery.values() for line in lines)
+    patched = {name for name in changed if after.get(name) is before.get(name) and name.rpartition(".")[2] in planned}
     missing = [
         name or type(model).__name__
         for name in outer
-        if not {id(before.get(name)), id(after.get(name))} & recorded and name not in names
+        if not {id(before.get(name)), id(after.get(name))} & recorded and name not in names | patched
     ]
     if missing:
         seen.faults["surgery"] = (
@@ -414,7 +430,6 @@ def _compare_surgery(
             "summary follow it."
         )
         return
-    planned = "\n".join(line for lines in trainer.plan().surgery.values() for line in lines)
     unseen = [record.name for record in trainer.state.replacements if record.name.rpartition(".")[2] not in planned]
     if unseen:
         seen.faults["surgery"] = (
