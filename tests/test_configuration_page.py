@@ -1,4 +1,4 @@
-"""docs/configuration.md: its programs run, its commands print what it says, and its keys are those of the Trainer.
+"""docs/reference/configuration.md: its programs run, its commands print what it says, and its keys are those of the Trainer.
 
 Type ``python tests/test_configuration_page.py`` to write its list of keys anew.
 """
@@ -18,7 +18,7 @@ import hocket
 from hocket_cli import main
 from hocket_cli.keys import KIND_OF_KEY, keys
 
-PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
+PAGE = Path(__file__).parent.parent / "docs/reference/configuration.md"
 HEADING = "## Every key\n\n"
 
 

@@ -547,8 +547,8 @@ def test_models_of_transformers(kind) -> None:
 
 
 def test_the_program_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/losses.md: several loaders, also in microbatches, and no warning."""
-    page = (Path(__file__).parent.parent / "docs" / "losses.md").read_text(encoding="utf-8")
+    """docs/how-to/losses.md: several loaders, also in microbatches, and no warning."""
+    page = (Path(__file__).parent.parent / "docs/how-to/losses.md").read_text(encoding="utf-8")
     file = tmp_path / "page.py"
     file.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)), encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -345,8 +345,8 @@ def test_strategies_that_step_everything_refuse_in_the_plan(tmp_path: Path) -> N
 
 
 def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/steps.md: its program runs, and its recipes train."""
-    page = (Path(__file__).parent.parent / "docs" / "steps.md").read_text(encoding="utf-8")
+    """docs/how-to/steps.md: its program runs, and its recipes train."""
+    page = (Path(__file__).parent.parent / "docs/how-to/steps.md").read_text(encoding="utf-8")
     file = tmp_path / "page.py"
     file.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)), encoding="utf-8")
     monkeypatch.chdir(tmp_path)

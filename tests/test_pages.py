@@ -19,19 +19,19 @@ import hocket
 
 PAGES = (
     "README.md",
-    "docs/your-model.md",
-    "docs/evaluation.md",
-    "docs/logging.md",
-    "docs/language.md",
-    "docs/optimizers.md",
-    "docs/loggers.md",
-    "docs/monitors.md",
-    "docs/profiling.md",
-    pytest.param("docs/sweeps.md", marks=pytest.mark.long),  # a dozen processes
-    "docs/report.md",
-    pytest.param("docs/estimating.md", marks=pytest.mark.long),
-    "docs/from-composer.md",
-    pytest.param("docs/runtime.md", marks=pytest.mark.long),
+    "docs/tutorials/your-model.md",
+    "docs/how-to/evaluation.md",
+    "docs/how-to/logging.md",
+    "docs/how-to/language.md",
+    "docs/how-to/optimizers.md",
+    "docs/how-to/loggers.md",
+    "docs/how-to/monitors.md",
+    "docs/how-to/profiling.md",
+    pytest.param("docs/how-to/sweeps.md", marks=pytest.mark.long),  # a dozen processes
+    "docs/how-to/report.md",
+    pytest.param("docs/how-to/estimating.md", marks=pytest.mark.long),
+    "docs/how-to/from-composer.md",
+    pytest.param("docs/how-to/runtime.md", marks=pytest.mark.long),
 )
 
 
@@ -39,11 +39,11 @@ PAGES = (
 def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("torchmetrics")
-    if name == "docs/optimizers.md":
+    if name == "docs/how-to/optimizers.md":
         pytest.importorskip("schedulefree")
-    if name == "docs/language.md":
+    if name == "docs/how-to/language.md":
         pytest.importorskip("peft")
-    if name == "docs/report.md":
+    if name == "docs/how-to/report.md":
         pytest.importorskip("vl_convert")
     page = ROOT / name
     monkeypatch.chdir(tmp_path)
@@ -68,7 +68,7 @@ def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_defaults_in_the_table_of_monitors_are_those_of_the_constructors() -> None:
-    rows = re.findall(r"^\| `([\w-]+)` \|.*\|([^|]*)\|$", (ROOT / "docs/monitors.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `([\w-]+)` \|.*\|([^|]*)\|$", (ROOT / "docs/how-to/monitors.md").read_text(), re.MULTILINE)
     checked = 0
     for name, defaults in rows:
         for argument, value in re.findall(r"`(\w+)=([^`]+)`", defaults):

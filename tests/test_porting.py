@@ -1,4 +1,4 @@
-"""docs/porting.md: each program before and after the port prints the same loss. Other frameworks run in other environments."""
+"""docs/how-to/porting.md: each program before and after the port prints the same loss. Other frameworks run elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from pages import ROOT, blocks, write_files
 
-PAGE = ROOT / "docs" / "porting.md"
+PAGE = ROOT / "docs/how-to/porting.md"
 #: The environment variable that names the Python in which a framework is installed; see the session `porting` in noxfile.py.
 PYTHONS = {
     "pytorch": None, "lightning": "PEERS_PYTHON", "transformers": "PEERS_PYTHON", "accelerate": "PEERS_PYTHON",

@@ -60,9 +60,9 @@ def test_types_are_strict(tmp_path: Path) -> None:
 
 
 def test_the_commands_of_the_guide(kit: list[Path], tmp_path: Path) -> None:
-    """From an empty folder to an installed wheel, exactly as docs/publishing-a-plugin.md types them."""
+    """From an empty folder to an installed wheel, exactly as docs/tutorials/publishing-a-plugin.md types them."""
     pytest.importorskip("editables")  # which builds ask for in an environment of their own
-    (block,) = (each for each in blocks(ROOT / "docs" / "publishing-a-plugin.md") if each.language == "console")
+    (block,) = (each for each in blocks(ROOT / "docs/tutorials/publishing-a-plugin.md") if each.language == "console")
     commands = [line.removeprefix("$ ") for line in block.text.splitlines()]
     assert len(commands) <= 10
     environment = Environment(tmp_path, [*kit, build(ROOT / "packages" / "cli", tmp_path)])

@@ -100,8 +100,8 @@ def test_it_passes_its_own_tests(stranger):
 
 
 def test_the_examples_of_the_guide(tmp_path):
-    """docs/plugins.md: its Python runs, what it defines trains, and its lie is found out."""
-    guide = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    """docs/how-to/plugins.md: its Python runs, what it defines trains, and its lie is found out."""
+    guide = (ROOT / "docs/how-to/plugins.md").read_text(encoding="utf-8")
     file = tmp_path / "guide.py"
     file.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)), encoding="utf-8")
     found = runpy.run_path(str(file))

@@ -1,4 +1,4 @@
-"""The public interface of this contract version, a line for each part of it: `docs/stability.md` says what is promised."""
+"""The public interface of this contract version, a line for each part: `docs/reference/stability.md` says what is promised."""
 
 from __future__ import annotations
 
@@ -59,8 +59,9 @@ def changes(before: list[str], now: list[str]) -> str:
 
 
 BROKEN = """\
-A line with a minus was promised to plug-ins and scripts (docs/stability.md). Keep it working with `hocket.help.deprecated(
-NAME, REPLACEMENT, since="{version}")` until {removal}, announce that in CHANGELOG.md, then: python tests/golden/write.py"""
+A line with a minus was promised to plug-ins and scripts (docs/reference/stability.md). Keep it working with
+`hocket.help.deprecated(NAME, REPLACEMENT, since="{version}")` until {removal}, announce that
+in CHANGELOG.md, then: python tests/golden/write.py"""
 ADDED = "Announce the additions in CHANGELOG.md, then: python tests/golden/write.py"
 
 

@@ -64,7 +64,7 @@ class Installed:
         docs = next((folder / "docs" for folder in file.parents if (folder / "docs").is_dir()), None)
         if docs is not None:
             card = docs / "algorithms" / f"{self.entry.name}.md"
-            pages = [card] if card.is_file() else sorted(docs.glob("*.md"))
+            pages = [card] if card.is_file() else sorted(docs.rglob("*.md"))
             return str(docs), "\n".join(page.read_text(encoding="utf-8") for page in pages)
         described = metadata.metadata(self.entry.dist)
         text = described.get("Description") or described.get_payload()  # type: ignore[attr-defined]
