@@ -213,6 +213,16 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def docs(session: nox.Session) -> None:
+    """Build the site of the pages into dist/site, where every warning is an error (about two minutes)."""
+    settle(session)
+    extensions = ("myst-parser", "sphinx-copybutton", "sphinx-llm", "sphinx-notfound-page", "sphinx-reredirects")
+    session.install(*pinned("sphinx", "furo", *extensions))
+    shutil.rmtree(ROOT / "dist" / "site", ignore_errors=True)
+    session.run("sphinx-build", "-q", "-W", "--keep-going", "docs", "dist/site", *session.posargs)
+
+
+@nox.session(default=False)
 @nox.parametrize("package", PACKAGES, ids=[package.folder for package in PACKAGES])
 def isolation(session: nox.Session, package: Package) -> None:
     """Run one package's tests, but for the long ones, with nothing of ours installed but its wheel and STANDARD's."""

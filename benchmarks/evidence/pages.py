@@ -194,7 +194,8 @@ def _index(found: Mapping[str, Any], folder: Path) -> str:
         "",
         "After reading this page you can choose what to try first. Each line is one method alone, on small tasks with real "
         "data, against a tuned plain baseline. A method for other models or sizes can give more than it does here; its card "
-        "says what others have found. [Protocol, baselines and recipes](../explanation/evidence.md).",
+        "says what others have found. [Protocol, baselines and recipes](../explanation/evidence.md). "
+        "[What each can be combined with](matrix.md).",
         "",
         "- ✅ **worth it**: as good on all tasks where it was measured, and on some better at the same cost, or faster",
         "- 🚧 **depends**: better or faster on some task, but at a higher cost, or a loss on another is not excluded; or it "
