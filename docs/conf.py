@@ -21,7 +21,6 @@ html_title = f"hocket {release}"
 
 extensions = ["myst_parser", "sphinx_copybutton", "sphinx_llm.txt", "sphinx_reredirects", "notfound.extension"]
 exclude_patterns = ["_build", "_generate"]
-nitpicky = True
 
 myst_heading_anchors = 4
 
@@ -52,8 +51,13 @@ redirects = {page: f"{folder}/{page}.html" for folder, pages in MOVED.items() fo
 
 def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
     """Append to an index page the navigation that its links are: pages of its folder, and indexes of folders below."""
-    if posixpath.basename(page) == "index":
+    if posixpath.basename(page) == "index" and "{toctree}" not in source[0]:
         below = dict.fromkeys(re.findall(r"\]\(((?:[\w-]+/index)|(?!index)[\w-]+)\.md\)", source[0]))
+        if page == "reference/index":  # pages that docs/_generate wrote
+            folder = DOCS / "reference"
+            files = sorted([*folder.glob("*.md"), *folder.glob("*/index.md")])
+            below |= dict.fromkeys(file.relative_to(folder).with_suffix("").as_posix() for file in files)
+            del below["index"]
         source[0] += "\n".join(["\n```{toctree}", ":hidden:", "", *below, "```\n"])
 
 
