@@ -13,13 +13,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from pages import ROOT, blocks, write_files
+from pages import ROOT, apply, blocks, write
 
 import hocket
 
 PAGES = (
     "README.md",
+    "docs/tutorials/first-run.md",
+    pytest.param("docs/tutorials/from-pytorch.md", marks=pytest.mark.long),
     "docs/tutorials/your-model.md",
+    pytest.param("docs/tutorials/stop-and-resume.md", marks=pytest.mark.long),
+    pytest.param("docs/tutorials/several-machines.md", marks=pytest.mark.long),
+    pytest.param("docs/tutorials/read-a-run.md", marks=pytest.mark.long),
     "docs/how-to/evaluation.md",
     "docs/how-to/logging.md",
     "docs/how-to/language.md",
@@ -48,18 +53,25 @@ def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     page = ROOT / name
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    write_files(page, tmp_path)
     names: dict[str, object] = {"__name__": "__main__"}
-    ran, before = 0, set(sys.modules)
+    ran, before, printed = 0, set(sys.modules), ""
     try:
         with torch.random.fork_rng(devices=[]):
             for block in blocks(page):
-                if block.language == "python" and "file" not in block.words:
+                if block.language == "diff":
+                    apply(block, tmp_path)
+                elif "file" in block.words:
+                    write(block, tmp_path)
+                elif name := block.words.get("result"):
+                    assert (tmp_path / name).read_text(encoding="utf-8") == block.text
+                elif block.language == "python":
                     # As many empty lines as the page has above, so that a traceback names the page's line.
                     exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), names)
                     ran += 1
                 elif block.language == "console":
-                    ran += _commands(block.text, tmp_path)
+                    last, printed = printed, _commands(block.text, tmp_path)
+                    assert "same" not in block.words or printed == last, f"{page}:{block.line}: {printed}"
+                    ran += 1
     finally:
         for module in set(sys.modules) - before:
             if str(getattr(sys.modules[module], "__file__", None) or "").startswith(str(tmp_path)):
@@ -80,11 +92,25 @@ def test_defaults_in_the_table_of_monitors_are_those_of_the_constructors() -> No
     assert checked >= 11
 
 
-def _commands(text: str, folder: Path) -> int:
-    """Run the lines that begin with ``$ hocket``, and return their number."""
-    lines = [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ hocket")]
-    for line in lines:
-        command = [sys.executable, "-m", "hocket", *shlex.split(line, comments=True)[1:]]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ, timeout=120)
-        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
-    return len(lines)
+def _commands(text: str, folder: Path) -> str:
+    """Run the lines that begin with ``$ hocket`` or ``$ python``, and return what they print.
+
+    The lines after a command are among those that it prints, in their order; ``…`` stands for any text.
+    """
+    everything = ""
+    for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
+        program, *arguments = shlex.split(command, comments=True)
+        if program not in ("hocket", "python"):
+            continue
+        words = [sys.executable, *(["-m", "hocket"] if program == "hocket" else []), *arguments]
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"}  # so that both streams are in the order of a terminal
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        done = subprocess.run(words, cwd=folder, text=True, env=environment, timeout=120, **streams)
+        printed = done.stdout
+        assert done.returncode == 0, f"{command}\n{printed}"
+        lines = iter(printed.splitlines())
+        for line in shown.splitlines():
+            pattern = ".*".join(re.escape(part) for part in line.split("…"))
+            assert any(re.fullmatch(pattern, other) for other in lines), f"{command}: no line {line!r} in\n{printed}"
+        everything += printed
+    return everything

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pages import ROOT, blocks, write_files
+from pages import ROOT, blocks, write
 
 PAGE = ROOT / "docs/how-to/porting.md"
 #: The environment variable that names the Python in which a framework is installed; see the session `porting` in noxfile.py.
@@ -27,7 +27,9 @@ def test_port(
     framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("sklearn")
-    write_files(PAGE, tmp_path)
+    for block in blocks(PAGE):
+        if "file" in block.words:
+            write(block, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     try:
