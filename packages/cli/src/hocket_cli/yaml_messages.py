@@ -10,7 +10,9 @@ from typing import Any
 
 from hocket.errors import Setting, rendered
 from hocket.help import names
+from hocket.plugins import catalog
 from hocket_cli.document import flow
+from hocket_cli.keys import KIND_OF_KEY
 
 
 def in_yaml(said: BaseException | str, override: bool = False) -> str:
@@ -58,6 +60,8 @@ def key_of(name: str, value: Any, override: bool = False) -> str:
     text = names.listed(name, "keys") or names.listed(name, "arguments", "Trainer")
     if text is None:
         return ""
+    if kind := KIND_OF_KEY.get(text.removeprefix("«").partition("=")[0]):
+        value = names.alias(kind, str(value), catalog.names(kind)) or value
     return in_yaml(names.filled(text, name, value, _shown(value)), override)
 
 
@@ -73,8 +77,10 @@ def argument_of(target: Any, name: object, value: Any, known: Mapping[str, Any] 
         return ""
     text = names.listed(name, "arguments", getattr(target, "__qualname__", ""))
     if text is None:
-        theirs = names.argument(name, known)
-        return f"Write `{theirs}: {flow(value)}`." if theirs else ""
+        if isinstance(value, int | float) and (unit := names.listed(name, "units")):
+            value = f"{_shown(value)}{unit}"
+        own = names.argument(name, known)
+        return f"Write `{own}: {flow(value)}`." if own else ""
     key, equals, _ = text.removeprefix("«").partition("=")
     if not equals or key not in known:
         return f"Write {text}."

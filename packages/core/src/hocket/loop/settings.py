@@ -134,8 +134,8 @@ def clipping(argument: str, given: object) -> Clipping | None:
     number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
     if kind not in ("norm", "value", "adaptive") or not number or not threshold > 0:
         raise WrongValue(
-            f"«{argument}={given!r}» is neither a positive norm, such as 1.0, nor a kind and a threshold: ('norm', 1.0), "
-            f"('value', 0.5) or ('adaptive', 0.01). For no clipping write «{argument}=None»."
+            f"«{argument}={given!r}» is neither a positive norm, such as 1.0, nor a kind and a threshold: «('norm', 1.0)», "
+            f"«('value', 0.5)» or «('adaptive', 0.01)». For no clipping write «{argument}=None»."
         )
     return kind, float(threshold)
 

@@ -92,10 +92,13 @@ def metrics(given: object) -> Mapping[str, Metric] | Callable[[], Any] | None:
         if isinstance(metric, str):
             name = simple_metrics.find(metric)
             if name is None:
+                near = names.closest(metric, simple_metrics.METRICS)
                 raise WrongValue(
-                    f"«metrics={metric!r}» is not one of hocket's own metrics: {', '.join(simple_metrics.METRICS)}. Others "
-                    f"come from torchmetrics: «metrics={{{metric!r}: torchmetrics.classification.MulticlassAccuracy(10)}}», "
-                    "for instance; or write an object with update, compute and reset."
+                    f"«metrics={metric!r}» is not one of hocket's own metrics: {', '.join(simple_metrics.METRICS)}. "
+                    f"{f'Did you mean {near!r}? Write «metrics=[{near!r}]». ' if near else ''}Others come from torchmetrics, "
+                    f"such as «metrics={{{metric!r}: torchmetrics.classification.MulticlassAccuracy(10)}}¦metrics={{{metric!r}: "
+                    "{'torchmetrics.classification:MulticlassAccuracy': {'num_classes': 10}}}»; or write an object with update, "
+                    "compute and reset."
                 )
             return name, simple_metrics.METRICS[name]()
         if isinstance(metric, type):
