@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hocket_cli.document import ConfigError, Node, suggestion
+from hocket_cli.yaml_messages import value_in_yaml
 
 #: The kinds of arguments that a configuration gives by name.
 BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -38,7 +39,7 @@ def takes(target: Any, leading: int) -> str:
     except (TypeError, ValueError):
         return "its signature is unknown"
     shown = [
-        each.name if each.default is each.empty else f"{each.name}={each.default!r}"
+        each.name if each.default is each.empty else f"{each.name}: {value_in_yaml(repr(each.default))}"
         for each in parameters
         if each.kind in BY_NAME
     ]

@@ -198,7 +198,9 @@ class Settings:
     eval_data: Argument[EvalData | None] = Argument(ranks="given", part=True)
     data: Argument[DataModule | None] = Argument(ranks="given", part=True)
     metrics: Argument[Metrics] = Argument(conversions.metrics, ranks="given", recorded="converted")
-    train_metrics: Argument[Metrics] = Argument(conversions.metrics, ranks="given", recorded="converted")
+    train_metrics: Argument[Metrics] = Argument(
+        partial(conversions.metrics, argument="train_metrics"), ranks="given", recorded="converted"
+    )
     optimizer: Argument[OptimizerLike | None] = Argument(ranks="given")
     schedule: Argument[ScheduleLike | None] = Argument()
     schedule_every: Argument[str | Time | None] = Argument()

@@ -15,11 +15,11 @@ ELEMENTS    a mean over a number of its own: it returned      that number       
 SUM         a sum over samples                                1; 0 for a padding microbatch         weight * ranks
 ==========  ================================================  ====================================  ==========================
 
-``total`` is the number of samples of the full batch over all ranks (``step.trained_on``). Strategies average gradients over ranks with
-different data, hence ``ranks``; with a strategy that does not, ``total`` is of this rank, and ``ranks`` is 1. The sum
-of the weights of ELEMENTS is known only after the last microbatch, hence the `Weighting.correction` of all gradients in the
-end. A batch that is not divided is not weighed: its loss is multiplied by nothing, so that its gradients are bitwise those of
-a plain loop.
+``total`` is the number of samples of the full batch over all ranks (``step.trained_on``). Strategies average gradients over
+ranks with different data, hence ``ranks``; with a strategy that does not, ``total`` and sums are those of this rank, and
+``ranks`` is 1. The sum of the weights of ELEMENTS is known only after the last microbatch, hence the `Weighting.correction` of
+all gradients in the end. A batch that is not divided is not weighed: its loss is multiplied by nothing, so that its gradients
+are bitwise those of a plain loop.
 
 Padding, a microbatch on a rank that has no samples left, has weight 0 and is of no kind. Its gradient is stopped at the
 outputs of the model, because a mean over nothing may be NaN; in steps of `train_batch`, whose outputs are not known, the loss
