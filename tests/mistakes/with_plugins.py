@@ -94,7 +94,7 @@ MISTAKES = [
     Mistake("lr as text", lambda: trainer(optimizer={"adamw": {"lr": "1e-3"}}), "lr='1e-3', which is str", "float", "Write lr=0.001", listed=True),
     Mistake("a negative lr", lambda: trainer(optimizer="sgd(lr=-1.0)"), "-1.0", "Its signature is sgd(", "write {'sgd': {…}}"),
     Mistake("a misspelt argument", lambda: trainer(optimizer="adamw(learning_rate=1e-3)"), "'learning_rate'", "Its signature is adamw(", "'lr'"),
-    Mistake("'adamw, lr=1e-3'", lambda: trainer(optimizer="adamw, lr=1e-3"), "'adamw, lr=1e-3'", "a name with arguments", "'cosine(warmup=0.05dur)'"),
+    Mistake("'adamw, lr=1e-3'", lambda: trainer(optimizer="adamw, lr=1e-3"), "'adamw, lr=1e-3'", "a name with arguments", "'name(key=value)'"),
     Mistake("'adamw 1e-3'", lambda: trainer(optimizer="adamw(1e-3)"), "'1e-3'", "key=value", "'adamw(key=value, …)'"),
     Mistake("a dict with type", lambda: trainer(optimizer={"type": "AdamW", "lr": 1e-3}), "'type'", "submodule", "{'adamw': {'lr': 0.001}}"),
     Mistake("(class, kwargs)", lambda: trainer(optimizer=(torch.optim.AdamW, {"lr": 1e-3})), "lr", "one of the optimizers", "Write {'adamw': {'lr': 0.001}}"),

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hocket.help import names
 from hocket_cli.document import ConfigError, Node, suggestion
 from hocket_cli.yaml_messages import value_in_yaml
 
@@ -28,7 +29,9 @@ def lacking(target: Any, positional: Sequence[Any], named: Mapping[str, Any]) ->
 
 def lacks(target: Any, name: str, missing: Sequence[str], where: str, leading: int = 0) -> ConfigError:
     """Return the error that arguments are missing."""
-    what = f"Write `{{{name}: {{{missing[0]}: …}}}}`. {takes(target, leading)}."
+    what = (
+        f"Write `{{{name}: {{{missing[0]}: {value_in_yaml(names.example(missing[0]))}}}}}`. {takes(target, leading)}."
+    )
     return ConfigError(where, f"{name} needs {', '.join(missing)}. {what}")
 
 

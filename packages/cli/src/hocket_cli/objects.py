@@ -161,7 +161,7 @@ def _misfit(node: Node, hint: Any, at: str) -> ConfigError:
         what = f"Remove the quotes: {what[6:]}" if node.text is None and write == value else what
     elif call := as_call(node):
         what = call
-    elif "an object of class" in should or "a function" in should:
+    elif not what and ("an object of class" in should or "a function" in should):
         what = (
             f"Write the import path of a class or function: `{key}: module:name`, or `{key}: {{module:name: {{…}}}}` with "
             "arguments."

@@ -90,7 +90,4 @@ def argument_of(target: Any, name: object, value: Any, known: Mapping[str, Any] 
             value = f"{_shown(value)}{unit}"
         own = names.argument(name, known)
         return f"Write `{own}: {flow(value)}`." if own else ""
-    key, equals, _ = text.removeprefix("«").partition("=")
-    if not equals or key not in known:
-        return f"Write {text}."
     return f"Write {in_yaml(names.filled(text, name, value, _shown(value)))}."
