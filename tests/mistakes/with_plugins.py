@@ -95,6 +95,8 @@ MISTAKES = [
     Mistake("a negative lr", lambda: trainer(optimizer="sgd(lr=-1.0)"), "-1.0", "Its signature is sgd(", "write {'sgd': {…}}"),
     Mistake("a misspelt argument", lambda: trainer(optimizer="adamw(learning_rate=1e-3)"), "'learning_rate'", "Its signature is adamw(", "'lr'"),
     Mistake("'adamw, lr=1e-3'", lambda: trainer(optimizer="adamw, lr=1e-3"), "'adamw, lr=1e-3'", "a name with arguments", "'name(key=value)'"),
+    Mistake("warmup_steps of cosine", lambda: trainer(schedule={"cosine": {"warmup_steps": 100}}), "'warmup_steps'", "Its signature is", "Write warmup='100ba'"),
+    Mistake("metrics=['acuracy']", lambda: trainer(metrics=["acuracy"]), "'acuracy'", "accuracy, mae, mse", "Write metrics=['accuracy']"),
     Mistake("'adamw 1e-3'", lambda: trainer(optimizer="adamw(1e-3)"), "'1e-3'", "key=value", "'adamw(key=value, …)'"),
     Mistake("a dict with type", lambda: trainer(optimizer={"type": "AdamW", "lr": 1e-3}), "'type'", "submodule", "{'adamw': {'lr': 0.001}}"),
     Mistake("(class, kwargs)", lambda: trainer(optimizer=(torch.optim.AdamW, {"lr": 1e-3})), "lr", "one of the optimizers", "Write {'adamw': {'lr': 0.001}}"),

@@ -922,7 +922,8 @@ def test_all_advice_is_yaml() -> None:
 #: Values that other libraries take, by one name of their argument; 3 for all others.
 _THEIRS = {
     "accelerator": ["gpu", "cuda", "tpu", "cpu", "auto"], "max_duration": [3, "3ep", "1h"], "algorithm": ["EMA"],
-    "callback": ["LearningRateMonitor"], "criterion": ["CrossEntropyLoss", "mse"], "default_root_dir": ["out"], "ckpt_path": ["auto"],
+    "callback": ["LearningRateMonitor"], "criterion": ["CrossEntropyLoss", "mse"], "default_root_dir": ["out"],
+    "ckpt_path": ["auto"],
 }  # fmt: skip
 
 
@@ -981,6 +982,12 @@ def test_advice_for_plug_ins_of_other_libraries_is_accepted_when_it_is_typed(key
 def test_advice_for_arguments_of_plug_ins_has_their_unit(argument: str, written: str) -> None:
     assert _advice(f"schedule: {{cosine: {{{argument}: 100}}}}") == written
     _accepted(f"schedule: {{cosine: {{{written}}}}}")
+
+
+def test_a_device_is_converted_as_in_python() -> None:
+    _accepted("device: cpu:0")
+    with pytest.raises(plugins.PluginError, match=r"`device: cuda:9` chooses one of several.*CUDA_VISIBLE_DEVICES=9"):
+        _accepted("device: cuda:9")
 
 
 @pytest.mark.parametrize("given", ["clip_gradients: -1", "metrics: [acuracy]", "train_metrics: acuracy"])

@@ -262,7 +262,7 @@ class Configuration:
             return self._plain(key)
         if isinstance(node.value, str) and key not in LISTS:
             with self._about(key):  # such as device: cuda:0
-                node = Node(Settings.arguments()[key].convert(node.value), node.where, node.key, node.text)
+                node.value = Settings.arguments()[key].convert(node.value)
         forms.check_commas(node, key)
         if key in LISTS:
             forms.check_list(node, kind, key)
