@@ -19,7 +19,7 @@ BUDGETS = {
     "cli": 5450,
     "core": 15980,
     "data": 500,
-    "insight": 4920,
+    "insight": 4930,
     "loggers": 1430,
     "migration": 10140,
     "report": 1070,
