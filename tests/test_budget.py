@@ -26,7 +26,7 @@ BUDGETS = {
     "strategies": 4570,
     "testkit": 3330,
 }
-#: Most lines of a file of core, and the files that may have more: the public methods of the Trainer, with their documentation.
+#: Most lines of a file of core, and the files that may have more: a step's actions, the fit loop, the Trainer's documentation.
 LINES, LONGER = 400, {"loop/actions.py", "loop/fit.py", "run/trainer.py"}
 #: Most parameters of core's functions that are annotated as Any alone.
 ANY = 124
