@@ -87,6 +87,6 @@ def test_killed_at_random_moments(
         assert landed[-1] or not inside
         unfinished += any(entry.name.endswith(".partial") for entry in tmp_path.iterdir())
     # A thread writes most of the time; and of few kills in saves all may come before there is a file.
-    assert asynchronous or (unfinished > 0 and landed.count(False) > 0)
+    assert asynchronous or kills < 20 or (unfinished > 0 and landed.count(False) > 0)
     train(tmp_path, ranks, asynchronous=asynchronous)
     assert differences(outcome(tmp_path), expected) == []

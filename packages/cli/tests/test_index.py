@@ -237,7 +237,7 @@ def test_hockets_own_names_are_refused_before_anything_is_asked(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     called = []
-    monkeypatch.setattr(install, "_call", lambda *arguments: called.append(arguments) or "")
+    monkeypatch.setattr(install, "_plan", lambda arguments: called.append(arguments) or [])
     code = main(["plugins", "install", name, "--yes"])
     if name == "hocket-vision":  # is not one of ours, and anybody may have it
         assert code == 0 and called

@@ -164,6 +164,9 @@ def test_no_message_and_no_page_asks_a_registry_for_hocket() -> None:
     places += ["packages/*/src/**/*.py", "packages/*/src/**/*.toml", "benchmarks/*.py"]
     files = [file for place in places for file in root.glob(place) if file.suffix in (".md", ".py", ".toml", ".ipynb")]
     assert len(files) > 400
+    files = [
+        file for file in files if "third_party" not in file.parts
+    ]  # a stranger's README names the stranger's distribution
     found = {str(file.relative_to(root)): looked_up(file.read_text(encoding="utf-8")) for file in files}
     assert not {name: words for name, words in found.items() if words}
 

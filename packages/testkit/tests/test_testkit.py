@@ -340,7 +340,6 @@ def no_handles():
         (SwapsWeightsAndForgets, "test_an_evaluation_leaves_the_weights_alone", "Put them back"),
         (ListensToNothing, "test_implements_known_hooks_only", "implements no hook"),
         (Bad, "test_names_its_source", "where the method comes from"),
-        (Bad, "test_has_a_card", "README.md does not say where the method comes from"),
         (type("Undocumented", (Bad,), {}), "test_has_a_summary", "first line"),
         (type("OneName", (Bad,), {"conflicts": "sam"}), "test_declares_itself_properly", r"conflicts = \('sam',\)"),
         (type("Names", (Bad,), {"events": {"batch_end"}}), "test_declares_itself_properly", "hocket.Event"),

@@ -79,7 +79,7 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
             and Composer ``model.``. `load_weights` still knows them, for a module that has such a submodule itself.
 
     Raises:
-        CheckpointError: it is none of these, is damaged, or could be read only by executing code.
+        CheckpointError: the file has another format, is damaged, or could be read only by executing code.
 
     Example:
         >>> import tempfile, torch

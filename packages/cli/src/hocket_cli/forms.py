@@ -11,8 +11,7 @@ from hocket.help import names
 from hocket.plugins import Entry, PluginConfigError, PluginError, catalog
 from hocket_cli.document import ConfigError, Node, as_node, flow, suggestion
 from hocket_cli.imports import as_call, reference, resolve
-from hocket_cli.objects import shown
-from hocket_cli.yaml_messages import in_yaml
+from hocket_cli.yaml_messages import as_given, in_yaml
 
 # --- a plug-in
 
@@ -30,7 +29,7 @@ def named(node: Node, kind: str, at: str) -> tuple[str, Node]:
     example = (catalog.names(kind) or ["name"])[0]
     raise ConfigError(
         node.where,
-        f"{at}={shown(node.plain())} does not name one {catalog.singular(kind)}. Write `{example}`, "
+        f"{as_given(node, at)} does not name one {catalog.singular(kind)}. Write `{example}`, "
         f"`{{{example}: {{argument: value}}}}` or `module:Class`.",
     )
 
@@ -61,7 +60,7 @@ def check_nested(node: Node, kind: str, at: str) -> None:
     theirs = next(filter(aliases.get, aliases), "")
     if write := as_call(node, {*known, theirs}):
         write = write.replace(theirs, aliases.get(theirs, ""), 1)
-        raise ConfigError(node.where, f"{at}={shown(node.plain())} is a mapping of the name and the arguments. {write}")
+        raise ConfigError(node.where, f"{as_given(node, at)} is a mapping of the name and the arguments. {write}")
 
 
 def check_groups(groups: Node | None, cls: Any, name: str, at: str) -> None:
@@ -101,7 +100,7 @@ def check_list(node: Node, kind: str, key: str) -> None:
     for each in items:
         find(*named(each, kind, key), kind, key)  # the name may be wrong, too
     write = flow([each.plain() for each in items])
-    raise ConfigError(node.where, f"{key}={node.plain()!r} is not a list. Write `{key}: {write}`.")
+    raise ConfigError(node.where, f"{as_given(node, key)} is not a list. Write `{key}: {write}`.")
 
 
 def check_commas(node: Node, at: str) -> None:

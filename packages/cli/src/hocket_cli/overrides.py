@@ -159,7 +159,7 @@ def _unknown(key: object, node: Node) -> str:
         _elsewhere(key, node)
         or suggestion(key, known, "", 0.7)
         or _plugin_key(str(key), node)
-        or suggestion(key, known)
+        or f"Remove it, or write another. {suggestion(key, known)}"
     )
     return f"'{key}' is not a key of a configuration. {write}"
 

@@ -17,7 +17,7 @@ from hocket.help import optional_packages
 
 __all__ = ["Environment", "WorkerError", "cause_of", "current", "environment", "hint", "start"]
 
-#: How the variables of MPIs and of SLURM's job steps begin, and those that say how many processes there are.
+#: Prefixes of the variables that MPIs and SLURM's job steps set, and the variables that hold the number of processes.
 _OF_JOBS = ("OMPI_COMM_WORLD_", "PMI_", "SLURM_STEP")
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 #: Rendezvous port if the launcher sets no value common to all ranks; the same default as torch's.
@@ -26,7 +26,7 @@ PORT = 29500
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """One process among those that were started together. Values that the launcher does not set are None."""
+    """One of the processes that a launcher started together. Values that the launcher does not set are None."""
 
     #: ``"torchrun"``, ``"hocket"``, ``"ray"``, ``"slurm"``, ``"open-mpi"``, ``"mpich"``, ``"intel-mpi"``, or ``"plain"`` for
     #: RANK and WORLD_SIZE from any other launcher.

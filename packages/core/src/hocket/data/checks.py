@@ -168,7 +168,7 @@ def _check_not_data(data: object, argument: str) -> None:
 
 
 def whose_module(given: object) -> str:
-    """Return whose data module an object or class is: "hocket", "lightning" by its methods, or "" if it is none."""
+    """Return the library of a data module or its class: "hocket", "lightning" (by its methods), or "" for other objects."""
     cls = given if isinstance(given, type) else type(given)
     if any(base.__module__ == "hocket_data.data_module" for base in cls.__mro__):
         return "hocket"

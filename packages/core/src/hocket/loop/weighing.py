@@ -6,18 +6,20 @@ A batch is divided into microbatches and over ranks. Its loss is ``sum(weight * 
 ==========  ================================================  ====================================  ==========================
 `Kind`      a loss that is                                    weight                                factor before backward
 ==========  ================================================  ====================================  ==========================
-SAMPLES     a mean over samples; one of the whole batch;      its samples that count                weight * ranks / samples
-            a sum of means under loss_reduction="mean"
-ELEMENTS    a mean over a number of its own: it returned      that number                           the same, and in the end
-            that weight, or labels, a mask, … (below)                                               gradients * samples / sum
+SAMPLES     a mean over samples; a loss of the whole batch;   the samples of the microbatch         weight * ranks / total
+            a sum of means under loss_reduction="mean"        that count
+ELEMENTS    a mean over a number of its own: it returned      that number                           weight * ranks / total;
+            that weight, or labels, a mask, … (below)                                               in the end gradients *
+                                                                                                    total / sum(weight over
+                                                                                                    all ranks)
 SUM         a sum over samples                                1; 0 for a padding microbatch         weight * ranks
 ==========  ================================================  ====================================  ==========================
 
-``samples`` are those of the full batch over all ranks (``step.trained_on``). Strategies average gradients over ranks with
-different data, hence ``ranks``; with a strategy that does not, ``samples`` are those of this rank, and ``ranks`` is 1. The sum
-of the weights of ELEMENTS is known only after the last microbatch, hence the `Weighting.correction` of all gradients in the
-end. A batch that is not divided is not weighed: its loss is multiplied by nothing, so that its gradients are bitwise those of
-a plain loop.
+``total`` is the number of samples of the full batch over all ranks (``step.trained_on``). Strategies average gradients over
+ranks with different data, hence ``ranks``; with a strategy that does not, ``total`` and sums are those of this rank, and
+``ranks`` is 1. The sum of the weights of ELEMENTS is known only after the last microbatch, hence the `Weighting.correction` of
+all gradients in the end. A batch that is not divided is not weighed: its loss is multiplied by nothing, so that its gradients
+are bitwise those of a plain loop.
 
 Padding, a microbatch on a rank that has no samples left, has weight 0 and is of no kind. Its gradient is stopped at the
 outputs of the model, because a mean over nothing may be NaN; in steps of `train_batch`, whose outputs are not known, the loss

@@ -196,10 +196,11 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[object, ...], config:
     parameters = list(signature.parameters.values())[len(arguments) :]
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    for key in config:
+    for key, value in config.items():
         if key not in known and not anything:
             near = others.argument(key, known) or others.closest(key, known, 0.5)
-            hint = f" Did you mean '{near}'?" if near else ""
+            unit = others.listed(key, "units")
+            hint = f" Write «{near}='{value}{unit}'»." if near and unit else f" Did you mean '{near}'?" if near else ""
             raise PluginConfigError(
                 f"{what} has no argument '{key}'.{hint} Its signature is {name}{_readable(signature, arguments)}."
             )

@@ -383,12 +383,13 @@ def _unknown(kind: str, name: str, short: str) -> str:
     if text := others.elsewhere(kind, short):
         return f"{what}. {text}."
     if other := next((group for group in (*_LISTS, *_SINGLE) if group != kind and short in names(group)), None):
-        write = f"{other}=['{short}']" if other in _LISTS else f"{singular(other)}='{short}'"
+        write = f"«{other}=['{short}']»" if other in _LISTS else f"«{singular(other)}='{short}'»"
         return f"{what}. It is one of the {other} here: write {write}."
     near = others.alias(kind, short, [*usable, *uninstalled]) or others.closest(short, [*usable, *uninstalled])
     if near in uninstalled and near not in usable:
         return f"{what}. Did you mean '{near}'? It is not installed; type: {_install(uninstalled[near])}"
-    hint = f"Did you mean '{near}'? Installed:" if near else "Write one of the installed:"
+    write = f" Write «{singular(kind)}='{near}'»." if kind in ("precisions", "strategies", "devices") else ""
+    hint = f"Did you mean '{near}'?{write} Installed:" if near else "Write one of the installed:"
     return f"{what}. {hint} {', '.join(usable) or 'none'} (`hocket plugins list --kind {kind}`)."
 
 

@@ -54,7 +54,7 @@ class Switches:
         names, dists = {entry.name for entry in entries}, {normal(entry.dist) for entry in entries}
         for name in sorted(((self.only or frozenset()) | self.disabled) - names):
             near = closest(name, names)
-            write = f"Did you mean '{near}'?" if near else "`hocket plugins list` prints those that are installed."
+            write = f"Did you mean '{near}'?" if near else "`hocket plugins list` prints the installed plug-ins."
             warn(f"{self.source} names '{name}', but there is no plug-in of that name. {write}")
         for dist in sorted(self.disabled_dists - dists):
             warn(f"{self.source} names 'dist:{dist}', but no distribution of that name has plug-ins.")

@@ -1,4 +1,4 @@
-"""Save, restore and combine the metrics of different libraries, and collect those that are logged.
+"""Save, restore and combine the metrics of different libraries, and collect the logged metrics.
 
 Metrics of torchmetrics are recognized by their class, without importing anything. Only this file uses what is private there:
 ``_update_count``, without which a restored metric warns that ``compute`` was called before ``update``, and ``_reductions``,
