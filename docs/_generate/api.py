@@ -82,8 +82,10 @@ def places() -> dict[int, Place]:
 
 def documentation(path: str, value: Any) -> str:
     """Return the directive that renders a docstring."""
-    if not inspect.isclass(value):
-        return directive("autofunction" if inspect.isroutine(value) else "autodata", path)
+    if not _documented(value):
+        return directive("py:data", path)
+    if inspect.isroutine(value):
+        return directive("autofunction", path)
     members = surface.members(value) if path.rpartition(".")[0] == hocket.__name__ else {}
     options = [f"members: {', '.join(members)}", "undoc-members:"] if members else ["members:"]
     return directive("autoexception" if issubclass(value, BaseException) else "autoclass", path, *options)

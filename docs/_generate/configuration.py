@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from pathlib import Path
@@ -26,12 +27,13 @@ def _section(key: Key) -> str:
     rows = [["type in Python", code(str(parameter.annotation))]]
     rows.append(["default", "none: it is required" if key.required else code(flow(key.default))])
     if kind:
-        rows.append(["plug-ins", f"[{kind}](plugins/index.md#{kind})"])
+        rows.append(["plug-ins", f"[{kind}](plugins/{kind}/index.md)"])
     example = _examples().get(key.name)
     shown = f"```yaml\n{example}\n```" if example else ""
     return "\n\n".join(filter(None, [f"## {key.name}", plain(key.documentation), table(["", ""], rows), shown]))
 
 
+@functools.cache
 def _examples() -> dict[str, str]:
     """Return an example of each key: the shortest of the configurations in docs and examples, which tests run."""
     files = sorted({*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.yaml"), *ROOT.glob("examples/**/*.md")})

@@ -40,7 +40,9 @@ def pages(folder: Path) -> dict[str, str]:
 
 def meaning(variable: str) -> str:
     """Return what docstrings and comments say of an environment variable."""
-    return "; ".join(dict.fromkeys(each for text in sources().values() for each in _said(text, variable)))
+    return "; ".join(
+        dict.fromkeys(each for text in sources().values() if variable in text for each in _said(text, variable))
+    )
 
 
 def _said(source: str, variable: str) -> Iterator[str]:
@@ -69,6 +71,8 @@ def _read() -> dict[str, list[str]]:
     for file, source in sources().items():
         if "/hocket_migration/" in file.as_posix():
             continue  # what it reads is of the frameworks that it stands in for
+        if not re.search("environ|variables|getenv", source):
+            continue
         tree = ast.parse(source)
         where = f"`{module_of(file)}`: {plain((ast.get_docstring(tree) or '').partition(chr(10))[0])}"
         for name in sorted({name for node in ast.walk(tree) for name in _variables(node)}):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import textwrap
@@ -40,7 +41,7 @@ def pages(folder: Path) -> dict[str, str]:
     ]
     kinds = [
         [
-            code(f"hocket.errors.{name}"),
+            f"{{py:exc}}`hocket.errors.{name}`",
             ", ".join(code(base.__name__) for base in kind.__bases__),
             plain(kind.__doc__ or ""),
         ]
@@ -61,6 +62,8 @@ def pages(folder: Path) -> dict[str, str]:
 
 def messages(source: str, module: str) -> Iterator[Message]:
     """Yield the messages of the errors of users that a source raises."""
+    if not re.search("^ *raise ", source, re.MULTILINE):
+        return
     tree = ast.parse(source)
     texts = {
         target.id: node.value
@@ -78,21 +81,17 @@ def messages(source: str, module: str) -> Iterator[Message]:
                 yield Message(text, kind, module)
 
 
+@functools.cache
 def mistakes() -> frozenset[str]:
     """Return the names of the errors of users, from the definitions of all packages."""
-    if not _MISTAKES:
-        trees = map(ast.parse, sources().values())
-        classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-        bases = {node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases} for node in classes}
-        known, before = {errors.Mistake.__name__}, 0
-        while len(known) > before:
-            before = len(known)
-            known |= {name for name, own in bases.items() if own & known}
-        _MISTAKES.update(known)
-    return frozenset(_MISTAKES)
-
-
-_MISTAKES: set[str] = set()
+    definitions = [
+        each for text in sources().values() for each in re.findall(r"^class (\w+)\((.*)\)", text, re.MULTILINE)
+    ]
+    known, before = {errors.Mistake.__name__}, 0
+    while len(known) > before:
+        before = len(known)
+        known |= {name for name, bases in definitions if known & set(re.findall(r"\w+", bases))}
+    return frozenset(known)
 
 
 def text_of(node: ast.expr, texts: dict[str, ast.expr]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import re
@@ -60,11 +61,13 @@ def link_between(name: str, other: str) -> str:
     return "" if name == other else Path(os.path.relpath(f"{other}.md", Path(name).parent)).as_posix()
 
 
+@functools.cache
 def document(name: str) -> Path:
     """Return a page of docs by the end of its path, wherever it is."""
     return min((ROOT / "docs").rglob(name), key=lambda path: len(path.parts))
 
 
+@functools.cache
 def sources() -> Mapping[Path, str]:
     """Return the sources of all packages, by their files, in order."""
     return {file: file.read_text(encoding="utf-8") for file in sorted(SOURCES.glob("*/src/**/*.py"))}
