@@ -111,14 +111,27 @@ def commands() -> Iterator[str]:
             yield from _options(parsers.parser_of(entry.name, entry.load()))
 
 
-def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
+def with_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield a parser and those of its actions, such as ``hocket plugins list``."""
+    yield parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():
-                yield from _options(each)
-        elif action.dest != "help":
+                yield from with_actions(each)
+
+
+def arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return the arguments of a parser itself, without its actions and help."""
+    return [
+        each for each in parser._actions if not isinstance(each, argparse._SubParsersAction) and each.dest != "help"
+    ]
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for each in with_actions(parser):
+        for action in arguments(each):
             allowed = "" if action.choices is None else f" of {', '.join(map(str, action.choices))}"
-            yield f"command {parser.prog} {'/'.join(action.option_strings) or action.dest}{allowed}"
+            yield f"command {each.prog} {'/'.join(action.option_strings) or action.dest}{allowed}"
 
 
 def checkpoints() -> Iterator[str]:
@@ -131,30 +144,32 @@ def checkpoints() -> Iterator[str]:
 SECTIONS = (names, hooks, kinds, configuration, variables, commands, checkpoints)
 
 
-def _of_module(module: Any) -> list[str]:
+def public(module: Any) -> dict[str, Any]:
+    """Return what can be imported from a module, by name, sorted."""
+    listed = hasattr(module, "__all__")
     own = [
         name for name, value in vars(module).items()
         if name[0] != "_" and getattr(value, "__module__", module.__name__) == module.__name__ and not inspect.ismodule(value)
     ]  # fmt: skip
+    names = sorted(getattr(module, "__all__", own or [each for each in dir(module) if each[0] != "_"]))
+    values = {name: getattr(module, name) for name in names}
+    # without modules that another test has imported
+    return {name: value for name, value in values.items() if listed or not inspect.ismodule(value)}
+
+
+def members(cls: type) -> dict[str, Any]:
+    """Return the public members of a class of core, by name, sorted."""
+    bases = [vars(each) for each in cls.__bases__ if each in (Stateful, Joined)]  # which no user names
+    found = {name: each for one in (*bases, vars(cls)) for name, each in one.items() if not isinstance(each, Elsewhere)}
+    return {name: found[name] for name in sorted(found) if name[0] != "_"}
+
+
+def _of_module(module: Any) -> list[str]:
     lines = []
-    for name in sorted(getattr(module, "__all__", own or [each for each in dir(module) if each[0] != "_"])):
-        value = getattr(module, name)
-        if inspect.ismodule(value) and not hasattr(module, "__all__"):  # one that another test has imported
-            continue
+    for name, value in public(module).items():
         lines.append(f"{module.__name__}.{name}{_signature(value)}")
         if inspect.isclass(value) and module.__name__ == "hocket":
-            bases = [vars(each) for each in value.__bases__ if each in (Stateful, Joined)]  # which no user names
-            members = {
-                member: each
-                for one in (*bases, vars(value))
-                for member, each in one.items()
-                if not isinstance(each, Elsewhere)
-            }
-            lines += [
-                f"{module.__name__}.{name}.{member}{_signature(members[member])}"
-                for member in sorted(members)
-                if member[0] != "_"
-            ]
+            lines += [f"{module.__name__}.{name}.{member}{_signature(each)}" for member, each in members(value).items()]
     return lines
 
 

@@ -10,6 +10,7 @@ from hocket.basics.control_c import EXIT_CODE
 class ExitCode(IntEnum):
     """What a command returns to the shell. Commands of other packages may return more."""
 
+    #: The command did what it was asked to do.
     DONE = 0
     #: Something was found to be wrong, such as a damaged checkpoint, or a run ended with an error.
     FAILED = 1

@@ -167,21 +167,21 @@ def _info(args: argparse.Namespace) -> int:
         obj = entry.load()
         print(f"{catalog.singular(kind)} {entry.name}")
         print(f"from {entry.dist} {entry.version}, {entry.target}".replace("  ", " "))
-        print(f"{entry.name}{_signature(obj)}")
-        for label, names in _declared(obj).items():
+        print(f"{entry.name}{signature(obj)}")
+        for label, names in declared(obj).items():
             print(f"{label:<10} {names}")
         print(f"\n{inspect.getdoc(obj) or 'It has no docstring.'}\n")
     return 0
 
 
-def _signature(obj: object) -> str:
+def signature(obj: object) -> str:
     try:
         return str(inspect.signature(obj)) if callable(obj) else ""
     except (TypeError, ValueError):
         return "(…)"
 
 
-def _declared(obj: object) -> dict[str, str]:
+def declared(obj: object) -> dict[str, str]:
     """Return the declarations of a class: events, phase, needs, constraints and hooks."""
     from hocket.hookspecs import SPECS
 
