@@ -8,6 +8,7 @@ import re
 import tomllib
 from pathlib import Path
 
+from docutils import nodes
 from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parent.resolve()
@@ -18,14 +19,24 @@ project = "hocket"
 copyright = "the authors of hocket, Apache-2.0"
 release = version = re.findall(r'__version__ = "(.*)"', (ROOT / "packages/VERSION.py").read_text())[0]
 html_title = f"hocket {release}"
+#: Pages that docs/_generate writes from the installed packages.
+GENERATED = "reference/generated"
 
-extensions = ["myst_parser", "sphinx_copybutton", "sphinx_llm.txt", "sphinx_reredirects", "notfound.extension"]
-exclude_patterns = ["_build", "_generate"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions += ["sphinx_copybutton", "sphinx_llm.txt", "sphinx_reredirects", "notfound.extension"]
+exclude_patterns = ["_build", "_generate", "reference/generated/index.md"]
 
 myst_heading_anchors = 4
 
+default_role = "py:obj"  # docstrings name what is ours and what is not in `single quotes`
+autodoc_typehints_format = "short"
+nitpicky = True
+#: Names that are not looked up: those of other packages, and annotations, which docstrings import for a type checker alone.
+nitpick_ignore_regex = [("py:.*", r"(?!hocket\b).*")]
+
 copybutton_prompt_text = "$ "
 llms_txt_full_build = True
+llms_txt_build_parallel = False  # after the pages for people, from what was read for them
 llms_txt_description = "Train a PyTorch model with a loop of which every part is a plug-in."
 notfound_urls_prefix = os.environ.get("DOCS_PREFIX", "/")  # where the site is published: /, or /0.1/ for a version
 
@@ -38,27 +49,25 @@ html_theme_options = {
 }
 
 #: Pages that were at the top of docs/ before they were divided into folders: their addresses still lead to them.
-MOVED = {
-    "tutorials": "publishing-a-plugin your-model",
-    "how-to": "checkpoints durations estimating evaluation from-accelerate from-composer from-lightning from-transformers "
-    "language launching loggers logging losses migrating monitors notebooks optimizers plugins porting profiling "
-    "releasing report runtime steps strategies sweeps",
-    "reference": "configuration devices errors events precisions stability",
-    "explanation": "architecture benchmarks evidence performance resuming security",
-}
-redirects = {page: f"{folder}/{page}.html" for folder, pages in MOVED.items() for page in pages.split()}
+MOVED = """architecture benchmarks checkpoints configuration devices durations errors estimating evaluation events evidence
+from-accelerate from-composer from-lightning from-transformers language launching loggers logging losses migrating monitors
+notebooks optimizers performance plugins porting precisions profiling report resuming runtime steps strategies sweeps your-model"""
+redirects = {page: f"{min(DOCS.glob(f'*/{page}.md')).parent.name}/{page}.html" for page in MOVED.split()}
 
 
 def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
     """Append to an index page the navigation that its links are: pages of its folder, and indexes of folders below."""
+    if page == "reference/index":
+        source[0] += generated_index()
     if posixpath.basename(page) == "index" and "{toctree}" not in source[0]:
-        below = dict.fromkeys(re.findall(r"\]\(((?:[\w-]+/index)|(?!index)[\w-]+)\.md\)", source[0]))
-        if page == "reference/index":  # pages that docs/_generate wrote
-            folder = DOCS / "reference"
-            files = sorted([*folder.glob("*.md"), *folder.glob("*/index.md")])
-            below |= dict.fromkeys(file.relative_to(folder).with_suffix("").as_posix() for file in files)
-            del below["index"]
+        below = dict.fromkeys(re.findall(r"\]\(((?:generated/)?(?:[\w-]+/index|(?!index)[\w-]+))\.md\)", source[0]))
         source[0] += "\n".join(["\n```{toctree}", ":hidden:", "", *below, "```\n"])
+
+
+def generated_index() -> str:
+    """Return the table of the pages that docs/_generate wrote, which the repository does not hold."""
+    text = (DOCS / GENERATED / "index.md").read_text(encoding="utf-8")
+    return re.sub(r"^# ", "\n## ", re.sub(r"\]\((?=[\w-]+[/.])", "](generated/", text))
 
 
 def link_to_repository(app: Sphinx, page: str, source: list[str]) -> None:
@@ -71,6 +80,20 @@ def link_to_repository(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = re.sub(r"\]\((\.\./[^)#\s]+)", absolute, source[0])
 
 
+def show_separators(app: Sphinx, doctree: nodes.document) -> None:
+    """Make the * and / of a signature text, which every builder shows, instead of an abbreviation with a tip."""
+    for node in list(doctree.findall(nodes.abbreviation)):
+        node.parent.replace(node, nodes.Text(node.astext()))
+
+
+def hide_edit_links(app: Sphinx, page: str, template: str, context: dict[str, object], doctree: object) -> None:
+    """Offer no source of a page that has none in the repository."""
+    if page.startswith(GENERATED):
+        context["theme_top_of_page_buttons"] = []
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("doctree-read", show_separators)
+    app.connect("html-page-context", hide_edit_links)
     app.connect("source-read", add_navigation)
     app.connect("source-read", link_to_repository)

@@ -33,7 +33,7 @@ def generate(folder: Path) -> dict[str, str]:
     import index
     import plugin_pages
 
-    parts = (api, commands, plugin_pages, hooks, configuration, environment, failures)
+    parts = (api, commands, hooks, plugin_pages, configuration, environment, failures)
     families = [family.pages(folder) for family in parts]
     return {name: text for family in (*families, index.pages(families)) for name, text in family.items()}
 

@@ -14,6 +14,6 @@ def pages(families: Sequence[dict[str, str]]) -> dict[str, str]:
     rows = []
     for name in tops:
         title, opening = found[name].split("\n\n")[:2]
-        rows.append([f"[{title.removeprefix('# ')}]({name}.md)", opening])
+        rows.append([f"[{title.removeprefix('# ')}]({name}.md)", opening.removeprefix("Look up here ")])
     opening = "Look up here anything that has a name. These pages are written from the installed packages."
-    return {"index": page("Look up a name", opening, table(["page", "what it has"], rows))}
+    return {"index": page("Look up a name", opening, table(["page", "look up"], rows))}
