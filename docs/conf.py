@@ -30,29 +30,39 @@ myst_heading_anchors = 4
 
 default_role = "py:obj"  # docstrings name what is ours and what is not in `single quotes`
 autodoc_typehints_format = "short"
-nitpicky = True
-#: Names that are not looked up: those of other packages, and annotations, which docstrings import for a type checker alone.
-nitpick_ignore_regex = [("py:.*", r"(?!hocket\b).*")]
+nitpicky = True  # a name that leads nowhere is an error, but for these:
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!hocket\b).*"),  # of other packages, or in a short form: code within a text, and annotations
+    ("py:.*", r"hocket\.(basics|data|hookspecs|loop|run|state)\.\w+\.\w.*"),  # in a private module: results, and hints for developers
+]
+suppress_warnings = ["ref.python"]  # an annotation names the class `Report`, and two of them are public
 
 copybutton_prompt_text = "$ "
 llms_txt_full_build = True
 llms_txt_build_parallel = False  # after the pages for people, from what was read for them
+llms_txt_nested_enabled = False  # one for all pages; one for each folder would take minutes
 llms_txt_description = "Train a PyTorch model with a loop of which every part is a plug-in."
 notfound_urls_prefix = os.environ.get("DOCS_PREFIX", "/")  # where the site is published: /, or /0.1/ for a version
 
 html_theme = "furo"
 html_copy_source = False
+html_static_path = ["_static"]
+html_search_scorer = "_static/scorer.js"
 html_theme_options = {
     "source_edit_link": f"{REPOSITORY}/edit/main/docs/{{filename}}",
     "source_view_link": f"{REPOSITORY}/blob/main/docs/{{filename}}?plain=1",
     "top_of_page_buttons": ["view", "edit"],
 }
 
-#: Pages that were at the top of docs/ before they were divided into folders: their addresses still lead to them.
+#: Pages that were at the top of docs/ before they were divided into folders. The address of each still leads to the page of
+#: that name, or of a longer one; to a guide rather than to a reference.
 MOVED = """architecture benchmarks checkpoints configuration devices durations errors estimating evaluation events evidence
 from-accelerate from-composer from-lightning from-transformers language launching loggers logging losses migrating monitors
 notebooks optimizers performance plugins porting precisions profiling report resuming runtime steps strategies sweeps your-model"""
-redirects = {page: f"{min(DOCS.glob(f'*/{page}.md')).parent.name}/{page}.html" for page in MOVED.split()}
+redirects = {
+    old: min(DOCS.glob(f"*/{old}*.md"), key=lambda page: (len(page.name), page)).relative_to(DOCS).with_suffix(".html").as_posix()
+    for old in MOVED.split()
+}
 
 
 def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:

@@ -33,6 +33,7 @@ def _section(spec: type) -> str:
     return "\n\n".join(
         [
             f"## {spec.__name__}",
+            directive("py:module", spec.__module__),
             described,
             table(["hook", "whose result counts", "implemented by"], rows),
             directive("autoclass", f"hocket.hookspecs.{spec.__name__}", "members:", "member-order: bysource"),

@@ -416,7 +416,7 @@ class Trainer:
 
         Raises:
             ValueError: there is nothing to evaluate on, or there are no checkpoints.
-            hocket.checkpoints.CheckpointError: there is no such checkpoint, or it does not fit the model.
+            hocket.errors.CheckpointError: there is no such checkpoint, or it does not fit the model.
 
         Example:
             >>> import hocket, torch

@@ -442,7 +442,7 @@ class Runtime(Joined):
 
     @understood
     def save(self, path: str | Path, **things: Any) -> None:
-        """Write a checkpoint folder (see `hocket.checkpoints.format`), with the RNG states of all ranks and the loss scale.
+        """Write a checkpoint folder, with the RNG states of all ranks and the loss scale.
 
         ``things`` are saved by name: models, optimizers, objects with a ``state_dict``, and numbers, strings, tensors, lists
         and dicts. All ranks have to call it; each writes its shards, and rank 0 the rest.
