@@ -216,7 +216,15 @@ def lint(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the site into dist/site, where every warning is an error, and check links and searches (about four minutes)."""
     settle(session)
-    tools = ("sphinx", "furo", "myst-parser", "sphinx-copybutton", "sphinx-llm", "sphinx-notfound-page", "sphinx-reredirects")
+    tools = (
+        "sphinx",
+        "furo",
+        "myst-parser",
+        "sphinx-copybutton",
+        "sphinx-llm",
+        "sphinx-notfound-page",
+        "sphinx-reredirects",
+    )
     # quickjs-ng runs the script of the search; the others are imported by what the reference documents.
     others = ("quickjs-ng", "pytest", "torchmetrics", "torchvision", "scikit-learn")
     install_editable(session, PACKAGES, *tools, *others, compile_bytecode=False)
@@ -226,6 +234,7 @@ def docs(session: nox.Session) -> None:
     session.run("python", "docs/_generate", str(generated))
     session.run("sphinx-build", "-q", "-W", "--keep-going", "docs", str(site), *session.posargs)
     session.run("python", ".ci/check_site.py", str(site))
+    session.run("python", "tests/test_blocks.py")
 
 
 @nox.session(default=False)

@@ -30,10 +30,14 @@ myst_heading_anchors = 4
 
 default_role = "py:obj"  # docstrings name what is ours and what is not in `single quotes`
 autodoc_typehints_format = "short"
+maximum_signature_line_length = 100  # a longer signature has a line for each argument
 nitpicky = True  # a name that leads nowhere is an error, but for these:
 nitpick_ignore_regex = [
     ("py:.*", r"(?!hocket\b).*"),  # of other packages, or in a short form: code within a text, and annotations
-    ("py:.*", r"hocket\.(basics|data|hookspecs|loop|run|state)\.\w+\.\w.*"),  # in a private module: results, and hints for developers
+    (
+        "py:.*",
+        r"hocket\.(basics|data|hookspecs|loop|run|state)\.\w+\.\w.*",
+    ),  # in a private module: results, and hints for developers
 ]
 suppress_warnings = ["ref.python"]  # an annotation names the class `Report`, and two of them are public
 
@@ -47,6 +51,7 @@ notfound_urls_prefix = os.environ.get("DOCS_PREFIX", "/")  # where the site is p
 html_theme = "furo"
 html_copy_source = False
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_search_scorer = "_static/scorer.js"
 html_theme_options = {
     "source_edit_link": f"{REPOSITORY}/edit/main/docs/{{filename}}",
@@ -60,7 +65,10 @@ MOVED = """architecture benchmarks checkpoints configuration devices durations e
 from-accelerate from-composer from-lightning from-transformers language launching loggers logging losses migrating monitors
 notebooks optimizers performance plugins porting precisions profiling report resuming runtime steps strategies sweeps your-model"""
 redirects = {
-    old: min(DOCS.glob(f"*/{old}*.md"), key=lambda page: (len(page.name), page)).relative_to(DOCS).with_suffix(".html").as_posix()
+    old: min(DOCS.glob(f"*/{old}*.md"), key=lambda page: (len(page.name), page))
+    .relative_to(DOCS)
+    .with_suffix(".html")
+    .as_posix()
     for old in MOVED.split()
 }
 

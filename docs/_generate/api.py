@@ -52,7 +52,9 @@ def pages(folder: Path) -> dict[str, str]:
                     found[place.page] = page(short, opening, documentation(path, value))
         opening = f"Look up here what `{name}` has to import: arguments, results, errors and examples."
         described = summary(importlib.import_module(name))
-        found[_of(name)] = page(name, opening, directive("py:module", name), described, table(["name", "what it is"], rows), *own)
+        found[_of(name)] = page(
+            name, opening, directive("py:module", name), described, table(["name", "what it is"], rows), *own
+        )
     rows = [
         [f"[`{name}`]({link_between('api/index', _of(name))})", summary(importlib.import_module(name))]
         for name in surface.MODULES

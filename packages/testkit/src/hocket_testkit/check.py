@@ -91,7 +91,7 @@ def check(
     """Run every check of a plug-in's suite on the installed plug-in, and return the outcomes.
 
     Args:
-        kind: one of `hocket.plugins.KINDS`.
+        kind: one of ``hocket.plugins.KINDS``.
         name: its name, or ``distribution/name``.
         timeout: seconds that one check may take. One that takes longer, or ends the process, has failed; the others follow in
             a new process.

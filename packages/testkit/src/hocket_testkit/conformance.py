@@ -45,7 +45,7 @@ _PACKAGE = __name__.rpartition(".")[0]
 class Conformance:
     """The base of all suites. Inherit from the suite of your kind of plug-in and define :meth:`make`."""
 
-    #: The kind of plug-in, one of `hocket.plugins.KINDS`.
+    #: The kind of plug-in, one of ``hocket.plugins.KINDS``.
     kind: ClassVar[str]
     #: The short name, if no entry point declares the class (it was passed to `hocket.plugins.register`).
     name: ClassVar[str | None] = None
