@@ -1,4 +1,4 @@
-"""Check the built site: ``python .ci/check_site.py dist/site``. Links and anchors, requests to elsewhere, what a search finds."""
+"""Check links, anchors, requests to elsewhere and searches of the built site: ``python .ci/check_site.py dist/site``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from urllib.parse import unquote, urlsplit
 #: What people search for, and the page that they mean.
 SEARCHES = {
     "gradient accumulation": "how-to/gradient-accumulation",
-    "resume": "how-to/checkpoints",
-    "out of memory": "how-to/estimating",
+    "resume": "how-to/resume",
+    "out of memory": "how-to/out-of-memory",
     "early stopping": "how-to/early-stopping",
     "mixed precision": "how-to/mixed-precision",
-    "several optimizers": "how-to/steps",
-    "Runtime": "how-to/runtime",
-    "learning rate schedule": "how-to/durations",
-    "custom metric": "how-to/evaluation",
-    "multi node": "how-to/launching",
+    "several optimizers": "how-to/several-optimizers",
+    "Runtime": "reference/runtime",
+    "learning rate schedule": "how-to/learning-rate-schedules",
+    "custom metric": "how-to/custom-metrics",
+    "multi node": "how-to/multi-node",
 }
 #: What a browser loads by itself, by the tag and its attribute. A link is followed by people.
 LOADED = {

@@ -27,8 +27,8 @@ RUN_BY = {
     "tests/test_losses.py": "docs/how-to/losses",
     "tests/test_own_steps.py": "docs/how-to/steps",
     "tests/test_porting.py": "docs/how-to/port*",
-    "tests/test_third_party.py": "docs/how-to/plugins docs/how-to/write-a* docs/how-to/test-a-plugin docs/how-to/save-plugin-state "
-    "docs/reference/algorithm-helpers",
+    "tests/test_third_party.py": "docs/how-to/plugins docs/how-to/write-a* docs/how-to/test-a-plugin "
+    "docs/how-to/save-plugin-state docs/reference/algorithm-helpers",
     "tests/test_publishing_a_plugin.py": "docs/tutorials/publishing-a-plugin",
     "tests/test_mistakes.py": "docs/reference/errors",
     "packages/migration/tests/test_pages_migration.py": "docs/how-to/migrating docs/how-to/from-transformers",
