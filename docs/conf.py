@@ -52,7 +52,7 @@ html_theme = "furo"
 html_copy_source = False
 html_static_path = ["_static"]
 html_favicon = "_static/favicon.svg"
-html_search_scorer = "_static/scorer.js"
+html_search_scorer = str(DOCS / "_static/scorer.js")
 html_theme_options = {
     "source_edit_link": f"{REPOSITORY}/edit/main/docs/{{filename}}",
     "source_view_link": f"{REPOSITORY}/blob/main/docs/{{filename}}?plain=1",
@@ -63,14 +63,12 @@ html_theme_options = {
 #: that name, or of a longer one; to a guide rather than to a reference.
 MOVED = """architecture benchmarks checkpoints configuration devices durations errors estimating evaluation events evidence
 from-accelerate from-composer from-lightning from-transformers language launching loggers logging losses migrating monitors
-notebooks optimizers performance plugins porting precisions profiling report resuming runtime steps strategies sweeps your-model"""
-redirects = {
-    old: min(DOCS.glob(f"*/{old}*.md"), key=lambda page: (len(page.name), page))
-    .relative_to(DOCS)
-    .with_suffix(".html")
-    .as_posix()
-    for old in MOVED.split()
-}
+notebooks optimizers performance plugins porting precisions profiling report resuming runtime steps strategies sweeps
+your-model"""
+redirects = {}
+for old in MOVED.split():
+    new = min(DOCS.glob(f"*/{old}*.md"), key=lambda page: (len(page.name), page))
+    redirects[old] = new.relative_to(DOCS).with_suffix(".html").as_posix()
 
 
 def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
@@ -98,10 +96,16 @@ def link_to_repository(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = re.sub(r"\]\((\.\./[^)#\s]+)", absolute, source[0])
 
 
-def show_separators(app: Sphinx, doctree: nodes.document) -> None:
-    """Make the * and / of a signature text, which every builder shows, instead of an abbreviation with a tip."""
-    for node in list(doctree.findall(nodes.abbreviation)):
-        node.parent.replace(node, nodes.Text(node.astext()))
+def mend(app: Sphinx, doctree: nodes.document) -> None:
+    """Make a page smaller, and the same for every builder."""
+    for node in list(doctree.findall()):
+        if node.document not in (
+            None,
+            doctree,
+        ):  # of eval-rst, whose settings hold all pages: saving a page would save them
+            node.document = doctree
+        if isinstance(node, nodes.abbreviation):  # the * and / of a signature, with a tip that Markdown does not have
+            node.parent.replace(node, nodes.Text(node.astext()))
 
 
 def hide_edit_links(app: Sphinx, page: str, template: str, context: dict[str, object], doctree: object) -> None:
@@ -111,7 +115,7 @@ def hide_edit_links(app: Sphinx, page: str, template: str, context: dict[str, ob
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("doctree-read", show_separators)
+    app.connect("doctree-read", mend)
     app.connect("html-page-context", hide_edit_links)
     app.connect("source-read", add_navigation)
     app.connect("source-read", link_to_repository)
