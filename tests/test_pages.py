@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,18 @@ PAGES = (
     "docs/how-to/mixed-precision.md",
     "docs/how-to/gradient-accumulation.md",
     "docs/how-to/early-stopping.md",
+    "docs/how-to/checkpoints.md",
+    "docs/how-to/resume.md",
+    pytest.param("docs/how-to/spot-machines.md", marks=pytest.mark.long),
+    pytest.param("docs/how-to/s3.md", marks=pytest.mark.long),  # a server of S3
+    "docs/how-to/load-weights.md",
+    *(
+        pytest.param(f"docs/how-to/{name}.md", marks=pytest.mark.long)  # two processes
+        for name in ("multi-node", "slurm", "fsdp", "tensor-parallel", "deepspeed", "ray")
+    ),
+    pytest.param("docs/how-to/out-of-memory.md", marks=pytest.mark.long),
+    pytest.param("docs/how-to/nan.md", marks=pytest.mark.filterwarnings("ignore:Not finite in batch 14")),
+    pytest.param("docs/how-to/reproducibility.md", marks=pytest.mark.long),  # worker processes
     "docs/how-to/evaluation.md",
     "docs/how-to/logging.md",
     "docs/how-to/language.md",
@@ -42,17 +55,45 @@ PAGES = (
     pytest.param("docs/how-to/runtime.md", marks=pytest.mark.long),
 )
 
+#: What a page needs that the tests of other pages do not.
+NEEDS = {
+    "optimizers": ["schedulefree"],
+    "language": ["peft"],
+    "report": ["vl_convert"],
+    "s3": ["s3fs", "moto.server"],
+    "deepspeed": ["deepspeed"],
+    "ray": ["ray"],
+}
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The bucket ``my-bucket`` of a server on this machine."""
+    import moto.server
+    import s3fs
+
+    server = moto.server.ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    s3fs.S3FileSystem().mkdir("my-bucket")
+    yield
+    server.stop()
+
 
 @pytest.mark.parametrize("name", PAGES)
-def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("torchmetrics")
-    if name == "docs/how-to/optimizers.md":
-        pytest.importorskip("schedulefree")
-    if name == "docs/how-to/language.md":
-        pytest.importorskip("peft")
-    if name == "docs/how-to/report.md":
-        pytest.importorskip("vl_convert")
+    for package in NEEDS.get(Path(name).stem, ()):
+        pytest.importorskip(package)
+    if name == "docs/how-to/s3.md":
+        request.getfixturevalue("bucket")
     page = ROOT / name
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
