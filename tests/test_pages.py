@@ -18,6 +18,7 @@ from pages import ROOT, apply, blocks, write
 
 import hocket
 
+#: The programs of a page that is named after another one use what that one has made.
 PAGES = (
     "README.md",
     "docs/tutorials/first-run.md",
@@ -29,7 +30,7 @@ PAGES = (
     "docs/how-to/mixed-precision.md",
     "docs/how-to/gradient-accumulation.md",
     "docs/how-to/early-stopping.md",
-    "docs/how-to/checkpoints.md",
+    "docs/how-to/checkpoints.md docs/reference/checkpoints.md",
     "docs/how-to/resume.md",
     pytest.param("docs/how-to/spot-machines.md", marks=pytest.mark.long),
     pytest.param("docs/how-to/s3.md", marks=pytest.mark.long),  # a server of S3
@@ -47,9 +48,10 @@ PAGES = (
     "docs/how-to/optimizers.md",
     "docs/how-to/loggers.md",
     "docs/how-to/monitors.md",
-    "docs/how-to/profiling.md",
-    pytest.param("docs/how-to/sweeps.md", marks=pytest.mark.long),  # a dozen processes
-    "docs/how-to/report.md",
+    "docs/how-to/profiling.md docs/reference/profiles.md",
+    pytest.param("docs/how-to/sweeps.md docs/reference/sweeps.md", marks=pytest.mark.long),  # a dozen processes
+    "docs/how-to/compare-runs.md",
+    pytest.param("docs/how-to/notebooks.md", marks=pytest.mark.long),  # two processes
     pytest.param("docs/how-to/estimating.md", marks=pytest.mark.long),
     "docs/how-to/from-composer.md",
     pytest.param("docs/how-to/runtime.md", marks=pytest.mark.long),
@@ -59,7 +61,7 @@ PAGES = (
 NEEDS = {
     "optimizers": ["schedulefree"],
     "language": ["peft"],
-    "report": ["vl_convert"],
+    "compare-runs": ["vl_convert"],
     "s3": ["s3fs", "moto.server"],
     "deepspeed": ["deepspeed"],
     "ray": ["ray"],
@@ -94,20 +96,19 @@ def test_page_runs(
         pytest.importorskip(package)
     if name == "docs/how-to/s3.md":
         request.getfixturevalue("bucket")
-    page = ROOT / name
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     names: dict[str, object] = {"__name__": "__main__"}
     ran, before, printed = 0, set(sys.modules), ""
     try:
         with torch.random.fork_rng(devices=[]):
-            for block in blocks(page):
+            for page, block in ((page, block) for page in map(ROOT.joinpath, name.split()) for block in blocks(page)):
                 if block.language == "diff":
                     apply(block, tmp_path)
                 elif "file" in block.words:
                     write(block, tmp_path)
-                elif name := block.words.get("result"):
-                    assert (tmp_path / name).read_text(encoding="utf-8") == block.text
+                elif file := block.words.get("result"):
+                    assert (tmp_path / file).read_text(encoding="utf-8") == block.text
                 elif block.language == "python":
                     # As many empty lines as the page has above, so that a traceback names the page's line.
                     exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), names)
