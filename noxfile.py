@@ -353,7 +353,7 @@ def evidence(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def porting(session: nox.Session) -> None:
-    """Compare ports (docs/how-to/porting.md, a Composer project) with the frameworks that they come from."""
+    """Compare ports (docs/how-to/port-from-*.md, a Composer project) with the frameworks that they come from."""
     settle(session)
     install_editable(session, (*STANDARD, GENERAL, VISION, MIGRATION), *TESTS, "scikit-learn", "torchmetrics")
     session.env["PEERS_PYTHON"] = environment(

@@ -41,12 +41,13 @@ html_theme_options = {
 MOVED = {
     "tutorials": "publishing-a-plugin your-model",
     "how-to": "checkpoints durations estimating evaluation from-accelerate from-composer from-lightning from-transformers "
-    "language launching loggers logging losses migrating monitors notebooks optimizers plugins porting profiling "
-    "releasing report runtime steps strategies sweeps",
-    "reference": "configuration devices errors events precisions stability",
+    "language loggers logging losses migrating monitors notebooks optimizers plugins porting profiling "
+    "releasing runtime steps sweeps",
+    "reference": "configuration devices errors events launching precisions stability strategies",
     "explanation": "architecture benchmarks evidence performance resuming security",
 }
 redirects = {page: f"{folder}/{page}.html" for folder, pages in MOVED.items() for page in pages.split()}
+redirects |= {"report": "how-to/compare-runs.html"}
 
 
 def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
