@@ -47,7 +47,12 @@ MOVED = {
     "explanation": "architecture benchmarks evidence performance resuming security",
 }
 redirects = {page: f"{folder}/{page}.html" for folder, pages in MOVED.items() for page in pages.split()}
-redirects |= {"report": "how-to/compare-runs.html"}
+redirects |= {
+    "report": "how-to/compare-runs.html",
+    "how-to/report": "compare-runs.html",
+    "how-to/launching": "../reference/launching.html",
+    "how-to/strategies": "../reference/strategies.html",
+}
 
 
 def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
