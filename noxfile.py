@@ -276,7 +276,9 @@ def deepspeed(session: nox.Session) -> None:
     # DeepSpeed compiles itself at run time, with the ninja that stands beside Python, and keeps what it made.
     session.env["TORCH_EXTENSIONS_DIR"] = str(scratch(session) / "extensions")
     tests = ("test_deepspeed.py", "test_deepspeed_arguments.py")
-    session.run("pytest", *(str(STRATEGIES.path / "tests" / name) for name in tests), page("deepspeed"), *session.posargs)
+    session.run(
+        "pytest", *(str(STRATEGIES.path / "tests" / name) for name in tests), page("deepspeed"), *session.posargs
+    )
 
 
 @nox.session(default=False)

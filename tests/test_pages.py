@@ -30,8 +30,8 @@ PAGES = (
     "docs/how-to/mixed-precision.md",
     "docs/how-to/gradient-accumulation.md",
     "docs/how-to/early-stopping.md",
-    "docs/how-to/checkpoints.md docs/reference/checkpoints.md",
-    "docs/how-to/resume.md",
+    pytest.param("docs/how-to/checkpoints.md docs/reference/checkpoints.md", marks=pytest.mark.long),
+    pytest.param("docs/how-to/resume.md", marks=pytest.mark.long),
     pytest.param("docs/how-to/spot-machines.md", marks=pytest.mark.long),
     pytest.param("docs/how-to/s3.md", marks=pytest.mark.long),  # a server of S3
     "docs/how-to/load-weights.md",
@@ -88,9 +88,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_page_runs(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("torchmetrics")
     for package in NEEDS.get(Path(name).stem, ()):
@@ -103,7 +101,7 @@ def test_page_runs(
     ran, before, printed = 0, set(sys.modules), ""
     try:
         with torch.random.fork_rng(devices=[]):
-            for page, block in ((page, block) for page in map(ROOT.joinpath, name.split()) for block in blocks(page)):
+            for page, block in ((each, block) for each in map(ROOT.joinpath, name.split()) for block in blocks(each)):
                 if block.language == "diff":
                     apply(block, tmp_path)
                 elif "file" in block.words:

@@ -101,8 +101,8 @@ def test_it_passes_its_own_tests(stranger):
 
 #: The pages about writing plug-ins.
 GUIDES = (
-    "how-to/plugins", "how-to/write-an-algorithm", "reference/algorithm-helpers", "how-to/write-an-optimizer", "how-to/write-a-callback",
-    "how-to/save-plugin-state", "how-to/write-a-logger", "how-to/write-a-precision", "how-to/write-a-data-adapter", "how-to/test-a-plugin",
+    "plugins", "write-an-algorithm", "write-an-optimizer", "write-a-callback", "save-plugin-state", "write-a-logger",
+    "write-a-precision", "write-a-data-adapter", "test-a-plugin", "../reference/algorithm-helpers",
 )  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def test_the_examples_of_the_guides(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = {}
     for name in GUIDES:
-        guide = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+        guide = (ROOT / f"docs/how-to/{name}.md").read_text(encoding="utf-8")
         file = tmp_path / "guide.py"
         program = "\n".join(re.findall(r"^```python\n(.*?)^```", guide, re.DOTALL | re.MULTILINE))
         file.write_text(program, encoding="utf-8")

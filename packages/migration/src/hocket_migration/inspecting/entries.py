@@ -57,7 +57,9 @@ def unknown(source: Source, name: str) -> Entry:
 
 
 def in_drop_in(source: Source) -> Entry:
-    return Entry("changes", f"stays in {source.namespace}; docs/reference/other-trainers.md has what hocket.Trainer offers")
+    return Entry(
+        "changes", f"stays in {source.namespace}; docs/reference/other-trainers.md has what hocket.Trainer offers"
+    )
 
 
 def unlisted(source: Source, dotted: str, name: str) -> Entry | None:
