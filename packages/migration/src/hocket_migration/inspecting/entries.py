@@ -57,7 +57,7 @@ def unknown(source: Source, name: str) -> Entry:
 
 
 def in_drop_in(source: Source) -> Entry:
-    return Entry("changes", f"stays in {source.namespace}; docs/reference/other-trainers.md has hocket.Trainer's")
+    return Entry("changes", f"stays in {source.namespace}; hocket.Trainer's are in docs/reference/other-trainers.md")
 
 
 def unlisted(source: Source, dotted: str, name: str) -> Entry | None:
