@@ -18,6 +18,7 @@ VERSION = (ROOT / "packages/VERSION.py").read_text().split('__version__ = "')[1]
 NOWHERE = ROOT / "dist" / "absent"
 # numpy: what ranks send each other, and what the safetensors library reads and writes, goes through it.
 TESTS = ("pytest", "pytest-timeout", "hypothesis", "numpy")
+PAGES = ("scikit-learn", "torchmetrics")  # what the programs of the pages need
 S3 = ("fsspec", "s3fs", "moto[server]")  # checkpoints behind a URL, and a server for them
 
 
@@ -59,6 +60,11 @@ PACKAGES = (*STANDARD, GENERAL, VISION, NLP, REPORT, MIGRATION)
 def with_extra(package: Package, extra: str) -> tuple[Package, ...]:
     """STANDARD with another extra of one of its packages."""
     return tuple(replace(each, extra=extra) if each is package else each for each in STANDARD)
+
+
+def page(name: str) -> str:
+    """The test that runs the programs of a how-to guide."""
+    return f"{ROOT}/tests/test_pages.py::test_page_runs[docs/how-to/{name}.md]"
 
 
 def settle(session: nox.Session, threads: int = 1) -> None:
@@ -281,20 +287,22 @@ def xla(session: nox.Session) -> None:
 def deepspeed(session: nox.Session) -> None:
     """Run the tests of the deepspeed strategy, which `tests` skips (about three minutes; needs a C++ compiler)."""
     settle(session)
-    install_editable(session, with_extra(STRATEGIES, "[deepspeed]"), *TESTS)
+    install_editable(session, with_extra(STRATEGIES, "[deepspeed]"), *TESTS, *PAGES)
     # DeepSpeed compiles itself at run time, with the ninja that stands beside Python, and keeps what it made.
     session.env["TORCH_EXTENSIONS_DIR"] = str(scratch(session) / "extensions")
     tests = ("test_deepspeed.py", "test_deepspeed_arguments.py")
-    session.run("pytest", *(str(STRATEGIES.path / "tests" / name) for name in tests), *session.posargs)
+    session.run(
+        "pytest", *(str(STRATEGIES.path / "tests" / name) for name in tests), page("deepspeed"), *session.posargs
+    )
 
 
 @nox.session(default=False)
 def ray(session: nox.Session) -> None:
     """Run the tests of the ray strategy, which `tests` skips (about three minutes)."""
     settle(session)
-    install_editable(session, with_extra(STRATEGIES, "[ray]"), *TESTS)
+    install_editable(session, with_extra(STRATEGIES, "[ray]"), *TESTS, *PAGES)
     tests = ("test_ray.py", "test_ray_arguments.py", "test_on_ray.py")
-    session.run("pytest", *(str(STRATEGIES.path / "tests" / name) for name in tests), *session.posargs)
+    session.run("pytest", *(str(STRATEGIES.path / "tests" / name) for name in tests), page("ray"), *session.posargs)
 
 
 @nox.session(default=False)
@@ -362,7 +370,7 @@ def evidence(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def porting(session: nox.Session) -> None:
-    """Compare ports (docs/how-to/porting.md, a Composer project) with the frameworks that they come from."""
+    """Compare ports (docs/how-to/port-from-*.md, a Composer project) with the frameworks that they come from."""
     settle(session)
     install_editable(session, (*STANDARD, GENERAL, VISION, MIGRATION), *TESTS, "scikit-learn", "torchmetrics")
     session.env["PEERS_PYTHON"] = environment(

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from pages import ROOT, apply, blocks, write
 
 import hocket
 
+#: The programs of a page that is named after another one use what that one has made.
 PAGES = (
     "README.md",
     "docs/tutorials/first-run.md",
@@ -28,45 +30,84 @@ PAGES = (
     "docs/how-to/mixed-precision.md",
     "docs/how-to/gradient-accumulation.md",
     "docs/how-to/early-stopping.md",
+    pytest.param("docs/how-to/checkpoints.md docs/reference/checkpoints.md", marks=pytest.mark.long),
+    pytest.param("docs/how-to/resume.md", marks=pytest.mark.long),
+    pytest.param("docs/how-to/spot-machines.md", marks=pytest.mark.long),
+    pytest.param("docs/how-to/s3.md", marks=pytest.mark.long),  # a server of S3
+    "docs/how-to/load-weights.md",
+    *(
+        pytest.param(f"docs/how-to/{name}.md", marks=pytest.mark.long)  # two processes
+        for name in ("multi-node", "slurm", "fsdp", "tensor-parallel", "deepspeed", "ray")
+    ),
+    pytest.param("docs/how-to/out-of-memory.md", marks=pytest.mark.long),
+    pytest.param("docs/how-to/nan.md", marks=pytest.mark.filterwarnings("ignore:Not finite in batch 14")),
+    pytest.param("docs/how-to/reproducibility.md", marks=pytest.mark.long),  # worker processes
     "docs/how-to/evaluation.md",
     "docs/how-to/logging.md",
     "docs/how-to/language.md",
     "docs/how-to/optimizers.md",
     "docs/how-to/loggers.md",
     "docs/how-to/monitors.md",
-    "docs/how-to/profiling.md",
-    pytest.param("docs/how-to/sweeps.md", marks=pytest.mark.long),  # a dozen processes
-    "docs/how-to/report.md",
+    "docs/how-to/profiling.md docs/reference/profiles.md",
+    pytest.param("docs/how-to/sweeps.md docs/reference/sweeps.md", marks=pytest.mark.long),  # a dozen processes
+    "docs/how-to/compare-runs.md",
+    pytest.param("docs/how-to/notebooks.md", marks=pytest.mark.long),  # two processes
     pytest.param("docs/how-to/estimating.md", marks=pytest.mark.long),
     "docs/how-to/from-composer.md",
+    "docs/reference/other-trainers.md",
     pytest.param("docs/how-to/runtime.md", marks=pytest.mark.long),
 )
 
+#: What a page needs that the tests of other pages do not.
+NEEDS = {
+    "optimizers": ["schedulefree"],
+    "language": ["peft"],
+    "compare-runs": ["vl_convert"],
+    "s3": ["s3fs", "moto.server"],
+    "deepspeed": ["deepspeed"],
+    "ray": ["ray"],
+}
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The bucket ``my-bucket`` of a server on this machine."""
+    import moto.server
+    import s3fs
+
+    server = moto.server.ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    s3fs.S3FileSystem().mkdir("my-bucket")
+    yield
+    server.stop()
+
 
 @pytest.mark.parametrize("name", PAGES)
-def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("torchmetrics")
-    if name == "docs/how-to/optimizers.md":
-        pytest.importorskip("schedulefree")
-    if name == "docs/how-to/language.md":
-        pytest.importorskip("peft")
-    if name == "docs/how-to/report.md":
-        pytest.importorskip("vl_convert")
-    page = ROOT / name
+    for package in NEEDS.get(Path(name).stem, ()):
+        pytest.importorskip(package)
+    if name == "docs/how-to/s3.md":
+        request.getfixturevalue("bucket")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     names: dict[str, object] = {"__name__": "__main__"}
     ran, before, printed = 0, set(sys.modules), ""
     try:
         with torch.random.fork_rng(devices=[]):
-            for block in blocks(page):
+            for page, block in ((each, block) for each in map(ROOT.joinpath, name.split()) for block in blocks(each)):
                 if block.language == "diff":
                     apply(block, tmp_path)
                 elif "file" in block.words:
                     write(block, tmp_path)
-                elif name := block.words.get("result"):
-                    assert (tmp_path / name).read_text(encoding="utf-8") == block.text
+                elif file := block.words.get("result"):
+                    assert (tmp_path / file).read_text(encoding="utf-8") == block.text
                 elif block.language == "python":
                     # As many empty lines as the page has above, so that a traceback names the page's line.
                     exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), names)

@@ -99,12 +99,23 @@ def test_it_passes_its_own_tests(stranger):
     assert " passed" in out and "failed" not in out and "skipped" not in out
 
 
-def test_the_examples_of_the_guide(tmp_path):
-    """docs/how-to/plugins.md: its Python runs, what it defines trains, and its lie is found out."""
-    guide = (ROOT / "docs/how-to/plugins.md").read_text(encoding="utf-8")
-    file = tmp_path / "guide.py"
-    file.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)), encoding="utf-8")
-    found = runpy.run_path(str(file))
+#: The pages about writing plug-ins.
+GUIDES = (
+    "plugins", "write-an-algorithm", "write-an-optimizer", "write-a-callback", "save-plugin-state", "write-a-logger",
+    "write-a-precision", "write-a-data-adapter", "test-a-plugin", "../reference/algorithm-helpers",
+)  # fmt: skip
+
+
+def test_the_examples_of_the_guides(tmp_path, monkeypatch):
+    """Their Python runs, each page by itself, what they define trains together, and the lie of one is found out."""
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    for name in GUIDES:
+        guide = (ROOT / f"docs/how-to/{name}.md").read_text(encoding="utf-8")
+        file = tmp_path / "guide.py"
+        program = "\n".join(re.findall(r"^```python\n(.*?)^```", guide, re.DOTALL | re.MULTILINE))
+        file.write_text(program, encoding="utf-8")
+        found |= runpy.run_path(str(file))
     memory = MemoryLogger()
     trainer = hocket.Trainer(
         model=torch.nn.Linear(4, 3),

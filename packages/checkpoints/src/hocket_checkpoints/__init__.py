@@ -4,7 +4,7 @@
 `hocket_checkpoints.content` has the state that a run needs to continue. `hocket_checkpoints.callback` decides when it is
 written, `hocket_checkpoints.writing` writes it, and `hocket_checkpoints.retention` then removes older checkpoints.
 `hocket_checkpoints.weight_files` reads other tools' weights, and `hocket_checkpoints.weights` loads them.
-See ``docs/how-to/checkpoints.md``.
+See ``docs/reference/checkpoints.md``.
 """
 
 from __future__ import annotations

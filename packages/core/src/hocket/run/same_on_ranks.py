@@ -51,7 +51,7 @@ def over_ranks(bus: BusLike, world_size: int, given: Given) -> None:
         if texts:
             raise WrongValue(
                 f"Rank {rank} was given different arguments from rank 0: {'; '.join(texts)}. Give all ranks the same; "
-                "docs/how-to/strategies.md lists what may differ."
+                "docs/reference/strategies.md lists what may differ."
             )
     raise WrongValue(
         "Ranks call different methods of the Trainer. Every rank has to call the same methods in the same order."
