@@ -40,10 +40,10 @@ html_theme_options = {
 #: Pages that were at the top of docs/ before they were divided into folders: their addresses still lead to them.
 MOVED = {
     "tutorials": "publishing-a-plugin your-model",
-    "how-to": "checkpoints durations estimating evaluation from-accelerate from-composer from-lightning from-transformers "
+    "how-to": "checkpoints estimating evaluation from-accelerate from-composer from-lightning from-transformers "
     "language launching loggers logging losses migrating monitors notebooks optimizers plugins porting profiling "
-    "releasing report runtime steps strategies sweeps",
-    "reference": "configuration devices errors events precisions stability",
+    "releasing report runtime strategies sweeps",
+    "reference": "configuration devices durations errors events precisions stability steps",
     "explanation": "architecture benchmarks evidence performance resuming security",
 }
 redirects = {page: f"{folder}/{page}.html" for folder, pages in MOVED.items() for page in pages.split()}
