@@ -41,9 +41,9 @@ html_theme_options = {
 MOVED = {
     "tutorials": "publishing-a-plugin your-model",
     "how-to": "checkpoints estimating evaluation from-accelerate from-composer from-lightning from-transformers "
-    "language launching loggers logging migrating monitors notebooks optimizers plugins porting profiling "
+    "language launching loggers logging migrating monitors notebooks plugins porting profiling "
     "releasing report runtime strategies sweeps",
-    "reference": "configuration devices durations errors events losses precisions stability steps",
+    "reference": "configuration devices durations errors events losses optimizers precisions stability steps",
     "explanation": "architecture benchmarks evidence performance resuming security",
 }
 redirects = {page: f"{folder}/{page}.html" for folder, pages in MOVED.items() for page in pages.split()}

@@ -48,7 +48,13 @@ PAGES = (
     "docs/how-to/k-fold.md",
     "docs/how-to/logging.md",
     "docs/how-to/language.md",
-    "docs/how-to/optimizers.md",
+    "docs/how-to/parameter-groups.md",
+    "docs/how-to/freezing.md",
+    "docs/how-to/muon.md",
+    "docs/how-to/schedule-free.md",
+    "docs/how-to/lora.md",
+    "docs/how-to/packing.md",
+    "docs/reference/optimizers.md",
     "docs/how-to/loggers.md",
     "docs/how-to/monitors.md",
     "docs/how-to/profiling.md",
@@ -64,9 +70,9 @@ PAGES = (
 def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("torchmetrics")
-    if name == "docs/how-to/optimizers.md":
+    if name == "docs/how-to/schedule-free.md":
         pytest.importorskip("schedulefree")
-    if name == "docs/how-to/language.md":
+    if name == "docs/how-to/lora.md":
         pytest.importorskip("peft")
     if name == "docs/how-to/report.md":
         pytest.importorskip("vl_convert")
