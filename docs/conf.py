@@ -60,12 +60,12 @@ html_theme_options = {
 }
 
 #: Pages that were at the top of docs/ before they were divided into folders. The address of each still leads to the page of
-#: that name, or of a longer one; to a guide rather than to a reference.
+#: that name, or of a longer one; to a guide rather than to a reference, but for those in `redirects`.
 MOVED = """architecture benchmarks checkpoints configuration devices durations errors estimating evaluation events evidence
 from-accelerate from-composer from-lightning from-transformers language launching loggers logging losses migrating monitors
-notebooks optimizers performance plugins porting precisions profiling report resuming runtime steps strategies sweeps
+notebooks optimizers performance plugins porting precisions profiling resuming runtime strategies sweeps
 your-model"""
-redirects = {}
+redirects = {"report": "how-to/compare-runs.html", "steps": "how-to/several-optimizers.html"}
 for old in MOVED.split():
     new = min(DOCS.glob(f"*/{old}*.md"), key=lambda page: (len(page.name), page))
     redirects[old] = new.relative_to(DOCS).with_suffix(".html").as_posix()

@@ -212,7 +212,7 @@ def _index(found: Mapping[str, Any], folder: Path) -> str:
                 lines_of_table.append(
                     [
                         symbol,
-                        f"[{name}]({card.name if card else '../how-to/optimizers.md'})",
+                        f"[{name}]({card.name if card else '../reference/optimizers.md'})",
                         *(gain(entry["cells"][task]) if task in entry["cells"] else "" for task in tasks),
                         _range([cell["cost"] for cell in known if pairs.timed(cell)]),
                         _range([cell["memory"]["mean"] for cell in known]),
