@@ -18,7 +18,7 @@ from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hocket
-from hocket.data.nesting import move
+from hocket.data.batch_placement import move
 from hocket.devices import model_placement as placement
 from hocket.devices.cuda import CUDA
 from hocket.loop import agreement, determinism, nonfinite

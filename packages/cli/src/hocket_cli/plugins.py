@@ -9,7 +9,7 @@ import sys
 
 from hocket.help import installing
 from hocket.hookspecs.command import Command
-from hocket.plugins import KINDS, Entry, PluginError, UnknownPluginError, catalog, switches
+from hocket.plugins import KINDS, Entry, PluginError, UnknownPluginError, registry as registry, switches
 from hocket_cli.completion import completes, plugin_names
 from hocket_cli.plugin_summaries import summary
 from hocket_cli.scaffold import LICENSES
@@ -115,7 +115,7 @@ def _list(args: argparse.Namespace) -> int:
             "version": entry.version,
             "status": status(entry, allowed),
         }
-        for entry in catalog.entries(args.kind)
+        for entry in registry.entries(args.kind)
     ]
     if args.json:
         print(json.dumps(rows, indent=1))
@@ -136,13 +136,13 @@ def _list(args: argparse.Namespace) -> int:
 
 def _to_install(kind: str) -> str:
     """Return a sentence on what brings hocket's plug-ins of a kind; empty if core alone has some."""
-    extras = dict.fromkeys(catalog.known().get(kind, {}).values())
+    extras = dict.fromkeys(registry.known().get(kind, {}).values())
     return f" Type: {', or '.join(map(installing.command, extras))}." if extras else ""
 
 
 def status(entry: Entry, allowed: switches.Switches) -> str:
     """Return ``usable``, or why the entry cannot be used."""
-    if entry.api != catalog.API:
+    if entry.api != registry.API:
         return f"plug-in API {entry.api}"
     if entry.problem:
         return f"cannot be used: {entry.problem}"
@@ -151,21 +151,21 @@ def status(entry: Entry, allowed: switches.Switches) -> str:
 
 def _info(args: argparse.Namespace) -> int:
     kinds = (
-        [args.kind] if args.kind else [kind for kind in KINDS if args.name.rpartition("/")[2] in catalog.names(kind)]
+        [args.kind] if args.kind else [kind for kind in KINDS if args.name.rpartition("/")[2] in registry.names(kind)]
     )
     if not kinds:
-        everything = sorted({name for kind in KINDS for name in catalog.names(kind)})
+        everything = sorted({name for kind in KINDS for name in registry.names(kind)})
         for kind in KINDS:  # prefer the message of a kind in which the name is known or almost right
             try:
-                catalog.find(kind, args.name)
+                registry.find(kind, args.name)
             except UnknownPluginError as error:
                 if "Did you mean" in str(error) or "pip install" in str(error) or "plug-in API" in str(error):
                     raise
         raise PluginError(f"There is no plug-in '{args.name}'. Installed: {', '.join(everything)}.")
     for kind in kinds:
-        entry = catalog.find(kind, args.name)
+        entry = registry.find(kind, args.name)
         obj = entry.load()
-        print(f"{catalog.singular(kind)} {entry.name}")
+        print(f"{registry.singular(kind)} {entry.name}")
         print(f"from {entry.dist} {entry.version}, {entry.target}".replace("  ", " "))
         print(f"{entry.name}{_signature(obj)}")
         for label, names in _declared(obj).items():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import MissingPackage
-from hocket.plugins import catalog
+from hocket.plugins import registry as registry
 
 #: The checks of the higher tiers; all others are bronze.
 TIERS = {
@@ -111,7 +111,7 @@ def check(
         raise MissingPackage(
             "Checks of plug-ins run with pytest, which is not installed here. Type: pip install pytest."
         )
-    entry = catalog.find(kind, name)
+    entry = registry.find(kind, name)
     result = Result(kind, entry.name, entry.dist, entry.version)
     with tempfile.TemporaryDirectory() as folder:
         session = _Session(kind, f"{entry.dist}/{entry.name}", Path(folder), timeout, note)

@@ -258,7 +258,7 @@ class RunConformance(Observed, Conformance):
     def test_works_in_every_combination(self) -> None:
         """It trains in bf16 with microbatches and with ``accumulate``, also on two ranks with ddp and fsdp, or is refused."""
 
-        def train(**changes: Any) -> Any:
+        def train(changes: dict[str, Any], rank: int = 0) -> Any:
             try:
                 trainer = self.trainer(self.make(), **changes)
                 trainer.fit("1ep")
@@ -268,13 +268,13 @@ class RunConformance(Observed, Conformance):
             return weights(trainer)
 
         for changes in ({"precision": "bf16", "microbatch": 3}, {"accumulate": 2}, {"accumulate": 2, "microbatch": 3}):
-            got = train(**changes)
+            got = train(changes)
             bad = [name for name, value in (got or {}).items() if torch.is_tensor(value) and not value.isfinite().all()]
             assert not bad, f"With {changes} the weights {', '.join(bad)} are not finite."
         for strategy in ("ddp", "fsdp"):
             several = {"strategy": strategy, "precision": "bf16", "microbatch": 2, "run_name": strategy}
             try:
-                first, second = _on_two_ranks(lambda rank, several=several: train(**several))
+                first, second = _on_two_ranks(functools.partial(train, several))
             except RankError as error:
                 raise AssertionError(
                     f"With {several} two ranks do not train: {str(error).strip().splitlines()[-1]}"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import hocket_testkit
-from hocket.plugins import Entry, catalog
+from hocket.plugins import Entry, registry as registry
 from hocket_testkit.conformance import parameters_of
 from hocket_testkit.examples import keywords, maker
 
@@ -98,7 +98,7 @@ class Measured(Installed):
 
 def entry_of(kind: str, name: str) -> Entry:
     """Return the entry of a plug-in by its name, or ``distribution/name``."""
-    return catalog.find(kind, name)
+    return registry.find(kind, name)
 
 
 def suite_of(kind: str, name: str) -> type:

@@ -10,7 +10,7 @@ from hocket.basics.kinds import singular
 from hocket.errors import WrongValue
 from hocket.help import names as others
 from hocket.help.ours import PACKAGES
-from hocket.plugins import catalog
+from hocket.plugins import registry as registry
 from hocket.plugins.entry_points import normal
 
 #: Longer names would not fit into the lines of the generated code.
@@ -70,18 +70,18 @@ def check(names: Names) -> None:
         raise WrongValue(f"{what}: it is a keyword of Python, so its module could not be imported. Add a word to it.")
     if names.package in PACKAGES or names.distribution in PACKAGES.values():
         raise WrongValue(f"{what}: {names.distribution} or its package is a part of hocket. Add a word to it.")
-    if provider := next((entry for entry in catalog.entries(kind) if entry.name == name), None):
+    if provider := next((entry for entry in registry.entries(kind) if entry.name == name), None):
         raise WrongValue(
             f"{what}: {provider.dist} {provider.version} has the {singular(kind)} of this name. Choose another."
         )
-    if extra := catalog.extra_of(kind, name):
+    if extra := registry.extra_of(kind, name):
         raise WrongValue(f"{what}: hocket[{extra}] has the {singular(kind)} of this name. Choose another.")
-    if owner := next((each for each in catalog.entries() if normal(each.dist) == names.distribution), None):
+    if owner := next((each for each in registry.entries() if normal(each.dist) == names.distribution), None):
         raise WrongValue(
             f"{what}: the distribution {owner.dist} {owner.version} is installed, with the {singular(owner.kind)} "
             f"'{owner.name}'. Choose another, or uninstall it."
         )
-    if ours := others.alias(kind, name, catalog.names(kind)):
+    if ours := others.alias(kind, name, registry.names(kind)):
         raise WrongValue(f"{what}: users of other libraries look for '{ours}' under this name. Choose another.")
     if where := others.elsewhere(kind, name):
         raise WrongValue(f"{what}: users of other libraries look for something else under it: {where}. Choose another.")

@@ -1,4 +1,4 @@
-"""The catalog: the available plug-ins by kind and name, without importing any of them."""
+"""The registry: the available plug-ins by kind and name, without importing any of them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Entry:
 _registered: dict[tuple[str, str], Entry] = {}
 
 
-class Catalog(NamedTuple):
+class Registry(NamedTuple):
     """The result of one scan of the distributions."""
 
     entries: tuple[Entry, ...]
@@ -101,7 +101,7 @@ class Catalog(NamedTuple):
 
 
 @functools.cache
-def installed() -> Catalog:
+def installed() -> Registry:
     """Scan the distributions once and return every entry point of a ``hocket.*`` group, of any API version."""
     declared, problems = distributions.scan()
     scanned = sorted(entry for dist in declared for entry in _entries_of(dist))
@@ -112,7 +112,7 @@ def installed() -> Catalog:
     plugins = tuple(entry for entry in all_entries if entry.kind != _DEFAULTS)
     chosen = tuple(entry for entry in all_entries if entry.kind == _DEFAULTS)
     problems += [Problem(item.dist, item.version, text) for item in chosen if (text := _wrong_default(item, plugins))]
-    return Catalog(plugins, tuple(problems), chosen)
+    return Registry(plugins, tuple(problems), chosen)
 
 
 def _entries_of(declared: distributions.Declared) -> Iterator[Entry]:
