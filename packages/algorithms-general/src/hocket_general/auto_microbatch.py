@@ -15,9 +15,9 @@ import torch
 
 from hocket.basics import safe_files, seeding
 from hocket.basics.types import Batch
+from hocket.data.batches import Window
 from hocket.data.nesting import map_tensors
 from hocket.data.stateful import has_state
-from hocket.data.windows import Window
 from hocket.devices.memory import is_out_of_memory
 from hocket.help import warn
 from hocket.hookspecs.attachment import Attachment

@@ -10,9 +10,8 @@ import torch
 
 from hocket.basics.losses import Loss, as_loss
 from hocket.data.batch_placement import move
-from hocket.data.batches import unpadded
+from hocket.data.batches import Window, unpadded
 from hocket.data.reading import how_divided
-from hocket.data.windows import Window
 from hocket.errors import WrongType, WrongValue
 from hocket.help import optional_packages
 from hocket.loop.inferred_weights import try_again
