@@ -22,7 +22,7 @@ from harness import Series, median_interval, table
 from torch import nn
 
 import hocket
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 
 #: An algorithm's step divided by the loop's, at most.
 LIMIT = 1.1

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 
 
 def make_data(samples: int = 84, batch_size: int = 32, shuffle: bool = True) -> DataLoader[Any]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hocket.data import adapters
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 
 PACKAGES = Path(__file__).parents[1] / "packages"
 #: Examples of a module that need an optional library, which is not imported to find out.

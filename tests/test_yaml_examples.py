@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 from hocket_cli import main
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

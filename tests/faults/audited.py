@@ -24,7 +24,7 @@ from torch import nn
 
 import hocket
 from hocket.help import installing  # noqa: F401  # messages import it where they need it, whatever the file says
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 from hocket_checkpoints import resuming
 from hocket_checkpoints.storage import format as formats
 from hocket_checkpoints.storage.store import Store

@@ -19,7 +19,7 @@ from hocket.help import removal
 from hocket.help.attributes import Elsewhere
 from hocket.help.ours import PACKAGES
 from hocket.hookspecs import SPECS, Event
-from hocket.plugins import KINDS, registry as registry
+from hocket.plugins import KINDS, registry
 from hocket.run.joined import Joined
 from hocket_checkpoints import content
 from hocket_checkpoints.storage import manifest

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket import plugins
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 
 Made = TypeVar("Made")
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 from hocket_nlp import python_corpus, python_tokenizer, text_python
 from hocket_nlp.datasets import TokenRows
 from hocket_testkit.imports import import_in_fresh_process

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 from hocket_vision import ClassificationTask, SegmentationTask, small_resnet
 
 pytest.importorskip("torchmetrics")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import hocket
 from hocket import Algorithm, Event, State, Task, plugins
 from hocket.checkpoints import CheckpointError
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 from hocket_checkpoints.algorithm_records import ContentError, recorded_algorithms
 from hocket_checkpoints.components.plugins import how_to_get
 from hocket_checkpoints.storage import format as formats

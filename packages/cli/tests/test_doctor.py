@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 from hocket_cli import health, main
 
 

@@ -18,7 +18,7 @@ import torch
 import hocket
 from hocket.help import installing
 from hocket.help.optional_packages import NotInstalled
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 
 REQUIRES = [
     "torch>=2.9",

@@ -18,7 +18,7 @@ from hypothesis import given, strategies as st
 
 import hocket
 from hocket import plugins
-from hocket.plugins import entry_points as distributions, registry as registry
+from hocket.plugins import entry_points, registry
 from hocket.plugins.building import build
 from hocket_cli import main
 
@@ -483,7 +483,7 @@ def test_what_configparser_reads(file: dict[str, dict[str, str]], newline: str, 
     reference.optionxform = str  # type: ignore[assignment,method-assign]
     reference.read_string(text.replace("\r\n", "\n"))
     expected = [(g, n, v) for g in reference.sections() if g.startswith("hocket.") for n, v in reference.items(g)]
-    points, wrong = distributions.parse(text)
+    points, wrong = entry_points.parse(text)
     assert sorted(map(tuple, points)) == sorted(expected) and not wrong
 
 
@@ -492,9 +492,9 @@ def test_what_configparser_reads(file: dict[str, dict[str, str]], newline: str, 
     | st.text(alphabet="[]hocket.v1algrims=: \n#;", max_size=60).map("[hocket.v1.callbacks]\n".__add__)
 )
 def test_any_text_is_parsed(text: str) -> None:
-    points, wrong = distributions.parse(text)
+    points, wrong = entry_points.parse(text)
     for point in points:
         assert point.group.startswith("hocket.") and point.name and point.value
     assert all(line.startswith("line ") for line in wrong)
-    for entry in registry._entries_of(distributions.Declared("acme", "1", points, "")):
+    for entry in registry._entries_of(entry_points.Declared("acme", "1", points, "")):
         assert entry.problem or (":" in entry.target and "/" not in entry.name)

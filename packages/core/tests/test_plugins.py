@@ -17,7 +17,7 @@ from hypothesis import given, strategies as st
 from hocket import Callback, Precision, Strategy, plugins
 from hocket.basics.specification import parse_spec
 from hocket.hookspecs import PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
-from hocket.plugins import PluginConfigError, registry as registry, switches
+from hocket.plugins import PluginConfigError, registry, switches
 from hocket.plugins.building import build
 from hocket.run import resolving
 from hocket_cli import compatibility, main

@@ -9,7 +9,7 @@ from hocket.basics.plain_data import decode
 from hocket.errors import CheckpointError
 from hocket.help import warn
 from hocket.hookspecs import Event
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 from hocket.state.component import ContentError
 from hocket.state.state import State
 from hocket_checkpoints.classes import class_named, full_name

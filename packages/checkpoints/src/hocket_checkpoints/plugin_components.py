@@ -8,7 +8,7 @@ from typing import Any
 from hocket.basics.plain_data import encode
 from hocket.basics.plugin_errors import PluginError
 from hocket.data.stateful import one_sided
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 from hocket.state.component import Check, Component, Like, PerRank, Saved, Tree
 from hocket.state.state import State
 from hocket_checkpoints.content import OFFERED

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from hocket.basics.safe_files import printable
 from hocket.errors import Mistake
-from hocket.plugins import PluginError, registry as registry, switches
+from hocket.plugins import PluginError, registry, switches
 from hocket.plugins.entry_points import AUTOLOAD, UNREADABLE
 from hocket_cli import completion, plugin_summaries
 from hocket_cli.exit_codes import ExitCode

@@ -9,7 +9,7 @@ from typing import Any
 
 from hocket.help import optional_packages
 from hocket.help.ours import PACKAGES
-from hocket.plugins import KINDS, Entry, PluginError, registry as registry, switches
+from hocket.plugins import KINDS, Entry, PluginError, registry, switches
 from hocket.plugins.entry_points import normal
 from hocket_cli.plugins import status
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from hocket.plugins import KINDS as ALL_KINDS, PluginError, registry as registry
+from hocket.plugins import KINDS as ALL_KINDS, PluginError, registry
 from hocket_cli.keys import KIND_OF_KEY, LISTS, keys
 from hocket_cli.parsers import parser_of
 

@@ -25,7 +25,7 @@ from hocket.errors import HocketDeprecationWarning, Mistake
 from hocket.help.raised import raised
 from hocket.loop.settings import Settings
 from hocket.optim.groups import OPTIONS
-from hocket.plugins import Entry, PluginError, building, registry as registry, signatures
+from hocket.plugins import Entry, PluginError, building, registry, signatures
 from hocket.run.trainer import Trainer
 from hocket.state import conversions, simple_metrics
 from hocket.state.ranks import ALONE

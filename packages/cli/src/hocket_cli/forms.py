@@ -8,7 +8,7 @@ from typing import Any
 
 from hocket.basics.specification import parse_spec
 from hocket.help import names
-from hocket.plugins import Entry, PluginConfigError, PluginError, registry as registry
+from hocket.plugins import Entry, PluginConfigError, PluginError, registry
 from hocket_cli.document import ConfigError, Node, as_node, flow, suggestion
 from hocket_cli.imports import as_call, reference, resolve
 from hocket_cli.yaml_messages import as_given, in_yaml

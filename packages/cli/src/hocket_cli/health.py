@@ -108,7 +108,7 @@ def _torch(args: argparse.Namespace) -> Iterator[Finding]:
 def _devices(args: argparse.Namespace) -> Iterator[Finding]:
     import torch
 
-    from hocket.plugins import registry as registry
+    from hocket.plugins import registry
 
     for name in registry.names("devices"):
         device = registry.get("devices", name)()

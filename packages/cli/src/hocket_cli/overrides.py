@@ -13,7 +13,7 @@ from typing import Any
 from hocket.basics.masking import is_masked, masked
 from hocket.errors import Setting
 from hocket.help import names
-from hocket.plugins import PluginConfigError, registry as registry
+from hocket.plugins import PluginConfigError, registry
 from hocket_cli import forms, recorded_config
 from hocket_cli.document import ConfigError, Node, flow, parse_value, read, suggestion
 from hocket_cli.imports import reference

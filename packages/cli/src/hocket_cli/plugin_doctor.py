@@ -9,7 +9,7 @@ from typing import Any
 
 from hocket.basics.kinds import HEAVY
 from hocket.help.ours import PARTS
-from hocket.plugins import Entry, registry as registry, switches
+from hocket.plugins import Entry, registry, switches
 from hocket_cli import compatibility
 from hocket_cli.import_probe import probe
 from hocket_cli.plugins import status

@@ -9,7 +9,7 @@ import sys
 
 from hocket.help import installing
 from hocket.hookspecs.command import Command
-from hocket.plugins import KINDS, Entry, PluginError, UnknownPluginError, registry as registry, switches
+from hocket.plugins import KINDS, Entry, PluginError, UnknownPluginError, registry, switches
 from hocket_cli.completion import completes, plugin_names
 from hocket_cli.plugin_summaries import summary
 from hocket_cli.scaffold import LICENSES

@@ -11,7 +11,7 @@ from typing import Any
 from hocket.basics.masking import masked
 from hocket.errors import Setting, rendered
 from hocket.help import names
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 from hocket_cli.document import Node, flow
 from hocket_cli.keys import KIND_OF_KEY
 

@@ -50,10 +50,10 @@ def __getattr__(name: str) -> Any:
     try:
         return lazy("hocket")[0](name)
     except UnicodeDecodeError as error:  # in torch, which reads the entry points of every distribution
-        from hocket.plugins import entry_points as distributions, registry as registry
+        from hocket.plugins import entry_points, registry
 
         for problem in registry.installed().problems:
-            error.add_note(f"{problem.dist} {problem.version}: {problem.text}, or set {distributions.AUTOLOAD}=0.")
+            error.add_note(f"{problem.dist} {problem.version}: {problem.text}, or set {entry_points.AUTOLOAD}=0.")
         raise
 
 

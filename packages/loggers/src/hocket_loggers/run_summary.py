@@ -17,7 +17,7 @@ from hocket.basics import safe_files
 from hocket.basics.history import POSITION
 from hocket.basics.run_files import SUMMARY, number, objects, started
 from hocket.basics.timestamp import Timestamp
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 from hocket.plugins.plan import calls
 from hocket.state.state import State
 from hocket_loggers.resumable_lines import encode

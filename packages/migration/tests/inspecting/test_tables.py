@@ -117,7 +117,7 @@ def test_names_of_hocket_in_the_tables_exist():
     for package in ("general", "vision", "nlp", "loggers", "strategies"):
         pytest.importorskip(f"hocket_{package}")
     import hocket
-    from hocket.plugins import registry as registry
+    from hocket.plugins import registry
 
     known = set(inspect.signature(hocket.Trainer.__init__).parameters)
     plugins = {

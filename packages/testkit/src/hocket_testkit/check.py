@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import MissingPackage
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 
 #: The checks of the higher tiers; all others are bronze.
 TIERS = {

@@ -14,7 +14,7 @@ import pytest
 
 from hocket.errors import Mistake
 from hocket.hookspecs.command import Command
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 from hocket_testkit.conformance import Conformance
 from hocket_testkit.footprint import changed, footprint
 

@@ -32,7 +32,7 @@ from hocket.basics.kinds import HEAVY
 from hocket.errors import Unsupported, WrongType
 from hocket.hookspecs import Event
 from hocket.hookspecs.attachment import Attachment
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 from hocket.plugins.bus import Bus
 from hocket_testkit.compare import difference
 from hocket_testkit.footprint import changed, footprint

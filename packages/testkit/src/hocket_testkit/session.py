@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import hocket_testkit
-from hocket.plugins import Entry, registry as registry
+from hocket.plugins import Entry, registry
 from hocket_testkit.conformance import parameters_of
 from hocket_testkit.examples import keywords, maker
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hocket.basics.plain_data import decode, json_like
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 from hocket.schedules import Schedule
 from hocket.state.component import Check, Component, Saved, Tree
 from hocket.state.state import State

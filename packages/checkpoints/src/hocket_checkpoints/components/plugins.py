@@ -11,7 +11,7 @@ from hocket.basics.plain_data import encode
 from hocket.data.stateful import has_state
 from hocket.help.ours import is_ours
 from hocket.hookspecs.attachment import Attachment
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 from hocket.state.component import Check, Component, Like, Saved, Tree
 from hocket.state.state import State
 from hocket_checkpoints.classes import class_named, class_of

@@ -10,7 +10,7 @@ from hocket.basics.kinds import singular
 from hocket.errors import WrongValue
 from hocket.help import names as others
 from hocket.help.ours import PACKAGES
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 from hocket.plugins.entry_points import normal
 
 #: Longer names would not fit into the lines of the generated code.

@@ -171,7 +171,7 @@ def _plugins(argument: str) -> Callable[[object], Sequence[PluginLike]]:
         if isinstance(given, Mapping):
             return [{name: config} for name, config in given.items()]
         if isinstance(given, bool | int | float):
-            from hocket.plugins import registry as registry  # only needed for error messages
+            from hocket.plugins import registry  # only needed for error messages
 
             example = next(iter(registry.names(argument)), "name")
             raise WrongType(

@@ -15,7 +15,7 @@ from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.optim.closures import gets_closure
 from hocket.optim.groups import OPTIONS, make_groups, scale_rates
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 from hocket.plugins.building import build, read
 from hocket.state.task import Task
 

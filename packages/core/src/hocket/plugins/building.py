@@ -15,7 +15,7 @@ from hocket.help import names as others
 from hocket.help.ours import is_ours
 from hocket.hookspecs import HOOKS, PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
 from hocket.hookspecs.attachment import Attachment
-from hocket.plugins import registry as registry, signatures
+from hocket.plugins import registry, signatures
 
 if TYPE_CHECKING:
     from hocket.basics.types import PluginLike

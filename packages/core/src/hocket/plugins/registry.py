@@ -23,7 +23,7 @@ from hocket.basics.plugin_errors import (
 from hocket.help import names as others
 from hocket.help.optional_packages import NotInstalled
 from hocket.help.ours import PARTS
-from hocket.plugins import entry_points as distributions, switches
+from hocket.plugins import entry_points, switches
 from hocket.plugins.entry_points import Problem, normal
 
 #: The plug-in API version of this core.
@@ -103,7 +103,7 @@ class Registry(NamedTuple):
 @functools.cache
 def installed() -> Registry:
     """Scan the distributions once and return every entry point of a ``hocket.*`` group, of any API version."""
-    declared, problems = distributions.scan()
+    declared, problems = entry_points.scan()
     scanned = sorted(entry for dist in declared for entry in _entries_of(dist))
     own = {
         (entry.kind, entry.name, entry.dist) for entry in scanned if entry.api == API
@@ -115,7 +115,7 @@ def installed() -> Registry:
     return Registry(plugins, tuple(problems), chosen)
 
 
-def _entries_of(declared: distributions.Declared) -> Iterator[Entry]:
+def _entries_of(declared: entry_points.Declared) -> Iterator[Entry]:
     name = normal(declared.dist)
     core = name in PARTS
     dist = name if core else declared.dist

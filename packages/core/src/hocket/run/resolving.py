@@ -17,7 +17,7 @@ from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import PrecisionLike, StrategyLike
 from hocket.hookspecs.attachment import Attachment
-from hocket.plugins import registry as registry
+from hocket.plugins import registry
 from hocket.plugins.building import build
 
 if TYPE_CHECKING:
