@@ -259,11 +259,11 @@ class RunConformance(Observed, Conformance):
     def test_works_in_every_combination(self) -> None:
         """It trains in bf16 with microbatches and with ``accumulate``, also on two ranks with ddp and fsdp, or is refused."""
 
-        def train(**changes: Any) -> Any:
+        def train(make: Callable[[], Any], **changes: Any) -> Any:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NoEffectWarning)  # which says of a combination that it does nothing there
                 try:
-                    trainer = self.trainer(self.make(), **changes)
+                    trainer = self.trainer(make(), **changes)
                     trainer.fit("1ep")
                 except Mistake:
                     return None  # refused by name: it does not claim this combination
@@ -271,14 +271,22 @@ class RunConformance(Observed, Conformance):
             return weights(trainer)
 
         for changes in ({"precision": "bf16", "microbatch": 3}, {"accumulate": 2}, {"accumulate": 2, "microbatch": 3}):
-            got = train(**changes)
+            got = train(self.make, **changes)
             bad = [name for name, value in (got or {}).items() if torch.is_tensor(value) and not value.isfinite().all()]
             assert not bad, f"With {changes} the weights {', '.join(bad)} are not finite."
         for strategy in ("ddp", "fsdp"):
-            several = {"strategy": strategy, "precision": "bf16", "microbatch": 2, "run_name": strategy}
+            several = {"strategy": strategy, "precision": "bf16", "microbatch": 2}
+
+            def on_ranks(name: str, make: Callable[[], Any], several: dict[str, Any] = several) -> list[Any]:
+                return _on_two_ranks(lambda rank: train(make, **several, run_name=name))
+
             try:
-                first, second = _on_two_ranks(lambda rank, several=several: train(**several))
+                first, second = on_ranks(strategy, self.make)
             except RankError as error:
+                try:
+                    on_ranks(f"{strategy}-without", lambda: None)
+                except RankError:
+                    continue  # the model cannot train so without it either
                 raise AssertionError(
                     f"With {several} two ranks do not train: {str(error).strip().splitlines()[-1]}"
                 ) from None
