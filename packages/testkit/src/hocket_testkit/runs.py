@@ -18,7 +18,7 @@ import torch
 
 import hocket
 from hocket.basics.plugin_errors import PlanError
-from hocket.errors import Mistake
+from hocket.errors import Mistake, NotFinite
 from hocket.hookspecs import Event
 from hocket.hookspecs.events import between
 from hocket.loggers.memory import MemoryLogger
@@ -265,12 +265,15 @@ class RunConformance(Observed, Conformance):
                 try:
                     trainer = self.trainer(make(), **changes)
                     trainer.fit("1ep")
+                except NotFinite as error:
+                    raise AssertionError(f"With {changes} training diverges: {error}") from None
                 except Mistake:
                     return None  # refused by name: it does not claim this combination
             trainer.close()
             return weights(trainer)
 
-        for changes in ({"precision": "bf16", "microbatch": 3}, {"accumulate": 2}, {"accumulate": 2, "microbatch": 3}):
+        windows: dict[str, Any] = {"accumulate": "2ba"}
+        for changes in ({"precision": "bf16", "microbatch": 3}, windows, windows | {"microbatch": 3}):
             got = train(self.make, **changes)
             bad = [name for name, value in (got or {}).items() if torch.is_tensor(value) and not value.isfinite().all()]
             assert not bad, f"With {changes} the weights {', '.join(bad)} are not finite."
