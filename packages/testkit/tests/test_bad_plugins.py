@@ -31,6 +31,7 @@ from hocket_testkit import (
     PrecisionConformance,
     ScheduleConformance,
 )
+from hocket_testkit.observing import size
 from hocket_testkit.runs import Observed
 
 
@@ -443,7 +444,8 @@ _SLOW = {FailsOnSeveralRanks}
     ("suite", "bad", "check", "arguments", "fault"),
     [
         pytest.param(
-            *each, marks=[pytest.mark.long] if each[1] in _SLOW or (each[2] in _OBSERVED and each[1] not in _QUICK) else []
+            *each,
+            marks=[pytest.mark.long] if each[1] in _SLOW or (each[2] in _OBSERVED and each[1] not in _QUICK) else [],
         )
         for each in _BAD
     ],
@@ -455,3 +457,25 @@ def test_a_bad_plugin_is_caught_by_its_fault(suite, bad, check, arguments, fault
         request.addfinalizer(lambda: hocket.plugins.unregister("optimizers", "bad"))
     with pytest.raises(AssertionError, match=fault):
         getattr(suite_of(suite, bad, tmp_path), f"test_{check}")(*arguments)
+
+
+def test_a_run_is_as_long_as_a_schedule_needs(tmp_path):
+    def suite(schedule):
+        return suite_of(ScheduleConformance, lambda: schedule, tmp_path)
+
+    assert len(suite(hocket.schedules.Cosine()).data()) == 4
+    assert len(suite(hocket.schedules.WSD("0.2dur", warmup="10ba")).data()) == 16
+    never = suite(hocket.schedules.WSD("1dur", warmup="1ba"))
+    assert len(never.data()) == 4
+    with pytest.raises(ValueError, match="do not fit before"):
+        never.test_factors_are_numbers()
+    with pytest.raises(ValueError, match="do not fit before"):
+        never.test_is_deterministic()
+
+
+def test_a_bounded_deque_counts_as_if_it_were_full():
+    latest = deque([[1, 2], [1, 2, 3]], maxlen=5)
+    assert size(latest) == 5 * (1 + 3)
+    latest.append(latest)  # a cycle ends
+    assert size(latest) == 5 * (1 + 3)
+    assert size(deque([[1, 2], [1, 2, 3]])) == 2 + 5

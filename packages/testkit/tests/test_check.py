@@ -117,13 +117,16 @@ time.sleep(600)  # as with a thread that does not end
 """
 
 
+DIED = "It ended the process, with exit code"
+
+
 @pytest.mark.parametrize(
     ("name", "last"),
     [
         ("starts", ("second", "passed", "")),
-        ("dies", ("can be checked to the end", "failed", "It ended the process, with exit code 1; the last output is: out of memory")),
+        ("dies", ("can be checked to the end", "failed", f"{DIED} 1; the last output is: out of memory")),
     ],
-)  # fmt: skip
+)
 def test_the_start_of_a_process_takes_no_time_of_its_checks(name, last, tmp_path):
     (folder := tmp_path / name).mkdir()
     session = _Session("datasets", "x", folder, 0.5, lambda check: None)

@@ -135,7 +135,9 @@ class GatedLinearUnits(Algorithm):
 
     def touches(self, model: nn.Module) -> Sequence[str]:
         """Return the projections that would get a gate, and the names of the activations that would be a part of it."""
-        return [f"{site.name}: {type(site.projection).__name__} -> Gated, with {site.activation}" for site in _sites(model)]
+        return [
+            f"{site.name}: {type(site.projection).__name__} -> Gated, with {site.activation}" for site in _sites(model)
+        ]
 
 
 class _Site(NamedTuple):

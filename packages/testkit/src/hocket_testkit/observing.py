@@ -76,7 +76,9 @@ def observe(
         hooks, modules = _hooks_of(trained), dict(trained.named_modules())
         watch.plugin, wrappers = plugin, _watch_wrappers(plugin)
         trainer = start(plugin, model=trained, duration=f"{_EPOCHS}ep", seed=17, callbacks=watch)
-        if trainer.state.replacements or isinstance(plugin, hocket.Precision):  # hooks are a part of what they made of it
+        if trainer.state.replacements or isinstance(
+            plugin, hocket.Precision
+        ):  # hooks are a part of what they made of it
             hooks = _hooks_of(trained)
         trainer.fit()
         if watch.growth():
