@@ -374,9 +374,8 @@ class LossSpikeGuard(Algorithm):
             None if (saved := state_dict[key]) is None else _Batch(**saved) for key in ("pending", "current")
         )
         self._to_skip = state_dict["to_skip"]
-        self._journal = deque(
-            journal := state_dict["journal"], max(self.limit, len(journal)) + 1
-        )  # limit may be lower now
+        journal = state_dict["journal"]
+        self._journal = deque(journal, max(self.limit, len(journal)) + 1)  # limit may be lower now
         self._copy = state_dict["copy"]
 
 

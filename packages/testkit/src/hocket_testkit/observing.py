@@ -31,7 +31,7 @@ _EPOCHS = 6
 _MEASURED = 4
 #: More epochs for what grew, because a window of the latest values grows until it is full.
 _MORE = 8
-#: Seconds between those, in which a thread writes what a plug-in buffers.
+#: Seconds between those, in which a thread of the plug-in may write what it buffers.
 _BUFFERED = 0.5
 #: What may grow with epochs, such as results of evaluations, but not with batches.
 _PER_BATCH = ("tensors in memory", "values in the plug-in")
@@ -78,7 +78,7 @@ def observe(
         trainer = start(plugin, model=trained, duration=f"{_EPOCHS}ep", seed=17, callbacks=watch)
         if trainer.state.replacements or isinstance(
             plugin, hocket.Precision
-        ):  # hooks are a part of what they made of it
+        ):  # hooks are a part of the converted model
             hooks = _hooks_of(trained)
         trainer.fit()
         if watch.growth():
@@ -138,9 +138,9 @@ class _Watch(hocket.Callback):
         self.shapes: set[torch.Size] = set()
 
     def after_forward(self, state: hocket.State) -> None:
-        trained = count(state, state.batch)
-        if trained.samples == state.step.samples and trained.tokens != state.batch_tokens:  # no microbatch
-            self.miscounted = state.timestamp.batch, state.batch_tokens, trained.tokens
+        counted = state.batch_tokens
+        if counted and (got := count(state, state.batch)).tokens != counted and got.samples == state.step.samples:
+            self.miscounted = state.timestamp.batch, counted, got.tokens  # in the full batch, not a microbatch
 
     def batch_end(self, state: hocket.State) -> None:
         self.shapes |= {each.shape for each in _leaves((state.batch, state.outputs)) if each.ndim > 1}

@@ -261,9 +261,7 @@ class RunConformance(Observed, Conformance):
 
         def train(make: Callable[[], Any], **changes: Any) -> Any:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", NoEffectWarning
-                )  # which says of a combination that it does nothing there
+                warnings.simplefilter("ignore", NoEffectWarning)  # it may do nothing in a combination, and say so
                 try:
                     trainer = self.trainer(make(), **changes)
                     trainer.fit("1ep")
