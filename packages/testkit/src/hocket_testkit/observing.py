@@ -12,8 +12,9 @@ import os
 import random
 import sys
 import threading
+import time
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
@@ -23,12 +24,15 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.hookspecs import Actions
+from hocket.state.step import count
 
 #: Epochs of the run, of which growth is measured over the last.
 _EPOCHS = 6
 _MEASURED = 4
 #: More epochs for what grew, because a window of the latest values grows until it is full.
 _MORE = 8
+#: Seconds between those, in which a thread of the plug-in may write what it buffers.
+_BUFFERED = 0.5
 #: What may grow with epochs, such as results of evaluations, but not with batches.
 _PER_BATCH = ("tensors in memory", "values in the plug-in")
 #: Where hooks of a module, and of a parameter, are.
@@ -72,11 +76,13 @@ def observe(
         hooks, modules = _hooks_of(trained), dict(trained.named_modules())
         watch.plugin, wrappers = plugin, _watch_wrappers(plugin)
         trainer = start(plugin, model=trained, duration=f"{_EPOCHS}ep", seed=17, callbacks=watch)
-        if trainer.state.replacements:  # hooks are a part of what surgery made of the model
+        if trainer.state.replacements or isinstance(
+            plugin, hocket.Precision
+        ):  # hooks are a part of the converted model
             hooks = _hooks_of(trained)
         trainer.fit()
         if watch.growth():
-            watch.sizes = []
+            watch.sizes, watch.pause = [], _BUFFERED
             trainer.fit(f"{_MORE}ep")
         _compare_growth(seen, watch)
         _compare_surgery(seen, trainer, plugin, modules, trained)
@@ -98,7 +104,7 @@ def observe(
     without = _Watch()
     with start(None, model=model(), duration="1ep", seed=18, callbacks=without) as reference:
         reference.fit()
-        _compare_counts(seen, progress, reference.state.timestamp)
+        _compare_counts(seen, progress, reference.state.timestamp, watch.miscounted)
     _compare_numbers(seen, watch.numbers, short.numbers, without.numbers, algorithm)
     return seen
 
@@ -124,8 +130,17 @@ class _Watch(hocket.Callback):
         self.sizes: list[Counter[str]] = []
         self.numbers: list[dict[str, int]] = []
         self.epochs = 0
+        #: Seconds to wait before measuring.
+        self.pause = 0.0
+        #: The latest batch of other tokens than were counted: its number, those counted, and those that the model got.
+        self.miscounted: tuple[int, int, int] | None = None
         #: The shapes of batches and outputs.
         self.shapes: set[torch.Size] = set()
+
+    def after_forward(self, state: hocket.State) -> None:
+        counted = state.batch_tokens
+        if counted and (got := count(state, state.batch)).tokens != counted and got.samples == state.step.samples:
+            self.miscounted = state.timestamp.batch, counted, got.tokens  # in the full batch, not a microbatch
 
     def batch_end(self, state: hocket.State) -> None:
         self.shapes |= {each.shape for each in _leaves((state.batch, state.outputs)) if each.ndim > 1}
@@ -142,6 +157,7 @@ class _Watch(hocket.Callback):
         self.epochs += 1
         if self.plugin is None:
             return
+        time.sleep(self.pause)
         gc.collect()
         self.sizes.append(
             Counter(
@@ -277,9 +293,13 @@ def _compare_hooks(seen: Observation, before: Counter[str], model: nn.Module) ->
         )
 
 
-def size(obj: Any) -> int:
-    """Return the number of values that an object holds: items of containers and elements of tensors, without core's own."""
-    total, waiting, visited = 0, [obj], set[int]()
+def size(obj: Any, visited: set[int] | None = None) -> int:
+    """Return the number of values that an object holds: items of containers and elements of tensors, without core's own.
+
+    A deque with ``maxlen`` counts as if it were full of its largest item. Objects whose ids are in ``visited`` count nothing.
+    """
+    total, waiting = 0, [obj]
+    visited = set() if visited is None else visited
     while waiting:
         each = waiting.pop()
         if id(each) in visited or len(visited) > 200_000:
@@ -287,8 +307,10 @@ def size(obj: Any) -> int:
         visited.add(id(each))
         if isinstance(each, Tensor):
             total += each.numel()
-        elif isinstance(each, dict | list | tuple | set | frozenset) or hasattr(type(each), "maxlen"):
-            total += getattr(each, "maxlen", None) or len(each)
+        elif isinstance(each, deque) and each.maxlen is not None:
+            total += each.maxlen * (1 + max((size(item, visited) for item in each), default=0))
+        elif isinstance(each, dict | list | tuple | set | frozenset | deque):
+            total += len(each)
             waiting += [*each.values()] if isinstance(each, dict) else [*each]
         elif inspect.isfunction(each):
             waiting += [cell.cell_contents for cell in each.__closure__ or () if not _is_empty(cell)]
@@ -441,8 +463,13 @@ def _compare_surgery(
 # --- counts and random numbers
 
 
-def _compare_counts(seen: Observation, got: Any, expected: Any) -> None:
-    names = [name for name in ("epoch", "batch", "sample", "token") if getattr(got, name) != getattr(expected, name)]
+def _compare_counts(seen: Observation, got: Any, expected: Any, miscounted: tuple[int, int, int] | None) -> None:
+    """Compare the counts of an epoch with those of the data, and tokens with those that the model got."""
+    if miscounted is not None:
+        seen.faults["counts"] = "Batch {} counts {} tokens, and the model gets {}.".format(*miscounted) + (
+            " Tokens count as trained on: change their number on Event.AFTER_DATALOADER, and assign a new state.batch."
+        )
+    names = [name for name in ("epoch", "batch", "sample") if getattr(got, name) != getattr(expected, name)]
     if names:
         counts = ", ".join(f"{getattr(got, name)} instead of {getattr(expected, name)} {name}s" for name in names)
         seen.faults["counts"] = (
