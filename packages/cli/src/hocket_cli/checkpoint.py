@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     inspect = actions.add_parser("inspect", help="print the content: dtype and shape of tensors, and all other values")
     inspect.add_argument("path", help="the checkpoint's folder or URL; of a folder of checkpoints, the newest")
     inspect.add_argument("--only", action="append", metavar="GLOB", help="entries by dotted path; may be repeated")
-    inspect.add_argument("--json", action="store_true")
+    inspect.add_argument("--json", action="store_true", help="print the content as JSON")
     verify = actions.add_parser(
         "verify", help="compare every byte with the recorded checksums; exit code 1 if any differs"
     )
@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     export.add_argument("out", help="the .safetensors file to write")
     diff = actions.add_parser("diff", help="print the differences of two checkpoints; exit code 1 if there are any")
-    diff.add_argument("a")
-    diff.add_argument("b")
+    diff.add_argument("a", help="the folder or URL of a checkpoint, or a file of weights")
+    diff.add_argument("b", help="the other one")
     diff.add_argument("--only", action="append", metavar="GLOB", help="entries by dotted path; may be repeated")
 
 
