@@ -48,7 +48,9 @@ def reserved(name: str) -> str:
     """Return why only hocket may have a distribution of this name, as the end of a sentence; empty for other names."""
     name = canonicalize_name(name)
     if own := meant(name):
-        return "is a distribution of hocket's own" if own == name else f"reads like {own}, a distribution of hocket's own"
+        return (
+            "is a distribution of hocket's own" if own == name else f"reads like {own}, a distribution of hocket's own"
+        )
     if name.startswith(_FAMILY):
         return f"begins with {_FAMILY}, as distributions of hocket's own do"
     if name.startswith("hocket") and not name.startswith("hocket-"):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hocket.hookspecs.command import Command
 from hocket.plugins import PluginError
 
 
 class _Parser(argparse.ArgumentParser):
+    def add_subparsers(self, **options: Any) -> Any:
+        """Add parsers of actions, each of which reports the options that it does not have."""
+        return super().add_subparsers(parser_class=_ActionParser, **options)
+
     def error(self, message: str) -> NoReturn:
         """Raise PluginError that says what to write instead of an option that does not exist, or is missing."""
         if found := re.fullmatch(r"unrecognized arguments: (.*)", message):
@@ -21,9 +25,7 @@ class _Parser(argparse.ArgumentParser):
         what = message[:1].upper() + message[1:]
         if found := re.fullmatch(r"the following arguments are required: (.*)", message):
             required = found[1].split(", ")
-            needed = [
-                each for each in self._actions if _name(each) in required and each.nargs != argparse.REMAINDER
-            ]
+            needed = [each for each in self._actions if _name(each) in required and each.nargs != argparse.REMAINDER]
             about = [
                 f"{_name(each)} {'takes' if each.option_strings else 'is'} {each.help}" for each in needed if each.help
             ]
@@ -47,8 +49,8 @@ class _Parser(argparse.ArgumentParser):
         near = names.closest(given, choices)
         meant = f" Did you mean '{near}'?" if near else ""
         if isinstance(action, argparse._SubParsersAction):
-            return f"{self._command} has no action '{given}'.{meant} Write {self._command} with one of: {', '.join(choices)}."
-        return f"'{given}' is not one of the choices for {name} of {self._command}.{meant} They are {', '.join(choices)}."
+            return f"{self._command} has no action '{given}'.{meant} Its actions are {', '.join(choices)}."
+        return f"'{given}' is not a value for {name} of {self._command}.{meant} Write one of: {', '.join(choices)}."
 
     def _unrecognized(self, words: list[str]) -> str:
         """Explain overrides and other words that are written as options."""
@@ -81,6 +83,15 @@ class _Parser(argparse.ArgumentParser):
         elif known and (text := key_of(key, value or "…", override=True)):
             write = f"Write {text}"
         return f"{said} {write or 'Its options are ' + ', '.join(own)}."
+
+
+class _ActionParser(_Parser):
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parse the arguments of an action. argparse would report those that are left with the options of the command."""
+        parsed, others = super().parse_known_args(args, namespace)
+        if others:
+            self.error(f"unrecognized arguments: {' '.join(others)}")
+        return parsed, others
 
 
 def _name(action: argparse.Action) -> str:

@@ -38,7 +38,10 @@ def check(index: str, option: str) -> None:
     """Raise WrongValue unless an option is an address that can be read and shown."""
     try:
         parts = urlsplit(index)
-        valid, secret = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0, "@" in parts.netloc
+        valid, secret = (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0,
+            "@" in parts.netloc,
+        )
     except ValueError:  # in brackets without an end, or with a port that is not a number
         valid, secret = False, "@" in index
     if secret:
@@ -145,7 +148,9 @@ def _reason(error: object) -> str:
 def _get(url: str, limit: int) -> tuple[bytes, str, str]:
     """Return the content of a URL, its media type, and the URL that it was redirected to."""
     if "@" in urlsplit(url).netloc or urlsplit(url).scheme not in ("http", "https"):
-        raise WrongFile(f"{printable(url.rpartition('@')[2])} is not read: it has a password, or is not of http or https.")
+        raise WrongFile(
+            f"{printable(url.rpartition('@')[2])} is not read: it has a password, or is not of http or https."
+        )
     request = urllib.request.Request(url, headers={"Accept": _ACCEPT, "User-Agent": "hocket"})
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
@@ -154,7 +159,9 @@ def _get(url: str, limit: int) -> tuple[bytes, str, str]:
     except urllib.error.HTTPError as error:
         if error.code == 404:
             raise MissingFile(f"{url} does not exist. Write the address of a simple index, {_EXAMPLE}.") from error
-        raise WrongFile(f"{url} cannot be read: the server answers {error.code} {error.reason}. Try again later.") from error
+        raise WrongFile(
+            f"{url} cannot be read: the server answers {error.code} {error.reason}. Try again later."
+        ) from error
     except (OSError, http.client.HTTPException) as error:
         why = _reason(error.reason if isinstance(error, urllib.error.URLError) else error)
         raise WrongFile(
