@@ -24,13 +24,30 @@ class _Parser(argparse.ArgumentParser):
             raise PluginError(self._no_choice(found[1], found[3]))
         what = message[:1].upper() + message[1:]
         if found := re.fullmatch(r"the following arguments are required: (.*)", message):
-            required = found[1].split(", ")
-            needed = [each for each in self._actions if _name(each) in required and each.nargs != argparse.REMAINDER]
-            about = [
-                f"{_name(each)} {'takes' if each.option_strings else 'is'} {each.help}" for each in needed if each.help
-            ]
-            what = ". ".join([f"{self._command} needs {', '.join(map(_name, needed))}", *about])
+            what = self._required(found[1].split(", "))
+        elif found := re.fullmatch(r"argument (.+?): expected (.*)", message):
+            what = f"{found[1]} of {self._command} needs {found[2]}{self._help(found[1])}"
+        elif found := re.fullmatch(r"argument (.+?): invalid (int|float) value: (.*)", message):
+            number = {"int": "an integer", "float": "a number"}[found[2]]
+            what = f"{found[1]} of {self._command} takes {number}, not {found[3]}{self._help(found[1])}"
+        elif found := re.fullmatch(r"argument (.+?): ignored explicit argument (.*)", message):
+            what = f"{found[1]} of {self._command} takes no value, and {found[2]} was given"
         raise PluginError(f"{what}. Usage: {self._usage}.")
+
+    def _required(self, names: list[str]) -> str:
+        """Say which arguments are missing, and what they are."""
+        needed = [each for each in self._actions if _name(each) in names and each.nargs != argparse.REMAINDER]
+        about = [f"{self._command} needs {', '.join(map(_name, needed))}"]
+        for each in needed:
+            if isinstance(each, argparse._SubParsersAction):
+                about.append(f"It is one of {', '.join(each.choices)}")
+            else:
+                about.append(f"{_name(each)} {'takes' if each.option_strings else 'is'} {each.help}")
+        return ". ".join(about)
+
+    def _help(self, name: str) -> str:
+        text = next(each.help for each in self._actions if _name(each) == name)
+        return f": {text}" if text else ""
 
     @property
     def _command(self) -> str:
