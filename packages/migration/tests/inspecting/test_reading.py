@@ -47,8 +47,10 @@ def test_expressions_without_end_are_said(tmp_path):
 
 
 def test_nothing_to_read(tmp_path, capsys, migrate):
-    assert migrate("inspect", tmp_path / "missing.py") == 2
-    assert "missing.py: not read: there is no such file or folder." in capsys.readouterr().out
+    for action in ("inspect", "convert"):
+        assert migrate(action, tmp_path / "missing.py") == 2
+        captured = capsys.readouterr()
+        assert f"missing.py does not exist. Write hocket migrate {action} PATH" in captured.err and not captured.out
     assert migrate("inspect", tmp_path) == 2
     assert "there are no Python files or notebooks in this folder" in capsys.readouterr().out
     (tmp_path / "bad.py").write_text("def")
