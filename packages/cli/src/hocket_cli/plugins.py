@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import inspect
 import json
 import sys
@@ -21,33 +22,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = actions.add_parser(
         "list", help="list all plug-ins: kind, name, summary, distribution, version; imports nothing"
     )
-    listing.add_argument("--kind", choices=KINDS)
-    listing.add_argument("--json", action="store_true")
     info = actions.add_parser(
         "info", help="show one plug-in: signature, docstring, events, phase, needs; imports only that one"
     )
-    completes(info.add_argument("name"), plugin_names)
-    info.add_argument("--kind", choices=KINDS)
+    completes(info.add_argument("name", help="the plug-in, also as distribution/name"), plugin_names)
     doctor = actions.add_parser(
         "doctor", help="import each plug-in separately and report problems; exit code 1 if there are any"
     )
-    doctor.add_argument("--kind", choices=KINDS)
-    doctor.add_argument("--json", action="store_true")
     check = actions.add_parser(
         "check", help="run the conformance suite on installed plug-ins, each check a line; exit code 1 if one fails"
     )
+    for action in (listing, info, doctor, check):
+        action.add_argument("--kind", choices=KINDS, help="plug-ins of this kind only")
+    for action in (listing, doctor, check):
+        action.add_argument("--json", action="store_true", help="print JSON")
     names = check.add_argument(
         "names", nargs="*", metavar="NAME", help="plug-ins; all that are not hocket's without one"
     )
     completes(names, plugin_names)
-    check.add_argument("--kind", choices=KINDS)
     check.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="for one check (120)")
-    check.add_argument("--json", action="store_true")
     actions.add_parser("hooks", help="list all hooks in call order, with arguments and return types")
     new = actions.add_parser(
         "new", help="write the distribution of a new plug-in, with its tests, ready to be published"
     )
-    new.add_argument("kind", choices=KINDS)
+    new.add_argument("kind", choices=KINDS, help="the kind of plug-in, in the plural")
     new.add_argument("name", help="what users will type, such as gradient-noise; the distribution is hocket-NAME")
     new.add_argument(
         "--into", default=".", metavar="FOLDER", help="where to write the folder hocket-NAME; by default here"
@@ -150,19 +148,7 @@ def status(entry: Entry, allowed: switches.Switches) -> str:
 
 
 def _info(args: argparse.Namespace) -> int:
-    kinds = (
-        [args.kind] if args.kind else [kind for kind in KINDS if args.name.rpartition("/")[2] in registry.names(kind)]
-    )
-    if not kinds:
-        everything = sorted({name for kind in KINDS for name in registry.names(kind)})
-        for kind in KINDS:  # prefer the message of a kind in which the name is known or almost right
-            try:
-                registry.find(kind, args.name)
-            except UnknownPluginError as error:
-                if "Did you mean" in str(error) or "pip install" in str(error) or "plug-in API" in str(error):
-                    raise
-        raise PluginError(f"There is no plug-in '{args.name}'. Installed: {', '.join(everything)}.")
-    for kind in kinds:
+    for kind in kinds_of(args.name, args.kind):
         entry = registry.find(kind, args.name)
         obj = entry.load()
         print(f"{registry.singular(kind)} {entry.name}")
@@ -172,6 +158,25 @@ def _info(args: argparse.Namespace) -> int:
             print(f"{label:<10} {names}")
         print(f"\n{inspect.getdoc(obj) or 'It has no docstring.'}\n")
     return 0
+
+
+def kinds_of(name: str, kind: str | None) -> list[str]:
+    """Return the kinds that have a plug-in of a name, or the kind that was given. Raises PluginError if none has."""
+    kinds = [kind] if kind else [each for each in KINDS if name.rpartition("/")[2] in registry.names(each)]
+    if kinds:
+        return kinds
+
+    def likeness(kind: str) -> float:
+        others = (*registry.names(kind), *registry.known().get(kind, ()))
+        return max((difflib.SequenceMatcher(None, name, other).ratio() for other in others), default=0.0)
+
+    for each in sorted(KINDS, key=likeness, reverse=True):  # the message of the kind in which the name is almost right
+        try:
+            registry.find(each, name)
+        except UnknownPluginError as error:
+            if any(words in str(error) for words in ("Did you mean", "pip install", "plug-in API", "disables it")):
+                raise
+    raise PluginError(f"There is no plug-in '{name}', nor one of a similar name. `hocket plugins list` shows all.")
 
 
 def _signature(obj: object) -> str:
