@@ -53,7 +53,7 @@ class Observed:
         self._no_fault("counts")
 
     def test_leaves_the_process_as_it_was(self) -> None:
-        """After a run was closed, the environment and the functions of torch and hocket are as before, and all that is shared."""
+        """After a run was closed, the environment, functions of torch and hocket and all that is shared are as before."""
         self._no_fault("process")
 
     def test_writes_into_the_run_folder_only(self) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import hocket_testkit
-from hocket.plugins import Entry, catalog
+from hocket.plugins import KINDS, Entry, catalog
+from hocket_testkit.cards import missing_results, stale
 from hocket_testkit.conformance import parameters_of
 from hocket_testkit.examples import keywords, maker
 
@@ -39,7 +40,6 @@ _READING = (
     "test_writes_down_what_is_logged", "test_goes_on_after_it_was_closed", "test_two_runs_do_not_mix",
     "test_values_that_are_not_finite",
 )  # fmt: skip
-_EVIDENCE = re.compile(r"^#+ .*(evidence|results|measure|benchmark)|<!-- evidence", re.IGNORECASE | re.MULTILINE)
 
 
 class Installed:
@@ -65,7 +65,9 @@ class Installed:
         if docs is not None:
             card = docs / "algorithms" / f"{self.entry.name}.md"
             pages = [card] if card.is_file() else sorted(docs.glob("*.md"))
-            return str(docs), "\n".join(page.read_text(encoding="utf-8") for page in pages)
+            return str(pages[0] if card.is_file() else docs), "\n".join(
+                page.read_text(encoding="utf-8") for page in pages
+            )
         described = metadata.metadata(self.entry.dist)
         text = described.get("Description") or described.get_payload()  # type: ignore[attr-defined]
         return f"the README of {self.entry.dist}", str(text or "")
@@ -80,19 +82,25 @@ class Installed:
         names = parameters_of(self.declared()) if callable(self.declared()) else []
         missing = [name for name in names if name != "params" and not re.search(rf"\b{re.escape(name)}\b", text)]
         assert not missing, f"{where} does not mention {', '.join(missing)}. List every argument with its default."
+        old = stale(text, self.entry.name, self.declared(), several=self._cards_are_shared())
+        assert not old, f"{where} is out of date: {'; '.join(old)}. Write what the plug-in takes now."
+
+    def _cards_are_shared(self) -> bool:
+        """Return whether the text of `_card` may be about other plug-ins, too."""
+        others = [each for kind in KINDS for each in catalog.entries(kind) if each.dist == self.entry.dist]
+        return len(others) > 1 and not self._card()[0].endswith(f"{self.entry.name}.md")
 
 
 class Measured(Installed):
     """The same for kinds whose effect can be measured."""
 
     def test_has_evidence(self) -> None:
-        """The card has a section of results, with numbers."""
+        """The card has a section of results with and without it, and the seeds; nobody repeats the measurement."""
         where, text = self._card()
-        found = _EVIDENCE.search(text)
-        if found is None or not re.search(r"\d", text[found.end() :]):
+        if lacking := missing_results(text):
             pytest.skip(
-                f"{where} has no results. Add a section `## Evidence` with what was measured: task, seeds, the result with and "
-                "without it"
+                f"{where} has no results that others could judge: it lacks {lacking}. Add a section `## Evidence` with what was "
+                "measured: task, number of seeds, and a table of the result with and without it"
             )
 
 

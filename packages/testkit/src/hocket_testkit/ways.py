@@ -89,18 +89,24 @@ class WaysToRun(Conformance):
 
     def test_does_not_depend_on_the_rank(self) -> None:
         """The second of two ranks with the same data and random numbers trains as the first, with the same state."""
-        plugins = [self.make(), self.make(), self.make()]
-        trained = []
-        for rank, plugin in zip((0, 1, 0), plugins, strict=True):
-            trainer = self.trainer(plugin, strategy=_OneOfTwo(rank))
-            trainer.fit()
-            trained.append(weights(trainer))
-            trainer.close()
-        found = difference(trained[1], trained[0], at="weights")
-        if found is None and hasattr(plugins[0], "state_dict"):
-            first, second, again = (plugin.state_dict() for plugin in plugins)
-            if difference(again, first) is None:  # without times of a clock
-                found = difference(second, first, at="state_dict()")
+
+        def rank_main(rank: int) -> Any:
+            trained = []
+            for _ in range(2):
+                plugin = self.make()
+                trainer = self.trainer(plugin, strategy=_OneOfTwo(rank))
+                trainer.fit()
+                trainer.close()
+                trained.append((weights(trainer), plugin.state_dict() if hasattr(plugin, "state_dict") else None))
+            return trained
+
+        try:
+            ((first, state), (_, again)), ((second, other), _) = _on_two_ranks(rank_main)  # with torch's ranks, too
+        except RankError as error:
+            raise AssertionError(f"On one of two ranks it fails: {str(error).strip().splitlines()[-1]}") from None
+        found = difference(second, first, at="weights")
+        if found is None and difference(again, state) is None:  # without times of a clock
+            found = difference(other, state, at="state_dict()")
         assert found is None, (
             f"On rank 1 it acts otherwise than on rank 0, with the same data and random numbers: {found}. Let all ranks do the "
             "same, and only write files on rank 0; draw with state.generator(self, per_rank=True) where ranks should differ."
