@@ -84,8 +84,8 @@ class UnreadLogger(LoggerConformance):
             pytest.skip(_UNREADABLE)
         lost = [value for value in expected if value not in has]
         assert not lost, (
-            f"Of {len(expected)} values that were logged the {numbers.where} has {len(has)}: {lost[:3]} is missing. Append each "
-            "value that log_metrics is given, and write out in flush(state) and close(state) what waits."
+            f"Of {len(expected)} values that were logged the {numbers.where} has {len(has)}: {lost[:3]} is missing. Append "
+            "each value that log_metrics is given, and write out in flush(state) and close(state) what waits."
         )
         assert numbers.ordered(expected), (
             f"The {numbers.where} has the logged values in another order. Append each value as log_metrics is given it."
