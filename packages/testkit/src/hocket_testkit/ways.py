@@ -106,9 +106,9 @@ class WaysToRun(Conformance):
 
         def rank_main(rank: int) -> Any:
             trained = []
-            for _ in range(2):
+            for number in range(2):
                 plugin = self.make()
-                trainer = self.trainer(plugin, strategy=_OneOfTwo(rank))
+                trainer = self.trainer(plugin, strategy=_OneOfTwo(rank), run_name=f"rank-{rank}-{number}")
                 trainer.fit()
                 trainer.close()
                 trained.append((weights(trainer), plugin.state_dict() if hasattr(plugin, "state_dict") else None))
