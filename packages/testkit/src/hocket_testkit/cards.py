@@ -12,7 +12,7 @@ from typing import Any
 
 #: A paper by its number or by author and year, or a line that names another source.
 _CITED = re.compile(
-    r"arxiv[\s:./]*(abs/|pdf/)?\d{4}\.\d{4,5}|\b10\.\d{4,9}/\S+|\b[Ss]ources?:\s*\w|^#+ (Sources?|References?)\b.*\n\s*\S"
+    r"(?i:arxiv)[\s:./]*(abs/|pdf/)?\d{4}\.\d{4,5}|\b10\.\d{4,9}/\S+|\b[Ss]ources?:\s*\w|^#+ (Sources?|References?)\b.*\n\s*\S"
     r"|\b[A-Z][\w'-]+(,? (and|&) [A-Z][\w'-]+| et al\.?| and others)?,? \(?(19|20)\d\d\b",
     re.MULTILINE,
 )
@@ -62,7 +62,8 @@ def missing_results(text: str) -> str:
     """Return what a section of results lacks to be judged by others, or empty; that its numbers are true, nobody can read."""
     headings = list(_RESULTS.finditer(text))
     lacking = [_lacking(text[each.end() :], len(each.group()) - len(each.group().lstrip("#"))) for each in headings]
-    return " and ".join(min(lacking, key=lambda each: len(each), default=["a section `## Evidence`"]))
+    fewest: list[str] = min(lacking, key=len, default=["a section `## Evidence`"])
+    return " and ".join(fewest)
 
 
 def _lacking(text: str, level: int) -> list[str]:
