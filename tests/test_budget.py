@@ -16,7 +16,7 @@ BUDGETS = {
     "algorithms-nlp": 3490,
     "algorithms-vision": 2420,
     "checkpoints": 5140,
-    "cli": 5630,
+    "cli": 5640,
     "core": 15980,
     "data": 500,
     "insight": 4930,

@@ -32,15 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser(
         "check", help="run the conformance suite on installed plug-ins, each check a line; exit code 1 if one fails"
     )
-    for action in (listing, info, doctor, check):
-        action.add_argument("--kind", choices=KINDS, help="plug-ins of this kind only")
-    for action in (listing, doctor, check):
-        action.add_argument("--json", action="store_true", help="print JSON")
     names = check.add_argument(
         "names", nargs="*", metavar="NAME", help="plug-ins; all that are not hocket's without one"
     )
     completes(names, plugin_names)
+    for action in (listing, info, doctor, check):
+        action.add_argument("--kind", choices=KINDS, help="plug-ins of this kind only")
     check.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="for one check (120)")
+    for action in (listing, doctor, check):
+        action.add_argument("--json", action="store_true", help="print JSON")
     actions.add_parser("hooks", help="list all hooks in call order, with arguments and return types")
     new = actions.add_parser(
         "new", help="write the distribution of a new plug-in, with its tests, ready to be published"

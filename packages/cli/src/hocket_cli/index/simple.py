@@ -36,14 +36,12 @@ class File(NamedTuple):
 
 def check(index: str, option: str) -> None:
     """Raise WrongValue unless an option is an address that can be read and shown."""
+    secret = "@" in index
     try:
         parts = urlsplit(index)
-        valid, secret = (
-            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0,
-            "@" in parts.netloc,
-        )
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # in brackets without an end, or with a port that is not a number
-        valid, secret = False, "@" in index
+        valid = False
     if secret:
         raise WrongValue(f"{option} is not read with a password, because it would be shown. Write it without.")
     if not valid:
