@@ -13,7 +13,8 @@ from typing import Any
 #: A paper by its number or by author and year, or a line that names another source.
 _CITED = re.compile(
     r"(?i:arxiv)[\s:./]*(abs/|pdf/)?\d{4}\.\d{4,5}|\b10\.\d{4,9}/\S+|\b[Ss]ources?:\s*\w|^#+ (Sources?|References?)\b.*\n\s*\S"
-    r"|\b[A-Z][\w'-]+(,? (and|&) [A-Z][\w'-]+| et al\.?| and others)?,? \(?(19|20)\d\d\b",
+    r"|\b[A-Z][\w'-]+(,? (and|&) [A-Z][\w'-]+| et al\.?| and others),? \(?(19|20)\d\d\b"
+    r"|\((?!Copyright)[A-Z][\w'-]+,? (19|20)\d\d\b",
     re.MULTILINE,
 )
 _LINK = re.compile(r"https?://[^\s)>\"'\]`]+")
