@@ -63,7 +63,7 @@ def missing_results(text: str) -> str:
     """Return what a section of results lacks to be judged by others, or empty; that its numbers are true, nobody can read."""
     headings = list(_RESULTS.finditer(text))
     lacking = [_lacking(text[each.end() :], len(each.group()) - len(each.group().lstrip("#"))) for each in headings]
-    return " and ".join(min(lacking, key=len, default=["a section `## Evidence`"]))
+    return " and ".join(sorted(lacking, key=len)[0] if lacking else ["a section `## Evidence`"])
 
 
 def _lacking(text: str, level: int) -> list[str]:

@@ -119,7 +119,7 @@ def _identity(value: Any) -> int:
     while (code := getattr(value, "__code__", None)) is not None and code.co_filename.startswith(_TORCH):
         if not isinstance(value, FunctionType) or "__wrapped__" not in vars(value):
             break
-        value = value.__wrapped__
+        value = vars(value)["__wrapped__"]
     return id(value)
 
 

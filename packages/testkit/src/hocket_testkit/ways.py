@@ -77,7 +77,7 @@ class WaysToRun(Conformance):
             bad = [name for name, value in (got or {}).items() if torch.is_tensor(value) and not value.isfinite().all()]
             assert not bad, f"With {changes} the weights {', '.join(bad)} are not finite."
         for strategy in ("ddp", "fsdp"):
-            several = {"strategy": strategy, "precision": "bf16", "microbatch": 2, "run_name": strategy}
+            several: dict[str, Any] = {"strategy": strategy, "precision": "bf16", "microbatch": 2, "run_name": strategy}
             try:
                 first, second = _on_two_ranks(lambda rank, several=several: train(**several))
             except RankError as error:
