@@ -78,8 +78,12 @@ class WaysToRun(Conformance):
             assert not bad, f"With {changes} the weights {', '.join(bad)} are not finite."
         for strategy in ("ddp", "fsdp"):
             several: dict[str, Any] = {"strategy": strategy, "precision": "bf16", "microbatch": 2, "run_name": strategy}
+
+            def on_a_rank(rank: int, changes: dict[str, Any] = several) -> Any:
+                return train(**changes)
+
             try:
-                first, second = _on_two_ranks(lambda rank, several=several: train(**several))
+                first, second = _on_two_ranks(on_a_rank)
             except RankError as error:
                 raise AssertionError(
                     f"With {several} two ranks do not train: {str(error).strip().splitlines()[-1]}"
