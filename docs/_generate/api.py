@@ -14,7 +14,7 @@ from markup import directive, link_between, page, summary, table
 import hocket
 from hocket.help.ours import PACKAGES
 from hocket.hookspecs import SPECS
-from hocket.plugins import Entry, catalog
+from hocket.plugins import Entry, registry
 
 
 class Place(NamedTuple):
@@ -95,7 +95,7 @@ def documentation(path: str, value: Any) -> str:
 
 def ours() -> list[Entry]:
     """Return the plug-ins of hocket's own packages."""
-    return [entry for entry in catalog.entries() if entry.dist in PACKAGES.values()]
+    return [entry for entry in registry.entries() if entry.dist in PACKAGES.values()]
 
 
 def plugin_page(entry: Entry) -> str:

@@ -15,7 +15,7 @@ from page import HEADS, REASONS
 
 from hocket.basics.kinds import KINDS
 from hocket.help.ours import is_ours
-from hocket.plugins import Entry, catalog
+from hocket.plugins import Entry, registry
 from hocket_cli.keys import KIND_OF_KEY, LISTS
 from hocket_cli.plugin_summaries import summary
 from hocket_cli.plugins import declared, signature
@@ -44,8 +44,8 @@ def pages(folder: Path) -> dict[str, str]:
 
 def _page(entry: Entry, folder: Path) -> str:
     plugin, name = entry.load(), plugin_page(entry)
-    what = catalog.singular(entry.kind)
-    extra = catalog.extra_of(entry.kind, entry.name)
+    what = registry.singular(entry.kind)
+    extra = registry.extra_of(entry.kind, entry.name)
     rows = [
         ["kind", what],
         ["write", code(_written(entry))],

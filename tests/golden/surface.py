@@ -19,7 +19,7 @@ from hocket.help import removal
 from hocket.help.attributes import Elsewhere
 from hocket.help.ours import PACKAGES
 from hocket.hookspecs import SPECS, Event
-from hocket.plugins import KINDS, catalog
+from hocket.plugins import KINDS, registry
 from hocket.run.joined import Joined
 from hocket_checkpoints import content
 from hocket_checkpoints.storage import manifest
@@ -27,7 +27,7 @@ from hocket_cli import keys, parsers
 from hocket_cli.exit_codes import ExitCode
 from hocket_cli.sweeps import description
 
-FILE = Path(__file__).parent / f"surface-{catalog.API}.txt"
+FILE = Path(__file__).parent / f"surface-{registry.API}.txt"
 SOURCES = Path(__file__).parent.parent.parent / "packages"
 #: Modules that docs tell people to import from, each with the names of its ``__all__``, or those without an underscore.
 MODULES = (
@@ -83,8 +83,8 @@ def hooks() -> Iterator[str]:
 
 def kinds() -> Iterator[str]:
     """Yield the entry-point groups of plug-ins, and the names of ours."""
-    yield from (f"group hocket.{catalog.API}.{kind}" for kind in (*KINDS, "defaults"))
-    yield from (f"plug-in {each.kind} {each.name}" for each in catalog.entries() if each.dist in PACKAGES.values())
+    yield from (f"group hocket.{registry.API}.{kind}" for kind in (*KINDS, "defaults"))
+    yield from (f"plug-in {each.kind} {each.name}" for each in registry.entries() if each.dist in PACKAGES.values())
 
 
 def configuration() -> Iterator[str]:
@@ -106,7 +106,7 @@ def commands() -> Iterator[str]:
     """Yield the exit codes, and each command of ours with its arguments."""
     yield from (f"exit code {code.value} {code.name}" for code in ExitCode)
     yield f"command {hocket_cli._help().splitlines()[0].removeprefix('usage: ')}"
-    for entry in catalog.entries("commands"):
+    for entry in registry.entries("commands"):
         if entry.dist in PACKAGES.values():
             yield from _options(parsers.parser_of(entry.name, entry.load()))
 

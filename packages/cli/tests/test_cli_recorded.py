@@ -413,7 +413,7 @@ def test_tests_of_a_run_write_nothing(run: Run) -> None:
     [
         (["--from", "runs/a", "c.yaml"], "one too many"),
         (["--from", "runs/a", "optimizer.adamw.lrr=1"], "Did you mean 'lr'?"),
-        (["--from"], "expected one argument"),
+        (["--from"], "--from of train needs one argument"),
     ],
 )
 def test_errors(arguments: list[str], words: str, run: Run) -> None:

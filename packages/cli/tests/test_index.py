@@ -7,6 +7,8 @@ import functools
 import hashlib
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 import threading
@@ -222,34 +224,108 @@ def test_a_file_that_is_not_that_of_the_index_is_refused(
     assert "does not have the checksum" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("source", ["file:///etc", "ftp://127.0.0.1/simple", "http://me:secret@127.0.0.1/"])
-def test_other_addresses_are_refused(source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plugins", "index", "--from", source]) == 2
-    error = capsys.readouterr().err
-    assert "Write" in error and "secret" not in error
+@pytest.mark.parametrize(
+    "address",
+    ["file:///etc", "ftp://127.0.0.1/simple", "http://me:secret@127.0.0.1/", "http://:9", "http://a:b/", "http://[/"],
+)
+def test_other_addresses_are_refused(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["index", "--from"], ["install", "hocket-acme", "--index"]):
+        assert main(["plugins", *command, address]) == 2
+        error = capsys.readouterr().err
+        assert command[-1] in error and ("such as https://" in error or "without" in error)
+        assert "secret" not in error
+
+
+def test_an_index_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/simple/"
+        for command in (["index", "--from"], ["install", "hocket-acme", "--index"]):
+            assert main(["plugins", *command, url]) == 2
+            error = capsys.readouterr().err
+            assert url in error and "nothing answers there (connection refused)" in error and "urlopen" not in error
+
+
+def test_a_source_without_plug_ins_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def error() -> str:
+        assert main(["plugins", "index", "--from", str(tmp_path), "--into", str(tmp_path / "page")]) == 2
+        assert not (tmp_path / "page").exists()
+        return capsys.readouterr().err
+
+    assert "no wheel (*.whl) is directly in it" in error()
+    (tmp_path / "dist").mkdir()
+    wheel(tmp_path / "dist", "hocket-acme", points=ACME)
+    assert f"Write --from {tmp_path / 'dist'}" in error()
+    wheel(tmp_path, "acme-lib")
+    assert "none of its 1 distributions has an entry point" in error()
+
+
+@pytest.mark.parametrize("index", ["html"], indirect=True)
+def test_an_index_without_plug_ins_is_an_error(folder: Path, index: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in folder.glob("hocket*"):
+        file.unlink()
+    assert main(["plugins", "index", "--from", index]) == 2
+    assert "no project whose name begins with hocket-" in capsys.readouterr().err
 
 
 # --- install
 
 
-@pytest.mark.parametrize("name", ["hocket", "hocket-cli", "Hocket_Algorithms.NLP", "hocket-vision"])
-def test_hockets_own_names_are_refused_before_anything_is_asked(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("hocket", "hocket"),
+        ("hocket-cli", "hocket-cli"),
+        ("Hocket_Algorithms.NLP", "hocket-algorithms-nlp"),
+        ("hocket-vision", "hocket-algorithms-vision"),  # the import package
+        ("hocket.general", "hocket-algorithms-general"),
+        ("hocketvision", "hocket-algorithms-vision"),
+        ("hocket-test-kit", "hocket-testkit"),
+        ("hocket-vison", "hocket-algorithms-vision"),
+        ("hocket-logger", "hocket-loggers"),
+        ("hocket-algorithm-nlp", "hocket-algorithms-nlp"),
+        ("hockets", "hocket"),
+        ("hocket-core", "hocket"),
+        ("hocket-algorithms-audio", ""),
+        ("hocketclip", ""),
+    ],
+)
+@pytest.mark.parametrize("index", [(), ("--index", "https://packages.example.org/simple/")], ids=["", "index"])
+def test_names_that_are_or_read_like_hockets_own_are_refused_before_anything_is_asked(
+    name: str, own: str, index: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    called = []
+    for function in (install._plan, simple._get):
+        monkeypatch.setattr(sys.modules[function.__module__], function.__name__, pytest.fail)
+    assert main(["plugins", "install", name, "--yes", *index]) == 2
+    error = capsys.readouterr().err
+    assert "not registered in public indexes yet" in error
+    if own:
+        assert f"{own}, a distribution of hocket's own" in error or f"{own} is a distribution of hocket's own" in error
+    assert ("Type: pip install" in error) == bool(own)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["hocket-clip", "hocket-a", "hocket-nlp-tools", "hocket-vision-noise", "hocket-date", "hocket-version", "rocket",
+     "hocket-gradient-noise", "pocket-cli", "acme-noise"],
+)  # fmt: skip
+def test_other_names_are_anybodys(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Any] = []
     monkeypatch.setattr(install, "_plan", lambda arguments: called.append(arguments) or [])
-    code = main(["plugins", "install", name, "--yes"])
-    if name == "hocket-vision":  # is not one of ours, and anybody may have it
-        assert code == 0 and called
-    else:
-        assert code == 2 and not called
-        assert "not registered in public indexes yet" in capsys.readouterr().err
+    assert main(["plugins", "install", name, "--yes"]) == 0
+    assert called == [[name]]
 
 
 @pytest.mark.parametrize("name", ["hocket-acme @ http://127.0.0.1/x.whl", "./folder", "git+http://127.0.0.1/x"])
-def test_addresses_and_folders_are_not_installed(name: str) -> None:
+def test_addresses_are_not_installed(name: str) -> None:
     with pytest.raises(PluginError, match="Write"):
         install._requirement(name, None)
+
+
+def test_a_wheel_is_for_pip(tmp_path: Path) -> None:
+    file = wheel(tmp_path, "hocket-acme")
+    with pytest.raises(PluginError, match=re.escape(f"Type: pip install {file}")):
+        install._requirement(str(file), None)
 
 
 @pytest.mark.parametrize("index", ["html"], indirect=True)

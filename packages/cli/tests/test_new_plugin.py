@@ -140,8 +140,20 @@ def test_workflows_are_pinned_and_keep_no_secret() -> None:
         ("algorithms", "../noise", "such as 'noise'"),
         ("algorithms", "a" * 31, "at most 30 characters"),
         ("algorithms", "lambda", "a keyword of Python"),
-        ("callbacks", "testkit", "a part of hocket"),
-        ("callbacks", "general", "a part of hocket"),
+        ("algorithms", "torch", "a library has this name"),
+        ("algorithms", "scikit-learn", "a library has this name"),  # whose package is called otherwise
+        ("loggers", "deepspeed", "a library has this name"),  # whether it is installed or not
+        ("algorithms", "hocket", "such as 'hocket-algorithm'"),
+        ("algorithms", "random", "Python has a module of this name"),
+        ("schedules", "con", "Windows has no files"),
+        ("schedules", "lpt1", "Windows has no files"),
+        ("callbacks", "test", "pytest would take its module for tests"),
+        ("callbacks", "test-noise", "for tests. Choose another"),
+        ("callbacks", "conftest", "such as 'conftest-callback'"),
+        ("callbacks", "testkit", "hocket-testkit is a distribution of hocket's own"),
+        ("callbacks", "general", "hocket-general reads like hocket-algorithms-general"),
+        ("callbacks", "vison", "hocket-vison reads like hocket-algorithms-vision"),
+        ("callbacks", "algorithms-audio", "begins with hocket-algorithms-"),
         ("loggers", "console", "hocket 0.1.0 has the logger"),
         ("algorithms", "alibi", "has the algorithm of this name"),  # whether it is installed or not
         ("precisions", "mixed", "look for 'fp16'"),
@@ -217,6 +229,23 @@ def test_the_author_is_gits_or_nobody(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
     monkeypatch.chdir(tmp_path)
     assert project(new(tmp_path, "devices", "a"))["authors"] == [{"name": "Grace Hopper", "email": "grace@example.org"}]
-    monkeypatch.setenv("PATH", "")
+    (tmp_path / "gitconfig").write_text("[user]\nname = 7\nemail = none\n")
     assert project(new(tmp_path, "devices", "b"))["authors"] == [{"name": "The hocket-b authors"}]
-    assert main(["plugins", "new", "devices", "c", "--author", "<@>", "--into", str(tmp_path)]) == 2
+    monkeypatch.setenv("PATH", "")
+    assert project(new(tmp_path, "devices", "c"))["authors"] == [{"name": "The hocket-c authors"}]
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [("--author", each) for each in ("<@>", "", "123", "ada@example.org", "Ada <ada>", "Ada <a@b@c>", "A, B", "A\nB")]
+    + [
+        ("--url", each)
+        for each in ("", "foo", "http://", "ftp://example.org/a", "https://a b", "git@example.org:a/b.git")
+    ],
+)
+def test_options_that_metadata_cannot_have(
+    option: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plugins", "new", "devices", "a", "--into", str(tmp_path), option, value]) == 2
+    assert f"not {value!r}. Write {option}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

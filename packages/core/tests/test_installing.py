@@ -18,7 +18,7 @@ import torch
 import hocket
 from hocket.help import installing
 from hocket.help.optional_packages import NotInstalled
-from hocket.plugins import catalog
+from hocket.plugins import registry
 
 REQUIRES = [
     "torch>=2.9",
@@ -148,7 +148,7 @@ def test_what_counts_as_a_lookup() -> None:
 
 
 def test_no_hint_asks_a_registry_for_hocket() -> None:
-    known = tomllib.loads(Path(catalog.__file__).with_name("known.toml").read_text())
+    known = tomllib.loads(Path(registry.__file__).with_name("known.toml").read_text())
     extras = {extra for names in known.values() for extra in names.values()}
     extras |= set(importlib_metadata.metadata("hocket").get_all("Provides-Extra") or ())
     assert len(extras) > 15

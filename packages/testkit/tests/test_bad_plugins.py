@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
+import warnings
+from collections import deque
 from typing import Any, ClassVar
 
 import pytest
@@ -26,8 +28,10 @@ from hocket_testkit import (
     DatasetConformance,
     DeviceConformance,
     OptimizerConformance,
+    PrecisionConformance,
     ScheduleConformance,
 )
+from hocket_testkit.observing import size
 from hocket_testkit.runs import Observed
 
 
@@ -192,6 +196,56 @@ class PatchesTorch(Bad):
         torch.nn.functional.relu = _relu
 
 
+class LeavesAHookAsAPrecision(hocket.Precision):
+    """Adds a hook when a fit starts, and not in convert_module."""
+
+    def fit_start(self, state):
+        next(state.model.children()).register_forward_hook(lambda *_: None)
+
+
+class KeepsLongerAndLongerHistories(Bad):
+    """Keeps a few items, each longer than those before it."""
+
+    def __init__(self):
+        self.losses, self.latest = [], deque(maxlen=3)
+
+    def apply(self, event, state):
+        self.losses = [*self.losses, 1.0]
+        self.latest.append(self.losses)
+
+
+class CutsSequencesAfterTheyAreCounted(Bad):
+    events = {Event.BEFORE_FORWARD}
+
+    def apply(self, event, state):
+        state.batch = {name: tensor[:, :4] for name, tensor in state.batch.items()}
+
+
+class FailsInMicrobatches(Bad):
+    events = {Event.AFTER_LOSS}
+
+    def apply(self, event, state):
+        if state.microbatch:
+            warnings.warn("no effect on microbatches", hocket.NoEffectWarning, stacklevel=2)
+            state.loss = state.loss * float("nan")
+
+
+class FailsWhenAccumulating(Bad):
+    events = {Event.BATCH_END}
+
+    def apply(self, event, state):
+        if state.batch_samples > 8:
+            next(state.model.parameters()).data.fill_(float("nan"))
+
+
+class FailsOnSeveralRanks(Bad):
+    events = {Event.FIT_START}
+
+    def apply(self, event, state):
+        if state.strategy.world_size > 1:
+            raise ZeroDivisionError("divided among too many")
+
+
 class SetsAFlag(Bad):
     def apply(self, event, state):
         torch.backends.cuda.matmul.allow_tf32 = True
@@ -276,6 +330,33 @@ def _relu(inputs: torch.Tensor, inplace: bool = False) -> torch.Tensor:
     return inputs.relu()
 
 
+class _Words(nn.Module):
+    """The next of 13 words, from a batch of tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(13, 13)
+
+    def forward(self, input_ids):
+        return {"loss": nn.functional.cross_entropy(self.table(input_ids[:, :-1]).mT, input_ids[:, 1:])}
+
+
+class WordsConformance(AlgorithmConformance):
+    """With a model of words, and sequences of 12 tokens."""
+
+    def model(self):
+        return _Words()
+
+    def data(self):
+        return [{"input_ids": tokens} for tokens in (torch.arange(29 * 12).reshape(29, 12) % 13).split(8)]
+
+    def loss(self):
+        return None
+
+    def arguments(self):
+        return {"loss_reduction": "mean"}
+
+
 _cache: dict[int, int] = {}
 _ended = threading.Event()
 
@@ -284,6 +365,14 @@ _BAD: list[tuple[type, Any, str, tuple[Any, ...], str]] = [
     (AlgorithmConformance, KeepsTheOutputs, "keeps_no_tensors", (), "keeps .* with its graph"),
     (AlgorithmConformance, KeepsTheBatch, "keeps_no_tensors", (), r"of shapes \(\d, 3, 16, 16\)"),
     (AlgorithmConformance, KeepsEveryLoss, "does_not_grow", (), "4 tensors in memory"),
+    (AlgorithmConformance, KeepsLongerAndLongerHistories, "does_not_grow", (), "12 values in the plug-in"),
+    (WordsConformance, CutsSequencesAfterTheyAreCounted, "counts_what_the_data_hold", (),
+     "counts 60 tokens, and the model gets 20. Tokens count as trained on"),
+    (PrecisionConformance, LeavesAHookAsAPrecision, "removes_its_hooks", (), "hooks are left on the user's model: 0"),
+    (AlgorithmConformance, FailsInMicrobatches, "works_in_every_combination", (), "'microbatch': 3} training diverges"),
+    (AlgorithmConformance, FailsWhenAccumulating, "works_in_every_combination", (), "{'accumulate': '2ba'}"),
+    (AlgorithmConformance, FailsOnSeveralRanks, "works_in_every_combination", (),
+     "'strategy': 'ddp'.* two ranks do not train: Raised by algorithm"),
     (AlgorithmConformance, LeavesAHook, "removes_its_hooks", (), "hooks are left on the user's model: 0"),
     (AlgorithmConformance, AddsAHookInEachBatch, "does_not_grow", (), "4 hooks on the model"),
     (CallbackConformance, LeavesAFile, "closes_files_threads_and_processes", (), "the file .*log.txt"),
@@ -347,12 +436,17 @@ _OBSERVED = {name.removeprefix("test_") for name in vars(Observed)} | {
     "records_and_previews_surgery",
 }
 _QUICK = {KeepsTheOutputs, CountsInTheClass, ReplacesSilently}
+#: Checks of processes.
+_SLOW = {FailsOnSeveralRanks}
 
 
 @pytest.mark.parametrize(
     ("suite", "bad", "check", "arguments", "fault"),
     [
-        pytest.param(*each, marks=[pytest.mark.long] if each[2] in _OBSERVED and each[1] not in _QUICK else [])
+        pytest.param(
+            *each,
+            marks=[pytest.mark.long] if each[1] in _SLOW or (each[2] in _OBSERVED and each[1] not in _QUICK) else [],
+        )
         for each in _BAD
     ],
     ids=[f"{each[2]}-{number}" for number, each in enumerate(_BAD)],
@@ -363,3 +457,25 @@ def test_a_bad_plugin_is_caught_by_its_fault(suite, bad, check, arguments, fault
         request.addfinalizer(lambda: hocket.plugins.unregister("optimizers", "bad"))
     with pytest.raises(AssertionError, match=fault):
         getattr(suite_of(suite, bad, tmp_path), f"test_{check}")(*arguments)
+
+
+def test_a_run_is_as_long_as_a_schedule_needs(tmp_path):
+    def suite(schedule):
+        return suite_of(ScheduleConformance, lambda: schedule, tmp_path)
+
+    assert len(suite(hocket.schedules.Cosine()).data()) == 4
+    assert len(suite(hocket.schedules.WSD("0.2dur", warmup="10ba")).data()) == 16
+    never = suite(hocket.schedules.WSD("1dur", warmup="1ba"))
+    assert len(never.data()) == 4
+    with pytest.raises(ValueError, match="do not fit before"):
+        never.test_factors_are_numbers()
+    with pytest.raises(ValueError, match="do not fit before"):
+        never.test_is_deterministic()
+
+
+def test_a_bounded_deque_counts_as_if_it_were_full():
+    latest = deque([[1, 2], [1, 2, 3]], maxlen=5)
+    assert size(latest) == 5 * (1 + 3)
+    latest.append(latest)  # a cycle ends
+    assert size(latest) == 5 * (1 + 3)
+    assert size(deque([[1, 2], [1, 2, 3]])) == 2 + 5

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import textwrap
 
 import pytest
 
 import hocket
 from hocket_cli import main
-from hocket_testkit.check import Check, Result, check
+from hocket_testkit.check import Check, Result, _Session, check
 from hocket_testkit.examples import keywords, maker
 from hocket_testkit.handlers import silent_handlers
 
@@ -94,6 +95,47 @@ def test_a_hang_and_a_crash_are_failed_lines_and_the_other_checks_follow(acme, c
     assert failed["refuses other splits"] == "It did not end within 20 s."
     assert checks["continues in the middle of an epoch"]["outcome"] == "passed"
     assert checks["has a card"]["outcome"] == "passed"
+
+
+PROCESS = """
+import json, pathlib, sys, time
+folder, *done = map(pathlib.Path, sys.argv[1:])
+def write(**line):
+    with (folder / "checks.jsonl").open("a") as file:
+        file.write(json.dumps(line) + chr(10))
+write(begin="test_can_be_made")
+time.sleep(1)  # which is longer than a check may take
+if len(done) == 2 and "dies" in sys.argv[1]:
+    sys.exit("out of memory")
+write(name="test_can_be_made", outcome="passed", message="")
+if not done:
+    write(begin="test_first")
+    time.sleep(600)
+write(name="test_second", outcome="passed", message="")
+write(end="")
+time.sleep(600)  # as with a thread that does not end
+"""
+
+
+DIED = "It ended the process, with exit code"
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        ("starts", ("second", "passed", "")),
+        ("dies", ("can be checked to the end", "failed", f"{DIED} 1; the last output is: out of memory")),
+    ],
+)
+def test_the_start_of_a_process_takes_no_time_of_its_checks(name, last, tmp_path):
+    (folder := tmp_path / name).mkdir()
+    session = _Session("datasets", "x", folder, 0.5, lambda check: None)
+    session._command = [sys.executable, "-c", PROCESS, str(folder)]
+    while session.run():
+        pass
+    assert [(each.name, each.outcome, each.message) for each in session.checks] == [
+        ("can be made", "passed", ""), ("first", "failed", "It did not end within 0.5 s."), last
+    ]  # fmt: skip
 
 
 def test_a_module_that_cannot_be_imported_is_one_failed_check(acme, tmp_path, capsys):

@@ -513,10 +513,10 @@ def test_cards(tmp_path):
             pass
 
     card = tmp_path / "card.md"
-    for text, message in [("strength rate", "come"), ("arXiv 1234.5678: strength", "does not mention rate")]:
+    for text, message in [("strength rate", "come"), ("arXiv 1710.09412: strength", "does not mention rate")]:
         card.write_text(text)
         fails(AlgorithmConformance, Tuned, "test_has_a_card", tmp_path, card=str(card), match=message)
-    card.write_text("arXiv 1234.5678: `strength` and `rate`")
+    card.write_text("arXiv 1710.09412: `strength` and `rate`")
     suite_of(AlgorithmConformance, Tuned, tmp_path, card=str(card)).test_has_a_card()
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from hocket.help import optional_packages
 from hocket.help.ours import PACKAGES
-from hocket.plugins import KINDS, Entry, PluginError, catalog, switches
+from hocket.plugins import Entry, PluginError, registry, switches
 from hocket.plugins.entry_points import normal
-from hocket_cli.plugins import status
+from hocket_cli.plugins import kinds_of, status
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,20 +35,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _named(names: list[str], kind: str | None) -> list[Entry]:
     """Return the entries of names; a name that several kinds have stands for all of them."""
-    entries = []
-    for name in names:
-        kinds = [kind] if kind else [each for each in KINDS if name.rpartition("/")[2] in catalog.names(each)]
-        if not kinds:
-            raise PluginError(f"There is no plug-in '{name}'. `hocket plugins list` shows what is installed.")
-        entries += [catalog.find(each, name) for each in kinds]
-    return entries
+    return [registry.find(each, name) for name in names for each in kinds_of(name, kind)]
 
 
 def _strangers(kind: str | None) -> list[Entry]:
     allowed = switches.current()
     entries = [
         entry
-        for entry in catalog.entries(kind)
+        for entry in registry.entries(kind)
         if normal(entry.dist) not in PACKAGES.values() and status(entry, allowed) == "usable"
     ]
     if not entries:

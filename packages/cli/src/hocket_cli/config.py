@@ -25,7 +25,7 @@ from hocket.errors import HocketDeprecationWarning, Mistake
 from hocket.help.raised import raised
 from hocket.loop.settings import Settings
 from hocket.optim.groups import OPTIONS
-from hocket.plugins import Entry, PluginError, building, catalog, signatures
+from hocket.plugins import Entry, PluginError, building, registry, signatures
 from hocket.run.trainer import Trainer
 from hocket.state import conversions, simple_metrics
 from hocket.state.ranks import ALONE
@@ -283,7 +283,7 @@ class Configuration:
         if name == "auto" and kind in ("strategies", "devices"):
             return name
         entry, cls = forms.find(name, inside, kind, at)
-        self._plugins.append((catalog.singular(kind), entry.name, inside, takes(cls, _LEADING.get(kind, 0))))
+        self._plugins.append((registry.singular(kind), entry.name, inside, takes(cls, _LEADING.get(kind, 0))))
         self._classes.append((getattr(cls, "__name__", name), inside))
         leading = _LEADING.get(kind, 0)
         if isinstance(inside.value, list):

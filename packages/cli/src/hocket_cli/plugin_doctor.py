@@ -9,7 +9,7 @@ from typing import Any
 
 from hocket.basics.kinds import HEAVY
 from hocket.help.ours import PARTS
-from hocket.plugins import Entry, catalog, switches
+from hocket.plugins import Entry, registry, switches
 from hocket_cli import compatibility
 from hocket_cli.import_probe import probe
 from hocket_cli.plugins import status
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 def examine(kind: str | None = None, timeout: float = TIMEOUT) -> list[dict[str, Any]]:
     """Import each plug-in in its own process, show progress, and return a report of each."""
     allowed = switches.current()
-    entries = catalog.entries(kind)
+    entries = registry.entries(kind)
     usable = [entry for entry in entries if status(entry, allowed) == "usable" and entry.obj is None]
     probed: dict[Entry, dict[str, Any]] = {}
     shows = sys.stderr.isatty()
@@ -60,7 +60,7 @@ def examine(kind: str | None = None, timeout: float = TIMEOUT) -> list[dict[str,
                 "problems": _problems(entry, found, usable),
             }
         )  # fmt: skip
-    for dist, version, text in catalog.installed().problems:
+    for dist, version, text in registry.installed().problems:
         report.append(
             {
                 "kind": "distributions", "name": dist or "unknown", "distribution": dist, "version": version,
@@ -84,7 +84,7 @@ def _problems(entry: Entry, found: dict[str, Any], usable: list[Entry]) -> list[
         problems.append(f"'{entry.name}' is a plug-in of hocket: write '{entry.dist}/{entry.name}' for this one")
     elif entry in usable and others and entry.dist not in PARTS:
         problems.append(f"also provided by {', '.join(others)}: write '{entry.dist}/{entry.name}'")
-    problems += filter(None, (catalog.another_api(entry), compatibility.mismatch(entry.dist)))
+    problems += filter(None, (registry.another_api(entry), compatibility.mismatch(entry.dist)))
     return problems
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import inspect
 import json
 import sys
 
 from hocket.help import installing
 from hocket.hookspecs.command import Command
-from hocket.plugins import KINDS, Entry, PluginError, UnknownPluginError, catalog, switches
+from hocket.plugins import KINDS, Entry, PluginError, UnknownPluginError, registry, switches
 from hocket_cli.completion import completes, plugin_names
 from hocket_cli.plugin_summaries import summary
 from hocket_cli.scaffold import LICENSES
@@ -21,18 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = actions.add_parser(
         "list", help="list all plug-ins: kind, name, summary, distribution, version; imports nothing"
     )
-    listing.add_argument("--kind", choices=KINDS)
-    listing.add_argument("--json", action="store_true")
     info = actions.add_parser(
         "info", help="show one plug-in: signature, docstring, events, phase, needs; imports only that one"
     )
-    completes(info.add_argument("name"), plugin_names)
-    info.add_argument("--kind", choices=KINDS)
+    completes(info.add_argument("name", help="the plug-in, also as distribution/name"), plugin_names)
     doctor = actions.add_parser(
         "doctor", help="import each plug-in separately and report problems; exit code 1 if there are any"
     )
-    doctor.add_argument("--kind", choices=KINDS)
-    doctor.add_argument("--json", action="store_true")
     check = actions.add_parser(
         "check", help="run the conformance suite on installed plug-ins, each check a line; exit code 1 if one fails"
     )
@@ -40,14 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "names", nargs="*", metavar="NAME", help="plug-ins; all that are not hocket's without one"
     )
     completes(names, plugin_names)
-    check.add_argument("--kind", choices=KINDS)
+    for action in (listing, info, doctor, check):
+        action.add_argument("--kind", choices=KINDS, help="plug-ins of this kind only")
     check.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="for one check (120)")
-    check.add_argument("--json", action="store_true")
+    for action in (listing, doctor, check):
+        action.add_argument("--json", action="store_true", help="print JSON")
     actions.add_parser("hooks", help="list all hooks in call order, with arguments and return types")
     new = actions.add_parser(
         "new", help="write the distribution of a new plug-in, with its tests, ready to be published"
     )
-    new.add_argument("kind", choices=KINDS)
+    new.add_argument("kind", choices=KINDS, help="the kind of plug-in, in the plural")
     new.add_argument("name", help="what users will type, such as gradient-noise; the distribution is hocket-NAME")
     new.add_argument(
         "--into", default=".", metavar="FOLDER", help="where to write the folder hocket-NAME; by default here"
@@ -115,7 +113,7 @@ def _list(args: argparse.Namespace) -> int:
             "version": entry.version,
             "status": status(entry, allowed),
         }
-        for entry in catalog.entries(args.kind)
+        for entry in registry.entries(args.kind)
     ]
     if args.json:
         print(json.dumps(rows, indent=1))
@@ -136,13 +134,13 @@ def _list(args: argparse.Namespace) -> int:
 
 def _to_install(kind: str) -> str:
     """Return a sentence on what brings hocket's plug-ins of a kind; empty if core alone has some."""
-    extras = dict.fromkeys(catalog.known().get(kind, {}).values())
+    extras = dict.fromkeys(registry.known().get(kind, {}).values())
     return f" Type: {', or '.join(map(installing.command, extras))}." if extras else ""
 
 
 def status(entry: Entry, allowed: switches.Switches) -> str:
     """Return ``usable``, or why the entry cannot be used."""
-    if entry.api != catalog.API:
+    if entry.api != registry.API:
         return f"plug-in API {entry.api}"
     if entry.problem:
         return f"cannot be used: {entry.problem}"
@@ -150,28 +148,35 @@ def status(entry: Entry, allowed: switches.Switches) -> str:
 
 
 def _info(args: argparse.Namespace) -> int:
-    kinds = (
-        [args.kind] if args.kind else [kind for kind in KINDS if args.name.rpartition("/")[2] in catalog.names(kind)]
-    )
-    if not kinds:
-        everything = sorted({name for kind in KINDS for name in catalog.names(kind)})
-        for kind in KINDS:  # prefer the message of a kind in which the name is known or almost right
-            try:
-                catalog.find(kind, args.name)
-            except UnknownPluginError as error:
-                if "Did you mean" in str(error) or "pip install" in str(error) or "plug-in API" in str(error):
-                    raise
-        raise PluginError(f"There is no plug-in '{args.name}'. Installed: {', '.join(everything)}.")
-    for kind in kinds:
-        entry = catalog.find(kind, args.name)
+    for kind in kinds_of(args.name, args.kind):
+        entry = registry.find(kind, args.name)
         obj = entry.load()
-        print(f"{catalog.singular(kind)} {entry.name}")
+        print(f"{registry.singular(kind)} {entry.name}")
         print(f"from {entry.dist} {entry.version}, {entry.target}".replace("  ", " "))
         print(f"{entry.name}{signature(obj)}")
         for label, names in declared(obj).items():
             print(f"{label:<10} {names}")
         print(f"\n{inspect.getdoc(obj) or 'It has no docstring.'}\n")
     return 0
+
+
+def kinds_of(name: str, kind: str | None) -> list[str]:
+    """Return the kinds that have a plug-in of a name, or the kind that was given. Raises PluginError if none has."""
+    kinds = [kind] if kind else [each for each in KINDS if name.rpartition("/")[2] in registry.names(each)]
+    if kinds:
+        return kinds
+
+    def likeness(kind: str) -> float:
+        others = (*registry.names(kind), *registry.known().get(kind, ()))
+        return max((difflib.SequenceMatcher(None, name, other).ratio() for other in others), default=0.0)
+
+    for each in sorted(KINDS, key=likeness, reverse=True):  # the message of the kind in which the name is almost right
+        try:
+            registry.find(each, name)
+        except UnknownPluginError as error:
+            if any(words in str(error) for words in ("Did you mean", "pip install", "plug-in API", "disables it")):
+                raise
+    raise PluginError(f"There is no plug-in '{name}', nor one of a similar name. `hocket plugins list` shows all.")
 
 
 def signature(obj: object) -> str:

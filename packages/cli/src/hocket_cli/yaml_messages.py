@@ -11,7 +11,7 @@ from typing import Any
 from hocket.basics.masking import masked
 from hocket.errors import Setting, rendered
 from hocket.help import names
-from hocket.plugins import catalog
+from hocket.plugins import registry
 from hocket_cli.document import Node, flow
 from hocket_cli.keys import KIND_OF_KEY
 
@@ -70,7 +70,7 @@ def key_of(name: str, value: Any, override: bool = False) -> str:
     if text is None:
         return ""
     if kind := KIND_OF_KEY.get(text.removeprefix("«").partition("=")[0]):
-        value = names.alias(kind, str(value), catalog.names(kind)) or value
+        value = names.alias(kind, str(value), registry.names(kind)) or value
     return in_yaml(names.filled(text, name, value, _shown(value)), override)
 
 

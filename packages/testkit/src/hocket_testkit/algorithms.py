@@ -9,11 +9,11 @@ from typing import ClassVar
 
 import hocket
 from hocket.hookspecs import Event
+from hocket.plugins import registry
+from hocket_testkit.cards import names_a_source, own_links, stale
 from hocket_testkit.compare import difference
 from hocket_testkit.conformance import parameters_of, weights
 from hocket_testkit.runs import RunConformance
-
-_SOURCE = re.compile(r"arxiv|doi\b|https?://|\b(19|20)\d\d\b|sources?:", re.IGNORECASE)
 
 
 class AlgorithmConformance(RunConformance):
@@ -56,9 +56,10 @@ class AlgorithmConformance(RunConformance):
         """The docstring of the class or of its module names the source of the method."""
         cls = type(self.make())
         docs = f"{cls.__doc__ or ''}\n{inspect.getmodule(cls).__doc__ or ''}"
-        assert _SOURCE.search(docs), (
+        assert names_a_source(docs, self._own_links()), (
             f"Neither the docstring of {cls.__name__} nor that of its module says where the method comes from. Name the paper "
-            "and the equation, such as `(Neelakantan et al. 2015, eq. 1)`, or write `Source: …`."
+            "and the equation, such as `(Neelakantan et al. 2015, eq. 1)`, or write `Source: …`; a link to the plug-in's own "
+            "pages is none."
         )
 
     def test_has_a_card(self) -> None:
@@ -68,12 +69,18 @@ class AlgorithmConformance(RunConformance):
             f"{cls.__name__} has no method card. Write docs/algorithms/{self.plugin_name()}.md or a README.md next to "
             "pyproject.toml, with its source and hyperparameters; or say where it is: card = '../docs/card.md'."
         )
-        assert _SOURCE.search(text), (
+        assert names_a_source(text, self._own_links()), (
             f"{card} does not say where the method comes from. Name the paper, with a link, there or in a method card "
             f"docs/algorithms/{self.plugin_name()}.md."
         )
         missing = [name for name in parameters_of(cls) if not re.search(rf"\b{re.escape(name)}\b", text)]
         assert not missing, f"{card} does not mention {', '.join(missing)}. List every hyperparameter with its default."
+        old = stale(text, self.plugin_name() or cls.__name__, cls, several=False)
+        assert not old, f"{card} is out of date: {'; '.join(old)}. Write what the class takes now."
+
+    def _own_links(self) -> list[str]:
+        entry = registry.entry_of(self.kind, type(self.make()))
+        return own_links(entry.dist if entry is not None else "hocket")
 
     def _card(self) -> tuple[str, str]:
         """Return where the method card is, and its text; both are empty if there is none."""

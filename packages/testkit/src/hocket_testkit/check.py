@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import MissingPackage
-from hocket.plugins import catalog
+from hocket.plugins import registry
 
 #: The checks of the higher tiers; all others are bronze.
 TIERS = {
@@ -28,8 +28,10 @@ TIERS = {
 }  # fmt: skip
 
 
-#: Seconds more until the first check begins: torch has to be imported.
+#: Seconds more until the first check of a process begins: torch has to be imported.
 _START = 120.0
+#: The check that ends when the others begin; and that which a later process fails before they do, or between them.
+_CAN_BE_MADE, _TO_THE_END = "test_can_be_made", "test_can_be_checked_to_the_end"
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def check(
         raise MissingPackage(
             "Checks of plug-ins run with pytest, which is not installed here. Type: pip install pytest."
         )
-    entry = catalog.find(kind, name)
+    entry = registry.find(kind, name)
     result = Result(kind, entry.name, entry.dist, entry.version)
     with tempfile.TemporaryDirectory() as folder:
         session = _Session(kind, f"{entry.dist}/{entry.name}", Path(folder), timeout, note)
@@ -141,7 +143,8 @@ class _Session:
         with (self._folder / "output.txt").open("w+", encoding="utf-8", errors="replace") as output:
             process = subprocess.Popen(
                 [*self._command, *self._outcomes], cwd=self._folder, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=output, start_new_session=True, env=environment | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+                stderr=output, start_new_session=True,
+                env=environment | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONUNBUFFERED": "1"},
             )  # fmt: skip
             try:
                 late, begun = self._follow(process)
@@ -150,30 +153,40 @@ class _Session:
             output.seek(0)
             last = (output.read().strip().splitlines() or ["nothing"])[-1]
         if begun:
+            seconds = self._timeout + (_START if begun == _CAN_BE_MADE else 0)
             fault = f"It ended the process, with exit code {process.returncode}; the last output is: {last[:300]}"
-            self._add(begun, "failed", f"It did not end within {self._timeout:g} s." if late else fault)
+            self._add(begun, "failed", f"It did not end within {seconds:g} s." if late else fault)
         self._finish(len(self._outcomes))
-        return bool(begun) and begun != "test_can_be_made"
+        return bool(begun) and begun != _CAN_BE_MADE
 
     def _follow(self, process: subprocess.Popen[Any]) -> tuple[bool, str]:
-        """Read outcomes until the process ends, or one takes too long; return whether it did, and the check that began."""
-        begun, since = "", time.monotonic()
+        """Read outcomes until the last one, or the process ends, or one takes too long.
+
+        Returns whether one took too long, and the check that had begun, empty after the last one.
+        """
+        begun, since, allowed = "", time.monotonic(), self._timeout + _START
         with self._file.open(encoding="utf-8") as lines:
             while True:
                 ended = process.poll() is not None
                 for line in lines.read().splitlines():
                     since, given = time.monotonic(), json.loads(line)
+                    if "end" in given:
+                        return False, ""
                     begun = given.get("begin", "")
+                    allowed = self._timeout + (_START if _CAN_BE_MADE in given.values() else 0)
                     if not begun:
                         self._add(given["name"], given["outcome"], given["message"])
                     self._finish(len(self._outcomes) - 1)
-                if ended:
-                    return False, begun
-                if time.monotonic() - since > self._timeout + (0 if begun or self._outcomes else _START):
-                    return True, begun or "test_can_be_made"
+                late = time.monotonic() - since > allowed
+                if ended or late:
+                    return not ended, begun or _CAN_BE_MADE
                 time.sleep(0.05)
 
     def _add(self, test: str, outcome: str, message: str) -> None:
+        if test == _CAN_BE_MADE and test in self._outcomes:
+            if outcome == "passed":
+                return
+            test = _TO_THE_END
         self._outcomes.setdefault(test, []).append((outcome, message))
 
     def _finish(self, number: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from hocket.errors import Mistake
 from hocket.hookspecs.command import Command
-from hocket.plugins import catalog
+from hocket.plugins import registry
 from hocket_testkit.conformance import Conformance
 from hocket_testkit.footprint import changed, footprint
 
@@ -79,7 +79,7 @@ class CommandConformance(Conformance):
 
     def test_help_does_not_import_torch(self) -> None:
         """Its module is imported for ``--help``, and torch takes a second."""
-        entry = next((e for e in catalog.entries("commands") if e.name == self.plugin_name() and e.obj is None), None)
+        entry = next((e for e in registry.entries("commands") if e.name == self.plugin_name() and e.obj is None), None)
         if entry is None:
             pytest.skip("no entry point declares it")
         module, _, name = entry.target.partition(":")

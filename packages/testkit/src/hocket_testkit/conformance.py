@@ -32,7 +32,7 @@ from hocket.basics.kinds import HEAVY
 from hocket.errors import Unsupported, WrongType
 from hocket.hookspecs import Event
 from hocket.hookspecs.attachment import Attachment
-from hocket.plugins import catalog
+from hocket.plugins import registry
 from hocket.plugins.bus import Bus
 from hocket_testkit.compare import difference
 from hocket_testkit.footprint import changed, footprint
@@ -156,17 +156,17 @@ class Conformance:
         cls = self.declared()
         if self.name is not None:
             return self.name
-        entry = catalog.entry_of(self.kind, cls)
+        entry = registry.entry_of(self.kind, cls)
         if entry is None:  # a package may declare a re-exported class, under another module than the class's own
             top = cls.__module__.partition(".")[0]
-            near = (e for e in catalog.entries(self.kind) if e.target.partition(":")[0].partition(".")[0] == top)
-            entry = next((e for e in near if e.api == catalog.API and e.load() is cls), None)
+            near = (e for e in registry.entries(self.kind) if e.target.partition(":")[0].partition(".")[0] == top)
+            entry = next((e for e in near if e.api == registry.API and e.load() is cls), None)
         return None if entry is None else entry.name
 
     def _module(self) -> str:
         declared = self.declared()
         module: str | None = getattr(declared, "__module__", None)
-        entry = next((each for each in catalog.entries(self.kind) if each.obj is declared), None)
+        entry = next((each for each in registry.entries(self.kind) if each.obj is declared), None)
         if hasattr(declared, "run") and not isinstance(declared, type):  # a command, which is an instance
             module = declared.run.__module__
         return module or (entry.target.partition(":")[0] if entry else "")

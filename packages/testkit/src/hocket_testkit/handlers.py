@@ -12,8 +12,8 @@ from hocket.hookspecs import SPECS
 def silent_handlers(obj: Any) -> list[int]:
     """Return the lines in the module of ``obj`` that drop every exception.
 
-    These are `except Exception`, and the like, whose block does nothing, or which in a hook only returns a constant, and
-    ``contextlib.suppress(Exception)``.
+    These are `except Exception`, and the like, whose block does nothing, or which in a hook neither raises nor calls anything,
+    such as a warning, and ``contextlib.suppress(Exception)``.
 
     Example:
         >>> from hocket_testkit.handlers import silent_handlers
@@ -31,12 +31,12 @@ def silent_handlers(obj: Any) -> list[int]:
     handlers = [each for each in nodes if isinstance(each, ast.ExceptHandler) and _catches_all(each.type)]
     calls = [each for each in nodes if isinstance(each, ast.Call) and _name(each.func) == "suppress"]
     return sorted(
-        [each.lineno for each in handlers if all(_does_nothing(line, each in hooks) for line in each.body)]
+        [each.lineno for each in handlers if all(_does_nothing(line, each in hooks, each.name) for line in each.body)]
         + [each.lineno for each in calls if any(map(_catches_all, each.args))]
     )
 
 
-#: Functions in which returning a constant hides an error from the loop.
+#: Functions in which going on hides an error from the loop.
 _HOOKS = {"apply", "match", "step", *(hook for spec in SPECS for hook in vars(spec) if not hook.startswith("_"))}
 
 
@@ -45,9 +45,11 @@ def _catches_all(caught: ast.expr | None) -> bool:
     return caught is None or bool({"Exception", "BaseException"} & set(map(_name, names)))
 
 
-def _does_nothing(statement: ast.stmt, in_hook: bool) -> bool:
-    if isinstance(statement, ast.Return):
-        return in_hook and (statement.value is None or isinstance(statement.value, ast.Constant))
+def _does_nothing(statement: ast.stmt, in_hook: bool, error: str | None) -> bool:
+    if in_hook:
+        nodes = list(ast.walk(statement))
+        uses = any(isinstance(each, ast.Name) and each.id == error for each in nodes)
+        return not uses and not any(isinstance(each, ast.Raise | ast.Call) for each in nodes)
     return isinstance(statement, ast.Pass | ast.Continue) or (
         isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
     )

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
-import inspect
 import itertools
-import multiprocessing
-import os
 import random
 import sys
 import threading
+import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from types import ModuleType
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hocket
-from hocket.hookspecs import Actions
+from hocket.state.step import count
+from hocket_testkit.memory import Resources, children, leaves, open_files, size, tensors, tensors_of_run
+from hocket_testkit.process import Draws, Process
+from hocket_testkit.shared_state import shared_state, state_changes
+from hocket_testkit.wrappers import watch_wrappers
 
 #: Epochs of the run, of which growth is measured over the last.
 _EPOCHS = 6
 _MEASURED = 4
 #: More epochs for what grew, because a window of the latest values grows until it is full.
 _MORE = 8
+#: Seconds between those, in which a thread of the plug-in may write what it buffers.
+_BUFFERED = 0.5
 #: What may grow with epochs, such as results of evaluations, but not with batches.
 _PER_BATCH = ("tensors in memory", "values in the plug-in")
 #: Where hooks of a module, and of a parameter, are.
@@ -57,55 +59,92 @@ def observe(
         model: makes the user's model.
         owned: the plug-in's class or function, whose class attributes and module are compared.
     """
-    seen, watch, short = Observation(), _Watch(), _Watch()
-    with start(
-        make(), model=model(), duration="1ep", seed=18, callbacks=short
-    ) as other:  # what is made once, is made now
-        other.fit()
-        progress = other.state.timestamp
-    del other
+    seen, watch, short, without = Observation(), _Watch(), _Watch(), _Watch()
+    with start(None, model=model(), duration="1ep", seed=18, callbacks=without) as reference:
+        reference.fit()
+        expected = reference.state.timestamp
+    del reference
+    process, started = Process(owned), children()
+    with process.watched():
+        plugin, trained = make(), model()
+        draws = Draws(plugin, trained)
+        with start(plugin, model=trained, duration="1ep", seed=18, callbacks=short) as other:
+            other.fit()  # what is made once, is made now
+            _compare_counts(seen, other.state.timestamp, expected, short.miscounted)
+        del other, plugin, trained
+        algorithm = _observe_long_run(seen, make, start, model, owned, watch, process, started)
+    _compare_numbers(seen, watch.numbers, short.numbers, without.numbers, algorithm)
+    if draws.found:
+        names = " and ".join(f"{generator} in {hook}" for generator, hook in draws.found.items())
+        seen.faults["numbers"] = (
+            f"It draws from the global generator of {names}: each rank draws other numbers, and so does a model with one more "
+            "dropout. Draw from state.generator(self), or with per_rank=True where ranks should differ."
+        )
+    _compare_process(seen, process, watch)
+    return seen
+
+
+def _observe_long_run(
+    seen: Observation,
+    make: Callable[[], Any],
+    start: Callable[..., hocket.Trainer],
+    model: Callable[[], nn.Module],
+    owned: Any,
+    watch: _Watch,
+    process: Process,
+    started: dict[int, str],
+) -> bool:
+    """Run a plug-in for six epochs and close the run; return whether it is an algorithm."""
     with _only_new_objects():
-        resources, classes = _resources(), shared_state(owned)
+        resources, classes = Resources(started), shared_state(owned)
         plugin = make()
-        given = set(map(id, _tensors()))  # such as those of a teacher
+        given = set(map(id, tensors()))  # such as those of a teacher
         trained = model()
         hooks, modules = _hooks_of(trained), dict(trained.named_modules())
-        watch.plugin, wrappers = plugin, _watch_wrappers(plugin)
+        watch.plugin, watch.process, losing = plugin, process, watch_wrappers(plugin)
         trainer = start(plugin, model=trained, duration=f"{_EPOCHS}ep", seed=17, callbacks=watch)
-        if trainer.state.replacements:  # hooks are a part of what surgery made of the model
+        # Hooks are a part of what surgery, or a precision, made of the model.
+        if trainer.state.replacements or isinstance(plugin, hocket.Precision):
             hooks = _hooks_of(trained)
         trainer.fit()
         if watch.growth():
-            watch.sizes = []
+            watch.sizes, watch.pause = [], _BUFFERED
             trainer.fit(f"{_MORE}ep")
         _compare_growth(seen, watch)
         _compare_surgery(seen, trainer, plugin, modules, trained)
-        _compare_wrappers(seen, wrappers)
+        if losing:
+            seen.faults["returned"] = (
+                f"The wrapper {', '.join(sorted(losing))} returns None, and what it wraps returned a value, which is lost. "
+                "Write `result = yield` and `return result`."
+            )
         trainer.close()
         _compare_hooks(seen, hooks, trained)
         usual = {each.shape for module in (trained, *modules.values()) for each in module.state_dict().values()}
         watch.plugin, run = None, weakref.ref(trainer.state)
         del trainer, trained, modules
         gc.collect()
-        given |= _of_run(run(), plugin)
-        _compare_resources(seen, resources)
-        _compare_classes(seen, classes, owned)
+        given |= tensors_of_run(run(), plugin)
+        if left := resources.left():
+            seen.faults["resources"] = (
+                f"After the run was closed there is still {', '.join(left)}. Close files, join threads and end processes in "
+                "close(state), and also on `exception`."
+            )
+        if changes := state_changes(classes, owned):
+            seen.faults["class"] = (
+                f"The run changed {', '.join(changes)}, which all Trainers of the process share. Keep it in self, set in "
+                "__init__ or on an event."
+            )
         _compare_tensors(seen, plugin, usual, given, watch.shapes)
         algorithm = isinstance(plugin, hocket.Algorithm)
         del plugin
         gc.collect()
         _compare_tensors(seen, None, set(), set(), set())
-    without = _Watch()
-    with start(None, model=model(), duration="1ep", seed=18, callbacks=without) as reference:
-        reference.fit()
-        _compare_counts(seen, progress, reference.state.timestamp)
-    _compare_numbers(seen, watch.numbers, short.numbers, without.numbers, algorithm)
-    return seen
+    return algorithm
 
 
 @contextlib.contextmanager
 def _only_new_objects() -> Iterator[None]:
-    """Leave the objects that exist out of garbage collections and of `_tensors`."""
+    """Leave the objects that exist out of garbage collections and of `tensors`."""
     gc.collect()
     frozen = gc.get_freeze_count()
     gc.freeze()
@@ -124,11 +163,28 @@ class _Watch(hocket.Callback):
         self.sizes: list[Counter[str]] = []
         self.numbers: list[dict[str, int]] = []
         self.epochs = 0
+        #: Seconds to wait before measuring.
+        self.pause = 0.0
+        #: The latest batch of other tokens than were counted: its number, those counted, and those that the model got.
+        self.miscounted: tuple[int, int, int] | None = None
+        #: Of the plug-in's code: by "sleep" and "print", the number of batches in which it was called.
+        self.process: Process | None = None
+        self.calls: Counter[str] = Counter()
+        self._called = {"sleep": 0, "print": 0}
         #: The shapes of batches and outputs.
         self.shapes: set[torch.Size] = set()
 
+    def after_forward(self, state: hocket.State) -> None:
+        counted = state.batch_tokens
+        if counted and (got := count(state, state.batch)).tokens != counted and got.samples == state.step.samples:
+            self.miscounted = state.timestamp.batch, counted, got.tokens  # in the full batch, not a microbatch
+
     def batch_end(self, state: hocket.State) -> None:
-        self.shapes |= {each.shape for each in _leaves((state.batch, state.outputs)) if each.ndim > 1}
+        if self.process is not None:
+            called = {name: number for name, (number, _) in self.process.calls.items()}
+            self.calls.update(name for name, number in called.items() if number > self._called[name])
+            self._called = called
+        self.shapes |= {each.shape for each in leaves((state.batch, state.outputs)) if each.ndim > 1}
         torch.rand(1)
         random.random()
         numbers = {"torch": torch.get_rng_state().numpy().tobytes(), "random": random.getstate()}
@@ -142,15 +198,16 @@ class _Watch(hocket.Callback):
         self.epochs += 1
         if self.plugin is None:
             return
+        time.sleep(self.pause)
         gc.collect()
         self.sizes.append(
             Counter(
                 {
-                    "tensors in memory": len(_tensors()),
+                    "tensors in memory": len(tensors()),
                     "values in the plug-in": size(self.plugin),
                     "hooks on the model": sum(_hooks_of(state.task).values()),
                     "threads": threading.active_count(),
-                    "open files": len(_files()),
+                    "open files": len(open_files()),
                 }
             )
         )
@@ -176,47 +233,7 @@ def _compare_growth(seen: Observation, watch: _Watch) -> None:
         )
 
 
-# --- what is in memory, open or running
-
-
-def _tensors() -> list[Tensor]:
-    return [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
-
-
-def _files() -> dict[str, str]:
-    """Return the files, pipes and sockets that are open, by descriptor; empty where the system does not list them."""
-    folder = "/proc/self/fd"
-    found = {}
-    with contextlib.suppress(OSError):
-        for number in os.listdir(folder):
-            with contextlib.suppress(OSError):  # closed meanwhile, such as that of the listing
-                found[number] = os.readlink(f"{folder}/{number}")
-    return found
-
-
-def _resources() -> tuple[dict[str, str], set[threading.Thread], set[int | None]]:
-    return _files(), set(threading.enumerate()), {each.pid for each in multiprocessing.active_children()}
-
-
-def _compare_resources(
-    seen: Observation, before: tuple[dict[str, str], set[threading.Thread], set[int | None]]
-) -> None:
-    files, threads, processes = _resources()
-    left = [
-        *(
-            f"the file {path}"
-            for number, path in files.items()
-            if before[0].get(number) != path and os.path.isabs(path)
-        ),
-        *(f"the thread {each.name}" for each in threads - before[1]),
-        *(f"the process {each}" for each in processes - before[2]),
-    ]
-    # Some sockets and pipes are torch's own, opened once for the process.
-    if left:
-        seen.faults["resources"] = (
-            f"After the run was closed there is still {', '.join(left)}. Close files, join threads and end processes in "
-            "close(state), and also on `exception`."
-        )
+# --- what is left
 
 
 def _compare_tensors(
@@ -224,10 +241,10 @@ def _compare_tensors(
 ) -> None:
     """Compare the tensors in memory with those that a plug-in may keep for a later fit, which are not of a batch."""
     state = plugin.state_dict() if hasattr(plugin, "state_dict") else {}
-    saved = given | {id(each) for each in _leaves(state)}
+    saved = given | {id(each) for each in leaves(state)}
     kept = [
         each
-        for each in _tensors()
+        for each in tensors()
         if plugin is None or each.grad_fn is not None or (each.shape in shapes - usual and id(each) not in saved)
     ]
     if kept and "tensors" not in seen.faults:
@@ -239,24 +256,6 @@ def _compare_tensors(
             f"{where} {len(kept)} tensors after the run was closed and its Trainer is gone, of shapes {', '.join(sizes[:5])}. "
             "Drop batches, outputs, losses and caches in close(state), or return from state_dict() what a later fit needs."
         )
-
-
-def _of_run(state: Any, plugin: Any) -> set[int]:
-    """Return the ids of the tensors that a run holds by itself, if the plug-in keeps its state: both end together."""
-    waiting, visited, found = [state], {id(plugin), id(vars(plugin)) if hasattr(plugin, "__dict__") else 0}, set()
-    while waiting:
-        each = waiting.pop()
-        if id(each) in visited or isinstance(each, type | ModuleType):
-            continue
-        visited.add(id(each))
-        if isinstance(each, Tensor):
-            found |= {id(each), id(each._base)}
-        waiting += (each.__closure__ or ()) if inspect.isfunction(each) else gc.get_referents(each)
-    return found
-
-
-def _leaves(nested: Any) -> list[Tensor]:
-    return [each for each in torch.utils._pytree.tree_leaves(nested) if isinstance(each, Tensor)]
 
 
 def _hooks_of(model: nn.Module) -> Counter[str]:
@@ -275,133 +274,6 @@ def _compare_hooks(seen: Observation, before: Counter[str], model: nn.Module) ->
             f"After the run was closed, hooks are left on the user's model: {', '.join(name or 'itself' for name in left)}. "
             "Keep the handles, and remove them in close(state)."
         )
-
-
-def size(obj: Any) -> int:
-    """Return the number of values that an object holds: items of containers and elements of tensors, without core's own."""
-    total, waiting, visited = 0, [obj], set[int]()
-    while waiting:
-        each = waiting.pop()
-        if id(each) in visited or len(visited) > 200_000:
-            continue
-        visited.add(id(each))
-        if isinstance(each, Tensor):
-            total += each.numel()
-        elif isinstance(each, dict | list | tuple | set | frozenset) or hasattr(type(each), "maxlen"):
-            total += getattr(each, "maxlen", None) or len(each)
-            waiting += [*each.values()] if isinstance(each, dict) else [*each]
-        elif inspect.isfunction(each):
-            waiting += [cell.cell_contents for cell in each.__closure__ or () if not _is_empty(cell)]
-        elif inspect.ismethod(each):
-            waiting += [each.__func__, each.__self__]
-        elif hasattr(each, "__dict__") and not isinstance(each, type | nn.Module) and not _foreign(type(each)):
-            waiting.append(vars(each))
-    return total
-
-
-def _is_empty(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return True
-    return False
-
-
-def _foreign(cls: type) -> bool:
-    top = cls.__module__.partition(".")[0]
-    return top in ("hocket", "torch", "hocket_testkit") or top in sys.stdlib_module_names
-
-
-# --- state that Trainers share
-
-
-def shared_state(owned: Any) -> dict[str, Any]:
-    """Return the attributes of a plug-in's class, its bases beside hocket's, and their modules, by name, as plain data."""
-    found: dict[str, Any] = {}
-    for name, cls in _classes(owned).items():
-        found |= {f"{name}.{key}": _plain(value) for key, value in vars(cls).items() if _counts(key)}
-    for module in {getattr(each, "__module__", "") for each in (owned, *_classes(owned).values())}:
-        variables = list(vars(sys.modules[module]).items()) if module in sys.modules else []
-        found |= {f"{module}.{key}": _plain(value) for key, value in variables if _counts(key)}
-    return found
-
-
-def _classes(owned: Any) -> dict[str, type]:
-    classes = inspect.getmro(owned) if isinstance(owned, type) else ()
-    return {each.__qualname__: each for each in classes if not _foreign(each)}
-
-
-def _counts(name: str) -> bool:
-    return not name.startswith("__") and not name.startswith("_abc_")
-
-
-def _plain(value: Any, depth: int = 0) -> Any:
-    """Return a value that is equal later only if nothing in ``value`` changed."""
-    if isinstance(value, Tensor):
-        return (id(value), value._version)
-    if isinstance(value, bool | int | float | str | bytes | None.__class__):
-        return value
-    if depth < 4 and isinstance(value, Mapping | weakref.WeakKeyDictionary) and len(value) < 1000:
-        with contextlib.suppress(Exception):
-            return {str(key): _plain(item, depth + 1) for key, item in value.items()}
-    if depth < 4 and isinstance(value, list | tuple | set | frozenset) and len(value) < 1000:
-        return [
-            _plain(item, depth + 1) for item in (value if isinstance(value, list | tuple) else sorted(value, key=repr))
-        ]
-    if type(value).__module__ == "itertools" and type(value).__name__ == "count":
-        return repr(value)
-    return id(value)
-
-
-# --- wrappers and surgery
-
-
-def _watch_wrappers(plugin: Any) -> dict[str, list[bool]]:
-    """Replace the wrappers of actions of a plug-in; return for each whether it lost a result, and swallowed an error."""
-    found: dict[str, list[bool]] = {}
-    for name in (each for each in vars(Actions) if not each.startswith("_")):
-        function = getattr(plugin, name, None)
-        options = getattr(function, "hocket_impl", None) or {}
-        if function is not None and options.get("wrapper"):
-            found[f"{type(plugin).__name__}.{name}"] = record = [False, False]
-            setattr(plugin, name, _watched(function, record))
-    return found
-
-
-def _compare_wrappers(seen: Observation, wrappers: dict[str, list[bool]]) -> None:
-    for name, (lost, swallowed) in wrappers.items():
-        if lost:
-            seen.faults["returned"] = (
-                f"The wrapper {name} returns None, and what it wraps returned a value, which is lost. Write `result = yield` "
-                "and `return result`."
-            )
-        if swallowed:
-            seen.faults["swallowed"] = (
-                f"The wrapper {name} ends normally though what it wraps raised. Let it propagate."
-            )
-
-
-def _watched(function: Callable[..., Any], record: list[bool]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        generator = function(*args, **kwargs)
-        next(generator)
-        try:
-            result = yield
-        except BaseException as error:
-            try:
-                generator.throw(error)
-            except StopIteration as stop:
-                record[1] = True
-                return stop.value
-            return None
-        try:
-            generator.send(result)
-        except StopIteration as stop:
-            record[0] |= result is not None and stop.value is None
-            return stop.value
-
-    return call
 
 
 def _compare_surgery(
@@ -441,8 +313,13 @@ def _compare_surgery(
 # --- counts and random numbers
 
 
-def _compare_counts(seen: Observation, got: Any, expected: Any) -> None:
-    names = [name for name in ("epoch", "batch", "sample", "token") if getattr(got, name) != getattr(expected, name)]
+def _compare_counts(seen: Observation, got: Any, expected: Any, miscounted: tuple[int, int, int] | None) -> None:
+    """Compare the counts of an epoch with those of the data, and tokens with those that the model got."""
+    if miscounted is not None:
+        seen.faults["counts"] = "Batch {} counts {} tokens, and the model gets {}.".format(*miscounted) + (
+            " Tokens count as trained on: change their number on Event.AFTER_DATALOADER, and assign a new state.batch."
+        )
+    names = [name for name in ("epoch", "batch", "sample") if getattr(got, name) != getattr(expected, name)]
     if names:
         counts = ", ".join(f"{getattr(got, name)} instead of {getattr(expected, name)} {name}s" for name in names)
         seen.faults["counts"] = (
@@ -468,12 +345,27 @@ def _compare_numbers(seen: Observation, *runs: Any) -> None:
             )
 
 
-def _compare_classes(seen: Observation, before: dict[str, Any], owned: Any) -> None:
-    after = shared_state(owned)
-    found = [name for name in after if name not in before and name.rpartition(".")[0] in _classes(owned)]
-    found += [name for name, value in before.items() if name in after and after[name] != value]
-    if found:
-        seen.faults["class"] = (
-            f"The run changed {', '.join(found)}, which all Trainers of the process share. Keep it in self, set in __init__ "
-            "or on an event."
+# --- the process
+
+
+def _compare_process(seen: Observation, process: Process, watch: _Watch) -> None:
+    if different := process.differences():
+        seen.faults["process"] = (
+            f"After the run was closed the process is not as before: {', '.join(different[:8])}. Change "
+            "nothing that other runs share; where it has to be, put it back in close(state), and also on `exception`."
+        )
+    if files := process.new_files():
+        seen.faults["files"] = (
+            f"It wrote {', '.join(files[:8])} into the working directory. Write into state.run_folder, on rank 0."
+        )
+    often = {name for name, batches in watch.calls.items() if batches > 0.9 * len(watch.numbers)}
+    if "print" in often:
+        seen.faults["print"] = (
+            f"It writes to standard output in every batch, in {process.calls['print'][1]}. Give values to state.log({{…}}), "
+            "which loggers show, and rare notes to warnings.warn or logging.getLogger(__name__)."
+        )
+    if "sleep" in often:
+        seen.faults["sleep"] = (
+            f"It calls time.sleep in every batch, in {process.calls['sleep'][1]}, while the device waits. Do the work where it "
+            "is needed without a pause, or what has to wait in a thread that ends in close(state)."
         )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import io
 import pickle
 import threading
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, ClassVar
@@ -18,69 +16,20 @@ import torch
 
 import hocket
 from hocket.basics.plugin_errors import PlanError
-from hocket.errors import Mistake
 from hocket.hookspecs import Event
 from hocket.hookspecs.events import between
 from hocket.loggers.memory import MemoryLogger
-from hocket.strategies import Strategy
 from hocket_testkit.compare import difference
-from hocket_testkit.conformance import Conformance, Planned, contents, raiser, weights
+from hocket_testkit.conformance import Planned, contents, raiser, weights
+from hocket_testkit.exceptions import Exceptions
 from hocket_testkit.footprint import changed, footprint
-from hocket_testkit.handlers import silent_handlers
+from hocket_testkit.observed import Observed
 from hocket_testkit.observing import Observation, observe
-from hocket_testkit.ranks import RankError, run_ranks
 from hocket_testkit.sync import no_sync
-
-#: By suite: what was seen of its plug-in.
-_OBSERVED: dict[type, Observation] = {}
+from hocket_testkit.ways import WaysToRun
 
 
-class Observed:
-    """Tests of what is seen from outside in one run, which they share."""
-
-    def observation(self) -> Observation:
-        """Return what is seen of a plug-in from outside in one run, which several tests share."""
-        if type(self) not in _OBSERVED:
-            _OBSERVED[type(self)] = self._observe()
-        return _OBSERVED[type(self)]
-
-    def _observe(self) -> Observation:
-        raise NotImplementedError
-
-    def _no_fault(self, name: str) -> None:
-        fault = self.observation().faults.get(name)
-        assert fault is None, fault
-
-    def test_keeps_no_tensors(self) -> None:
-        """After a run was closed, the plug-in keeps no tensors alive but those of its state."""
-        self._no_fault("tensors")
-
-    def test_closes_files_threads_and_processes(self) -> None:
-        """After a run was closed, files, threads and processes of the plug-in are closed, too."""
-        self._no_fault("resources")
-
-    def test_removes_its_hooks(self) -> None:
-        """After a run was closed, the user's model has the hooks that it had before."""
-        self._no_fault("hooks")
-
-    def test_does_not_grow(self) -> None:
-        """Memory, hooks, threads and files do not grow with every batch."""
-        self._no_fault("growth")
-
-    def test_leaves_global_generators_alone(self) -> None:
-        """The global random numbers of a run depend on its seed, and are not the same again and again."""
-        self._no_fault("numbers")
-
-    def test_keeps_no_state_in_the_class(self) -> None:
-        """A run changes no attribute of the class or its module, which other runs share."""
-        self._no_fault("class")
-
-    def test_counts_what_the_data_hold(self) -> None:
-        """Epochs, batches and samples are those of the data, with and without it."""
-        self._no_fault("counts")
-
-
-class RunConformance(Observed, Conformance):
+class RunConformance(WaysToRun, Exceptions, Observed):
     """Test learning, randomness, state, data, other Trainers, and errors."""
 
     #: How long the reference model trains before its loss has to be lower.
@@ -212,122 +161,6 @@ class RunConformance(Observed, Conformance):
                 "everything that later batches depend on from state_dict()."
             )
 
-    # --- other ways to run
-
-    def test_works_with_microbatches(self) -> None:
-        """Training with microbatches equals training on full batches, up to rounding."""
-        full, split = self.trainer(self.make()), self.trainer(self.make(), microbatch=3)
-        full.fit()
-        split.fit()
-        found = difference(weights(split), weights(full), self.tolerance("test_works_with_microbatches", 1e-4))
-        assert found is None, (
-            f"With microbatch=3 the weights differ: {found}. Act on the full batch (Event.AFTER_DATALOADER, "
-            "Event.AFTER_TRAIN_BATCH) or identically on every sample. If it is meant to differ, say why in `exempt`; if it is "
-            "rounding, allow for it in `tolerances`."
-        )
-
-    def test_works_in_bf16(self) -> None:
-        """A run with ``precision="bf16"`` trains near one in fp32, with weights of the same dtypes, or is refused by name."""
-        try:
-            trainer = self.trainer(self.make(), precision="bf16")
-        except Mistake as refused:
-            assert "bf16" in str(refused), f"precision='bf16' is refused without being named: {refused}"
-            return
-        exact = self.trainer(self.make())
-        before = weights(exact)
-        try:
-            trainer.fit("1ep")
-        except Exception as error:
-            raise AssertionError(
-                f"With precision='bf16' it raises {type(error).__name__}: {str(error).partition(chr(10))[0]} Activations, and "
-                "outputs, are bfloat16 then: convert what needs float32, or refuse the precision by name in before_fit."
-            ) from error
-        exact.fit("1ep")
-        got, wanted = weights(trainer), weights(exact)
-        dtypes = [
-            name for name in wanted if getattr(got.get(name), "dtype", None) != getattr(wanted[name], "dtype", None)
-        ]
-        assert not dtypes, f"With precision='bf16' the dtypes of {', '.join(dtypes)} change. Weights stay as they are."
-        off, moved = _distance(got, wanted), _distance(wanted, before)
-        bound = self.tolerance("test_works_in_bf16", 0.5)
-        assert off <= bound * moved or not moved, (
-            f"With precision='bf16' the weights end {off:.2g} from those in fp32, which moved by {moved:.2g}. Sums, norms and "
-            "small differences need float32: convert to it, and back."
-        )
-
-    def test_works_in_every_combination(self) -> None:
-        """It trains in bf16 with microbatches and with ``accumulate``, also on two ranks with ddp and fsdp, or is refused."""
-
-        def train(**changes: Any) -> Any:
-            try:
-                trainer = self.trainer(self.make(), **changes)
-                trainer.fit("1ep")
-            except Mistake:
-                return None  # refused by name: it does not claim this combination
-            trainer.close()
-            return weights(trainer)
-
-        for changes in ({"precision": "bf16", "microbatch": 3}, {"accumulate": 2}, {"accumulate": 2, "microbatch": 3}):
-            got = train(**changes)
-            bad = [name for name, value in (got or {}).items() if torch.is_tensor(value) and not value.isfinite().all()]
-            assert not bad, f"With {changes} the weights {', '.join(bad)} are not finite."
-        for strategy in ("ddp", "fsdp"):
-            several = {"strategy": strategy, "precision": "bf16", "microbatch": 2, "run_name": strategy}
-            try:
-                first, second = _on_two_ranks(lambda rank, several=several: train(**several))
-            except RankError as error:
-                raise AssertionError(
-                    f"With {several} two ranks do not train: {str(error).strip().splitlines()[-1]}"
-                ) from None
-            found = difference(second, first, at="weights")
-            assert found is None, f"With {several} two ranks end with different weights: {found}."
-
-    def test_does_not_depend_on_the_rank(self) -> None:
-        """The second of two ranks with the same data and random numbers trains as the first, with the same state."""
-        plugins = [self.make(), self.make(), self.make()]
-        trained = []
-        for rank, plugin in zip((0, 1, 0), plugins, strict=True):
-            trainer = self.trainer(plugin, strategy=_OneOfTwo(rank))
-            trainer.fit()
-            trained.append(weights(trainer))
-            trainer.close()
-        found = difference(trained[1], trained[0], at="weights")
-        if found is None and hasattr(plugins[0], "state_dict"):
-            first, second, again = (plugin.state_dict() for plugin in plugins)
-            if difference(again, first) is None:  # without times of a clock
-                found = difference(second, first, at="state_dict()")
-        assert found is None, (
-            f"On rank 1 it acts otherwise than on rank 0, with the same data and random numbers: {found}. Let all ranks do the "
-            "same, and only write files on rank 0; draw with state.generator(self, per_rank=True) where ranks should differ."
-        )
-
-    def test_works_on_two_ranks(self) -> None:
-        """With ``strategy="ddp"`` both ranks end with the same weights, or the plan refuses it by name."""
-
-        def rank_main(rank: int) -> Any:
-            plugin = self.make()
-            try:
-                trainer = self.trainer(plugin, strategy="ddp")
-            except PlanError:
-                return None
-            timestamp = trainer.fit().timestamp
-            trainer.close()
-            return weights(trainer), timestamp.batch
-
-        try:
-            first, second = _on_two_ranks(rank_main)
-        except RankError as error:
-            lines = str(error).strip().splitlines()
-            raise AssertionError(
-                f"Two ranks do not train with it: {lines[0]} {lines[-1]}. All ranks have to call the same collectives, and to "
-                "work with a slice of the batch."
-            ) from None
-        found = difference(second, first, at="(weights, batches)")
-        assert found is None, (
-            f"After a run on two ranks they differ: {found}. Change gradients and weights on all ranks in the same way: what "
-            "depends on a rank's own batch has to be reduced, with state.bus.all_reduce(tensor, 'mean')."
-        )
-
     def _observe(self) -> Observation:
         def start(plugin: Any, **changes: Any) -> hocket.Trainer:
             callbacks = [*self.arguments().get("callbacks", ()), changes.pop("callbacks")]
@@ -421,105 +254,6 @@ class RunConformance(Observed, Conformance):
         trainer.evaluate(data)
         found = difference(weights(trainer), before, at="weights")
         assert found is None, f"An evaluation changed the weights: {found}. Put them back on `eval_after_all`."
-
-    @pytest.mark.parametrize("place", ["forward", "loss", "optimizer"])
-    def test_does_not_swallow_exceptions(self, place: str) -> None:
-        """An exception in the user's model, loss or optimizer leaves ``fit`` as it is."""
-        model, calls = self.seeded(self.model), []
-
-        def fail(*_: Any) -> None:
-            calls.append(1)
-            if len(calls) == 2:
-                raise Planned(f"raised by a test in the {place}")
-
-        trainer = self.trainer(self.make(), model=model)
-        if place == "forward":
-            trainer.state.task.register_forward_pre_hook(fail)
-        elif place == "optimizer":
-            trainer.state.optimizers[0].register_step_pre_hook(fail)
-        else:
-            inner = trainer.state.task.loss
-
-            def failing(*given: Any) -> Any:
-                fail()
-                return inner(*given)
-
-            vars(trainer.state.task)["loss"] = failing
-        with contextlib.suppress(Planned):
-            trainer.fit()
-            assert len(calls) < 2, (
-                f"An exception in the user's {place} did not leave fit(): something caught it. Catch only errors that the "
-                "plug-in handles, by their classes, and let all others propagate."
-            )
-        trainer.close()
-
-    def test_catches_only_what_it_handles(self) -> None:
-        """No `except Exception` of its module drops the exception without a word."""
-        lines = silent_handlers(self.declared())
-        assert not lines, (
-            f"{self._module()} swallows every exception in line {', '.join(map(str, lines))}. Catch the classes that are "
-            "expected there, or raise again; at least warn with what failed."
-        )
-
-    @pytest.mark.parametrize("hook", ["before_forward", "before_loss", "after_train_batch", "batch_end", "eval_start"])
-    def test_an_exception_leaves_nothing_behind(self, hook: str) -> None:
-        """After any exception in a hook, it propagates unchanged, process and data are unchanged, and training can continue."""
-        trainer = self.trainer(self.make(), callbacks=[raiser(hook, after=1 if hook == "eval_start" else 2)])
-        data = trainer.state.train_data
-        batches = copy.deepcopy(contents(data))
-        before = footprint()
-        with pytest.raises(Planned) as caught:
-            trainer.fit()
-        notes = [note for note in getattr(caught.value, "__notes__", ()) if note.startswith("Meanwhile")]
-        assert not notes, f"When something else raised, the plug-in raised too: {notes}."
-        different = changed(before, footprint())
-        assert not different, (
-            f"After an exception in {hook}, {', '.join(different)} is not as before. Undo it on `exception` or `close`."
-        )
-        found = difference(contents(data), batches, at="the training data")
-        assert found is None, f"After an exception in {hook} the user's data has changed: {found}."
-        trainer.close()
-        trainer.close()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The last fit raised")
-            try:
-                trainer.fit("1ba")
-            except RuntimeError as refused:  # where an optimizer step was interrupted
-                assert str(refused).startswith("The last fit raised")
-        trainer.close()
-
-
-class _OneOfTwo(Strategy):
-    """One of two ranks that compute the same in lockstep, without the other one."""
-
-    world_size = 2
-    data_rank = 0
-    data_ranks = 1
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-
-    def all_reduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
-        return tensor * 2 if op == "sum" else tensor.clone()
-
-    def all_gather_object(self, item: object) -> list[Any]:
-        return [item, item]
-
-
-def _on_two_ranks(function: Callable[[int], Any]) -> list[Any]:
-    """Return the result of each rank; the data of `data`, a list, are read by both, which is as wanted."""
-
-    def rank_main(rank: int) -> Any:
-        warnings.filterwarnings("ignore", "Every rank reads all of the list")
-        return function(rank)
-
-    return run_ranks(rank_main, 2)
-
-
-def _distance(got: dict[str, Any], expected: dict[str, Any]) -> float:
-    """Return the distance between two sets of weights."""
-    pairs = [(got[name], expected[name]) for name in expected if isinstance(expected[name], torch.Tensor)]
-    return sum(float((a.double() - b.double()).square().sum()) for a, b in pairs if a.shape == b.shape) ** 0.5
 
 
 #: Batches and values by name.

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from hocket import Time, Timestamp
+from hocket.basics.time import Unit
 from hocket.schedules import Clock
 from hocket_testkit.runs import RunConformance
 
 _BATCHES = 40
+#: Batches of the longest epoch that is tried for a schedule.
+_LONGEST = 1024
 
 
 class ScheduleConformance(RunConformance):
@@ -32,15 +35,34 @@ class ScheduleConformance(RunConformance):
         """Return a new schedule: it is called with a `hocket.schedules.Clock`, and returns the factor of the learning rates."""
         return super().make()
 
-    def factors(self, schedule: Any, total: str = f"{_BATCHES}ba") -> list[Any]:
-        """Return the factors of a run of 40 batches in epochs of 10."""
+    def data(self) -> Any:
+        """Return the batches of the reference again and again, until one epoch has room for the schedule."""
+        return super().data() * (self._epoch() // 4)
+
+    def _epoch(self) -> int:
+        """Return the batches of an epoch: 4, or as many more as the schedule needs, such as for a warm-up of 10 batches."""
+        batches = 4
+        while batches < _LONGEST:
+            try:
+                self.make()(Clock(Timestamp(), Time(batches, Unit.BATCH), batches))
+            except ValueError:  # too short, it says
+                batches *= 2
+            except (AttributeError, RuntimeError):
+                break  # it needs more of a run than its clock
+            else:
+                return batches
+        return 4
+
+    def factors(self, schedule: Any) -> list[Any]:
+        """Return the factors of a run of 40 batches, or more if an epoch has more, in epochs of 10."""
+        total = max(_BATCHES, self._epoch())
         clocks = [
             Clock(
                 Timestamp(epoch=batch // 10, batch=batch, batch_in_epoch=batch % 10, sample=8 * batch),
-                Time.parse(total),
+                Time(total, Unit.BATCH),
                 10,
             )
-            for batch in range(_BATCHES)
+            for batch in range(total)
         ]
         try:
             return [schedule(clock) for clock in clocks]
@@ -75,7 +97,10 @@ class ScheduleConformance(RunConformance):
     def test_goes_on_when_training_is_extended(self) -> None:
         """Past the planned duration it still returns a factor, or says what it needs."""
         schedule = self.make()
-        clock = Clock(Timestamp(epoch=9, batch=90, sample=720), Time.parse(f"{_BATCHES}ba"), 10)
+        total = max(_BATCHES, self._epoch())
+        clock = Clock(
+            Timestamp(epoch=(total + 50) // 10, batch=total + 50, sample=8 * total + 400), Time(total, Unit.BATCH), 10
+        )
         if not hasattr(schedule, "state_dict"):
             factor = schedule(clock)
             assert math.isfinite(factor) and factor >= 0, f"50 batches after the end the factor is {factor!r}."

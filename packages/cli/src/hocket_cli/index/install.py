@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,8 +20,8 @@ from packaging.utils import canonicalize_name
 
 from hocket.basics.safe_files import printable
 from hocket.help import installing
-from hocket.help.ours import PACKAGES
 from hocket.plugins import PluginError
+from hocket_cli import own_names
 from hocket_cli.index import simple, wheels
 
 #: Nothing of a distribution may run before the user has agreed, as it does where a source distribution is built.
@@ -28,6 +30,8 @@ _WHEELS = ("--only-binary", ":all:")
 
 def run(args: argparse.Namespace) -> int:
     """Install distributions into the environment of this process. Raises PluginError if that is refused or fails."""
+    if args.index:
+        simple.check(args.index, "--index")
     wanted = [_requirement(name, args.index) for name in args.names]
     _refuse_ours(each.name for each in wanted)
     index = ["--index-url", args.index] if args.index else []
@@ -50,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _requirement(text: str, index: str | None) -> Requirement:
     """Return what to install for the name of a distribution, with or without versions, or of a plug-in of the index."""
+    if Path(text).exists() and (os.sep in text or text.endswith((".whl", ".gz"))):
+        raise PluginError(f"{text} is a file or folder, and not in an index. Type: pip install {shlex.quote(text)}")
     try:
         requirement = Requirement(text)
     except InvalidRequirement as error:
@@ -58,7 +64,7 @@ def _requirement(text: str, index: str | None) -> Requirement:
         ) from error
     if requirement.url:
         raise PluginError(f"{text!r} is an address. Write the name of a distribution, with --index URL if need be.")
-    if index is None or canonicalize_name(requirement.name) in PACKAGES.values() or simple.has(index, requirement.name):
+    if index is None or own_names.reserved(requirement.name) or simple.has(index, requirement.name):
         return requirement
     providers = [
         each.name for each in simple.plugins(index) if requirement.name in {plugin.name for plugin in each.plugins}
@@ -75,10 +81,11 @@ def _requirement(text: str, index: str | None) -> Requirement:
 
 def _refuse_ours(names: Iterable[str]) -> None:
     for name in map(canonicalize_name, names):
-        if name in PACKAGES.values():
+        if reason := own_names.reserved(name):
+            own = own_names.meant(name)
+            write = f"Type: {installing.library(own)}" if own else "Choose another distribution."
             raise PluginError(
-                f"{name} is a distribution of hocket's own, and these names are not registered in public indexes yet: there it "
-                f"could be anybody's. Type: {installing.library(name)}"
+                f"{name} {reason}. These names are not registered in public indexes yet: there it could be anybody's. {write}"
             )
 
 

@@ -20,13 +20,17 @@ def run(args: argparse.Namespace) -> int:
     """Write ``index.html`` and ``plugins.json`` into a folder."""
     folder = Path(args.source)
     if "://" in args.source:
+        simple.check(args.source, "--from")
         found, beside = simple.plugins(args.source), None
     elif folder.is_dir():
         found, beside = [wheels.of_wheel(each) for each in sorted(folder.glob("*.whl"))], folder / CHECKS
     else:
         raise MissingFile(f"{args.source} is neither a folder nor an address. Write a folder of wheels, or https://….")
+    newest = wheels.newest(found)
+    if not newest:
+        raise MissingFile(_nothing(args.source, len(found)))
     checks = Path(args.checks) if args.checks else beside
-    listed = _with_tiers(wheels.newest(found), _checked(checks) if checks and (args.checks or checks.exists()) else {})
+    listed = _with_tiers(newest, _checked(checks) if checks and (args.checks or checks.exists()) else {})
     into = Path(args.into)
     into.mkdir(parents=True, exist_ok=True)
     (into / "plugins.json").write_text(json.dumps({"distributions": listed}, indent=1) + "\n", encoding="utf-8")
@@ -34,6 +38,17 @@ def run(args: argparse.Namespace) -> int:
     plugins = sum(len(each["plugins"]) for each in listed)
     print(f"{plugins} plug-ins of {len(listed)} distributions in {into / 'index.html'} and plugins.json")
     return 0
+
+
+def _nothing(source: str, distributions: int) -> str:
+    """Return that no plug-in is in a source, what was looked for, and what to write."""
+    if distributions:
+        what = f"none of its {distributions} distributions has an entry point of a kind of plug-in, such as hocket.v1.callbacks"
+        return f"{source} has no plug-ins: {what}. `hocket plugins new` writes a distribution that has."
+    if "://" in source:
+        return f"{source} has no plug-ins: no project whose name begins with hocket- has a wheel. Check the address."
+    below = next((f" Write --from {each.parent}" for each in sorted(Path(source).glob("*/*.whl"))), "")
+    return f"{source} has no plug-ins: no wheel (*.whl) is directly in it.{below or ' `uv build` writes wheels into dist'}."
 
 
 def _checked(file: Path) -> dict[tuple[str, ...], dict[str, Any]]:

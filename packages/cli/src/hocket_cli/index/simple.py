@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import socket
 import sys
 import urllib.error
 import urllib.request
@@ -15,11 +16,12 @@ from urllib.parse import urldefrag, urljoin, urlsplit
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from hocket.basics.safe_files import printable
-from hocket.errors import MissingFile, WrongFile
+from hocket.errors import MissingFile, WrongFile, WrongValue
 from hocket_cli.index.wheels import About, of_wheel
 
 #: Maximum sizes of pages and of wheels in bytes, and seconds without an answer.
 _PAGE, _WHEEL, _TIMEOUT = 32_000_000, 200_000_000, 30.0
+_EXAMPLE = "such as https://packages.example.org/simple/"
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 
 
@@ -30,6 +32,20 @@ class File(NamedTuple):
     url: str
     sha256: str = ""
     yanked: bool = False
+
+
+def check(index: str, option: str) -> None:
+    """Raise WrongValue unless an option is an address that can be read and shown."""
+    secret = "@" in index
+    try:
+        parts = urlsplit(index)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # in brackets without an end, or with a port that is not a number
+        valid = False
+    if secret:
+        raise WrongValue(f"{option} is not read with a password, because it would be shown. Write it without.")
+    if not valid:
+        raise WrongValue(f"{option} takes the address of a simple index, {_EXAMPLE}, not {index!r}.")
 
 
 def plugins(index: str, pattern: str = "hocket-") -> list[About]:
@@ -116,12 +132,23 @@ class _Page(HTMLParser):
             self.links.append(File(name, url, digest, "data-yanked" in given))
 
 
+def _reason(error: object) -> str:
+    """Return in words why a server did not answer."""
+    if isinstance(error, ConnectionRefusedError):
+        return "nothing answers there (connection refused)"
+    if isinstance(error, socket.gaierror):
+        return "there is no host of this name"
+    if isinstance(error, TimeoutError):
+        return f"no answer in {_TIMEOUT:.0f} seconds"
+    return str(error).strip(".") or type(error).__name__
+
+
 def _get(url: str, limit: int) -> tuple[bytes, str, str]:
     """Return the content of a URL, its media type, and the URL that it was redirected to."""
-    if "@" in urlsplit(url).netloc:
-        raise WrongFile("An address with a password is not read, because it would be shown. Write one without it.")
-    if urlsplit(url).scheme not in ("http", "https"):
-        raise WrongFile(f"{url} cannot be read. Write an address that begins with https:// or http://.")
+    if "@" in urlsplit(url).netloc or urlsplit(url).scheme not in ("http", "https"):
+        raise WrongFile(
+            f"{printable(url.rpartition('@')[2])} is not read: it has a password, or is not of http or https."
+        )
     request = urllib.request.Request(url, headers={"Accept": _ACCEPT, "User-Agent": "hocket"})
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
@@ -129,10 +156,15 @@ def _get(url: str, limit: int) -> tuple[bytes, str, str]:
             kind, url = answer.headers.get_content_type(), answer.url
     except urllib.error.HTTPError as error:
         if error.code == 404:
-            raise MissingFile(f"{url} does not exist. Write the address of a simple index.") from error
-        raise WrongFile(f"{url} cannot be read: {error}. Try again, or write another address.") from error
+            raise MissingFile(f"{url} does not exist. Write the address of a simple index, {_EXAMPLE}.") from error
+        raise WrongFile(
+            f"{url} cannot be read: the server answers {error.code} {error.reason}. Try again later."
+        ) from error
     except (OSError, http.client.HTTPException) as error:
-        raise WrongFile(f"{url} cannot be read: {error}. Try again, or write another address.") from error
+        why = _reason(error.reason if isinstance(error, urllib.error.URLError) else error)
+        raise WrongFile(
+            f"{url} cannot be read: {why}. Check that the index runs, and its address, {_EXAMPLE}."
+        ) from error
     if len(data) > limit:
         raise WrongFile(f"{url} has more than {limit:,} bytes, which is the limit.")
     return data, kind, url

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from hocket.errors import WrongFile
-from hocket.plugins import KINDS, entry_points as distributions
+from hocket.plugins import KINDS, entry_points
 from hocket_cli.compatibility import of_core
 
 #: Maximum size in bytes of each file of metadata.
@@ -82,9 +82,9 @@ def _about(names: Iterable[str], read: Callable[[str], bytes]) -> About:
     raw, _ = parse_email(read(files["METADATA"]))
     if not raw.get("name") or not raw.get("version"):
         raise ValueError("its METADATA has no name or no version")
-    points: list[distributions.Point] = []
+    points: list[entry_points.Point] = []
     if "entry_points.txt" in files:
-        points, _ = distributions.parse(read(files["entry_points.txt"]).decode())
+        points, _ = entry_points.parse(read(files["entry_points.txt"]).decode())
     apis: dict[tuple[str, str], list[str]] = {}
     for group, name, _ in points:
         match = re.fullmatch(r"hocket\.(v[0-9]+)\.(\w+)", group)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from keyword import iskeyword
 
-from hocket.basics.kinds import singular
+import importlib_metadata
+from packaging.utils import canonicalize_name
+
+from hocket.basics.kinds import HEAVY, singular
 from hocket.errors import WrongValue
 from hocket.help import names as others
-from hocket.help.ours import PACKAGES
-from hocket.plugins import catalog
+from hocket.plugins import registry
 from hocket.plugins.entry_points import normal
+from hocket_cli import own_names
 
 #: Longer names would not fit into the lines of the generated code.
 _LONGEST = 30
@@ -66,22 +70,40 @@ def check(names: Names) -> None:
             f"{what}: a name has at most {_LONGEST} characters, lower-case letters and digits in words with hyphens "
             f"between them, and begins with a letter, such as '{suggestion}'."
         )
-    if iskeyword(names.module):
-        raise WrongValue(f"{what}: it is a keyword of Python, so its module could not be imported. Add a word to it.")
-    if names.package in PACKAGES or names.distribution in PACKAGES.values():
-        raise WrongValue(f"{what}: {names.distribution} or its package is a part of hocket. Add a word to it.")
-    if provider := next((entry for entry in catalog.entries(kind) if entry.name == name), None):
+    if reason := _taken(names):
+        longer = Names(kind, f"{name}-{singular(kind)}")
+        write = "Choose another." if _taken(longer) else f"Add a word to it, such as '{longer.name}'."
+        raise WrongValue(f"{what}: {reason}. {write}")
+    if provider := next((entry for entry in registry.entries(kind) if entry.name == name), None):
         raise WrongValue(
             f"{what}: {provider.dist} {provider.version} has the {singular(kind)} of this name. Choose another."
         )
-    if extra := catalog.extra_of(kind, name):
+    if extra := registry.extra_of(kind, name):
         raise WrongValue(f"{what}: hocket[{extra}] has the {singular(kind)} of this name. Choose another.")
-    if owner := next((each for each in catalog.entries() if normal(each.dist) == names.distribution), None):
+    if owner := next((each for each in registry.entries() if normal(each.dist) == names.distribution), None):
         raise WrongValue(
             f"{what}: the distribution {owner.dist} {owner.version} is installed, with the {singular(owner.kind)} "
             f"'{owner.name}'. Choose another, or uninstall it."
         )
-    if ours := others.alias(kind, name, catalog.names(kind)):
+    if ours := others.alias(kind, name, registry.names(kind)):
         raise WrongValue(f"{what}: users of other libraries look for '{ours}' under this name. Choose another.")
     if where := others.elsewhere(kind, name):
         raise WrongValue(f"{what}: users of other libraries look for something else under it: {where}. Choose another.")
+
+
+def _taken(names: Names) -> str:
+    """Return why the module or distribution could not be imported or tested, or be told from another; empty if it could."""
+    module = names.module
+    if iskeyword(module):
+        return "it is a keyword of Python, so its module could not be imported"
+    if re.fullmatch(r"con|prn|aux|nul|(com|lpt)[0-9]", module):
+        return "Windows has no files of this name"
+    if re.fullmatch(r"conftest|tests?|test_\w+", module):
+        return "pytest would take its module for tests"
+    if module in sys.stdlib_module_names:
+        return "Python has a module of this name"
+    installed = {canonicalize_name(each.name) for each in importlib_metadata.distributions() if each.name}
+    if names.name in installed.union(map(canonicalize_name, HEAVY), ["numpy", "yaml"]):
+        return "a library has this name, and users would take one for the other"
+    reason = own_names.reserved(names.distribution)
+    return reason and f"{names.distribution} {reason}"

@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
     names = Names(args.kind, args.name)
     check(names)
     author, email = _author(args.author, names)
+    _check_url(args.url)
     folder = Path(args.into) / names.distribution
     write(folder, rendered(names, args.license, author, email, args.url))
     print(
@@ -116,16 +117,31 @@ def _imported(source: str, names: Names) -> set[str]:
     }
 
 
+#: A name without what addresses and metadata separate names by, and with a letter; and an e-mail address.
+_NAME, _ADDRESS = r"[^<>@,;\x00-\x1f]*[^\W\d_][^<>@,;\x00-\x1f]*", r"[^<>@,;\s]+@[^<>@,;\s]+"
+
+
 def _author(given: str | None, names: Names) -> tuple[str, str]:
     """Return name and e-mail address: those given, else git's, else the authors of the distribution."""
     if given is None:
-        return _git("user.name") or f"The {names.distribution} authors", _git("user.email")
-    match = re.fullmatch(r"\s*([^<>\n]*[^<>\s])\s*(?:<([^<>\s]+@[^<>\s]+)>)?\s*", given)
+        name, address = _git("user.name"), _git("user.email")
+        name = name if re.fullmatch(_NAME, name) else f"The {names.distribution} authors"
+        return name, address if re.fullmatch(_ADDRESS, address) else ""
+    match = re.fullmatch(rf"({_NAME}?)\s*(?:<({_ADDRESS})>)?", given.strip())
     if match is None:
         raise WrongValue(
-            f"--author takes a name and, if you like, an address: 'Ada Lovelace <ada@example.org>', not {given!r}."
+            f"--author takes the name of a person or group and, if you like, an address, not {given!r}. Write "
+            "--author 'Ada Lovelace <ada@example.org>'."
         )
     return match[1], match[2] or ""
+
+
+def _check_url(url: str | None) -> None:
+    """Raise WrongValue unless a URL is one that the metadata may have."""
+    if url is not None and not re.fullmatch(r"https?://[^\s/@:]+(:[0-9]+)?(/\S*)?", url):
+        raise WrongValue(
+            f"--url takes the address of the repository, not {url!r}. Write --url https://github.com/NAME/REPOSITORY."
+        )
 
 
 def _git(key: str) -> str:

@@ -171,9 +171,9 @@ def _plugins(argument: str) -> Callable[[object], Sequence[PluginLike]]:
         if isinstance(given, Mapping):
             return [{name: config} for name, config in given.items()]
         if isinstance(given, bool | int | float):
-            from hocket.plugins import catalog  # only needed for error messages
+            from hocket.plugins import registry  # only needed for error messages
 
-            example = next(iter(catalog.names(argument)), "name")
+            example = next(iter(registry.names(argument)), "name")
             raise WrongType(
                 f"{argument}={given!r} should be a list of names, {{'name': {{…}}}} and instances, such as "
                 f"{argument}=[{example!r}]."

@@ -15,7 +15,7 @@ from hocket.data.stateful import has_state
 from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.help.names import closest
-from hocket.plugins import catalog
+from hocket.plugins import registry
 from hocket.plugins.building import build
 from hocket.schedules import Clock, Plateau, Schedule
 from hocket.state.state import State
@@ -100,9 +100,9 @@ class Stepped(TimeOnly):
     def start(self, state: State) -> None:
         """Check the scheduler's lengths: it has set the first learning rate when it was created."""
         if self._every == Time(1, Unit.BATCH) and self._steps == 0:
-            from hocket.optim import scheduler_lengths as schedulers
+            from hocket.optim import scheduler_lengths
 
-            schedulers.check_lengths(self._scheduler, state, self.by_default)
+            scheduler_lengths.check_lengths(self._scheduler, state, self.by_default)
 
     def step(self, state: State) -> None:
         """See :class:`LearningRate`."""
@@ -272,7 +272,7 @@ def _make_all(given: object, optimizers: Sequence[Optimizer], every: Time, names
 
 def _misnamed(given: Mapping[Any, Any], names: Sequence[str]) -> tuple[str, str] | None:
     """Return a key of a dict of schedules that is like the name of an optimizer, and that name; None for another dict."""
-    known = catalog.names("schedules")
+    known = registry.names("schedules")
     for key, item in given.items():
         near = closest(key, names, 0.7)
         if not near and len(names) > 1 and (callable(item) or isinstance(item, str)):

@@ -23,7 +23,7 @@ from hocket.help.ours import PARTS
 from hocket.plugins.entry_points import normal
 
 if TYPE_CHECKING:
-    from hocket.plugins.catalog import Entry
+    from hocket.plugins.registry import Entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch import nn
 
 from hocket.basics.losses import Reduction, reduction_of
 from hocket.basics.run_folder import Run, RunFolder, TemporaryFolder
-from hocket.devices import model_placement as placement
+from hocket.devices import model_placement
 from hocket.help import optional_packages
 from hocket.hookspecs.attachment import Attachment
 from hocket.loop import whole_batch
@@ -53,7 +53,7 @@ def parts_of(settings: Settings, model: nn.Module) -> Parts:
         from hocket.loop import determinism
 
         determinism.prepare(parts.device)
-    placement.check_model(model, settings.device, parts.strategy.materializes)
+    model_placement.check_model(model, settings.device, parts.strategy.materializes)
     parts.attachments.extend(_stood_for(settings))
     return parts
 

@@ -162,7 +162,7 @@ def checkpoints(given: object, runs: object = "runs") -> Checkpoints | None:
     """Convert a folder, a dict of arguments, or True, for a folder in ``runs``, to Checkpoints."""
     if given is None or given is False:
         return None
-    kind: type[Checkpoints] = optional_packages.module("hocket_checkpoints.callback", "checkpoints=").Checkpoints
+    kind: type[Checkpoints] = optional_packages.module("hocket_checkpoints.periodic_saving", "checkpoints=").Checkpoints
     if given is True:
         inside = str(Path(path(runs)) / "checkpoints")
         warn(f"«checkpoints=True» is read as «checkpoints={inside!r}». Write the folder, so that each run has its own.")

@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from hocket.basics import seeding
 from hocket.data.adapters import prepared
 from hocket.data.checks import check_batches
-from hocket.devices import model_placement as placement
+from hocket.devices import model_placement
 from hocket.errors import WrongState, WrongType, WrongValue
 from hocket.help import attributes
 from hocket.help.arguments import explained, understood, unknown
@@ -140,7 +140,7 @@ class Runtime(Joined):
         known = {*self._roots}
         before = [list(model.parameters()) for model in models]
         for model, mine in zip(models, before, strict=True):
-            placement.check_model(model, self.device.type, self.strategy.materializes)
+            model_placement.check_model(model, self.device.type, self.strategy.materializes)
             if not known.isdisjoint(mine):
                 raise WrongValue(_TWICE.format(type(model).__name__))
             known.update(mine)

@@ -1,4 +1,4 @@
-"""The catalog: the available plug-ins by kind and name, without importing any of them."""
+"""The registry: the available plug-ins by kind and name, without importing any of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hocket.basics.plugin_errors import (
 from hocket.help import names as others
 from hocket.help.optional_packages import NotInstalled
 from hocket.help.ours import PARTS
-from hocket.plugins import entry_points as distributions, switches
+from hocket.plugins import entry_points, switches
 from hocket.plugins.entry_points import Problem, normal
 
 #: The plug-in API version of this core.
@@ -90,7 +90,7 @@ class Entry:
 _registered: dict[tuple[str, str], Entry] = {}
 
 
-class Catalog(NamedTuple):
+class Registry(NamedTuple):
     """The result of one scan of the distributions."""
 
     entries: tuple[Entry, ...]
@@ -101,9 +101,9 @@ class Catalog(NamedTuple):
 
 
 @functools.cache
-def installed() -> Catalog:
+def installed() -> Registry:
     """Scan the distributions once and return every entry point of a ``hocket.*`` group, of any API version."""
-    declared, problems = distributions.scan()
+    declared, problems = entry_points.scan()
     scanned = sorted(entry for dist in declared for entry in _entries_of(dist))
     own = {
         (entry.kind, entry.name, entry.dist) for entry in scanned if entry.api == API
@@ -112,10 +112,10 @@ def installed() -> Catalog:
     plugins = tuple(entry for entry in all_entries if entry.kind != _DEFAULTS)
     chosen = tuple(entry for entry in all_entries if entry.kind == _DEFAULTS)
     problems += [Problem(item.dist, item.version, text) for item in chosen if (text := _wrong_default(item, plugins))]
-    return Catalog(plugins, tuple(problems), chosen)
+    return Registry(plugins, tuple(problems), chosen)
 
 
-def _entries_of(declared: distributions.Declared) -> Iterator[Entry]:
+def _entries_of(declared: entry_points.Declared) -> Iterator[Entry]:
     name = normal(declared.dist)
     core = name in PARTS
     dist = name if core else declared.dist
