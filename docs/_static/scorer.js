@@ -12,11 +12,12 @@ var Scorer = {
     const wanted = words(query), present = words(own);
     const hits = wanted.filter((word) => present.includes(word)).length;
     const name = /[A-Z][a-z]|[a-z][A-Z]|[_.]/.test(query);
-    if (name && (own === query || own.endsWith("." + query))) score += 100;
+    const object = kind === SearchResultKind.object;
+    if (name && (own === query || (object && own.endsWith("." + query)))) score += 100;
     score += (60 * hits) / wanted.length + (10 * hits) / Math.max(present.length, 1);
     if (/^(tutorials|how-to)\//.test(page)) score += 20;
     if (own !== title) score -= 10;
-    if (kind === SearchResultKind.object || page.startsWith("reference/generated/")) score -= 20;
+    if (object || page.startsWith("reference/generated/")) score -= 20;
     return score;
   },
 };
