@@ -17,15 +17,13 @@ from pages import ROOT, Block, blocks
 from torch.utils.data import DataLoader
 
 import hocket
-from hocket.plugins import KINDS, catalog
+from hocket.plugins import KINDS, registry
 from hocket_cli.keys import keys
 
 #: The tests that run the blocks of pages, besides those of `test_pages`. A pattern may be of a page that has none.
 RUN_BY = {
     "tests/test_cards.py": "docs/algorithms/*",
     "tests/test_configuration_page.py": "docs/how-to/configuration-files docs/reference/configuration",
-    "tests/test_losses.py": "docs/how-to/losses",
-    "tests/test_own_steps.py": "docs/how-to/steps",
     "tests/test_porting.py": "docs/how-to/port*",
     "tests/test_third_party.py": "docs/how-to/plugins docs/how-to/write-a* docs/how-to/test-a-plugin "
     "docs/how-to/save-plugin-state docs/reference/algorithm-helpers",
@@ -37,7 +35,7 @@ RUN_BY = {
 }
 #: Pages whose programs are parts that leave out the rest: ``Trainer(..., strategy="fsdp")``. The arguments are checked here.
 FRAGMENTS = (
-    "docs/explanation/resuming", "docs/how-to/strategies", "docs/reference/strategies", "docs/reference/devices",
+    "docs/explanation/resuming", "docs/reference/strategies", "docs/reference/devices",
     "docs/reference/stability",
 )  # fmt: skip
 DATA = ("toml", "yaml")
@@ -119,7 +117,7 @@ def test_parts_of_files_are_right(language: str) -> None:
             continue
         for group in tomllib.loads(each.block.text).get("project", {}).get("entry-points", {}):
             version, _, kind = group.removeprefix("hocket.").partition(".")
-            if version == catalog.API:
+            if version == registry.API:
                 assert kind in (*KINDS, "defaults"), where
 
 
