@@ -24,6 +24,8 @@ from hocket_cli.keys import keys
 RUN_BY = {
     "tests/test_cards.py": "docs/algorithms/*",
     "tests/test_configuration_page.py": "docs/how-to/configuration-files docs/reference/configuration",
+    "tests/test_own_steps.py": "docs/how-to/gan docs/how-to/manual-optimization docs/how-to/momentum-encoder "
+    "docs/how-to/recurrent docs/how-to/several-optimizers",
     "tests/test_porting.py": "docs/how-to/port*",
     "tests/test_third_party.py": "docs/how-to/plugins docs/how-to/write-a* docs/how-to/test-a-plugin "
     "docs/how-to/save-plugin-state docs/reference/algorithm-helpers",

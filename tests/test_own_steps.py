@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from pages import ROOT, blocks
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -340,6 +341,23 @@ def test_strategies_that_step_everything_refuse_in_the_plan(tmp_path: Path) -> N
 
     with pytest.raises(PlanError, match=r"takes its own optimizer steps.*steps all optimizers at once"):
         trainer(Two(), tmp_path, strategy=Whole())
+
+
+GUIDES = ("gan", "manual-optimization", "momentum-encoder", "recurrent", "several-optimizers")
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_guides_train_every_part(guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of docs/how-to run; another epoch of each changes all its weights, and those of a target network."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks(ROOT / f"docs/how-to/{guide}.md"):
+        exec(compile("\n" * (block.line - 1) + block.text, f"{guide}.md", "exec"), names)
+    guide_trainer: hocket.Trainer = names["trainer"]
+    parameters = dict(guide_trainer.state.model.named_parameters())
+    before = {name: value.detach().clone() for name, value in parameters.items()}
+    guide_trainer.fit("1ep")
+    assert before and not [name for name, value in parameters.items() if torch.equal(value, before[name])]
 
 
 def test_microbatches_are_found_for_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

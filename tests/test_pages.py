@@ -21,7 +21,7 @@ import hocket
 #: The programs of a page that is named after another one use what that one has made.
 PAGES = (
     "README.md",
-    "docs/tutorials/first-run.md",
+    pytest.param("docs/tutorials/first-run.md", marks=pytest.mark.long),
     pytest.param("docs/tutorials/from-pytorch.md", marks=pytest.mark.long),
     "docs/tutorials/your-model.md",
     pytest.param("docs/tutorials/stop-and-resume.md", marks=pytest.mark.long),
@@ -43,11 +43,6 @@ PAGES = (
     pytest.param("docs/how-to/nan.md", marks=pytest.mark.filterwarnings("ignore:Not finite in batch 14")),
     pytest.param("docs/how-to/reproducibility.md", marks=pytest.mark.long),  # worker processes
     "docs/how-to/learning-rate-schedules.md",
-    "docs/how-to/several-optimizers.md",
-    "docs/how-to/gan.md",
-    "docs/how-to/recurrent.md",
-    "docs/how-to/momentum-encoder.md",
-    "docs/how-to/manual-optimization.md",
     "docs/how-to/task-events.md",
     "docs/how-to/runtime-steps.md",
     "docs/how-to/contrastive.md",
@@ -66,7 +61,7 @@ PAGES = (
     "docs/how-to/freezing.md",
     "docs/how-to/muon.md",
     "docs/how-to/schedule-free.md",
-    "docs/how-to/lora.md",
+    pytest.param("docs/how-to/lora.md", marks=pytest.mark.long),  # imports transformers
     "docs/how-to/packing.md",
     "docs/reference/optimizers.md",
     "docs/how-to/loggers.md",
@@ -78,7 +73,7 @@ PAGES = (
     pytest.param("docs/how-to/estimating.md", marks=pytest.mark.long),
     "docs/how-to/from-composer.md",
     "docs/reference/other-trainers.md",
-    pytest.param("docs/how-to/runtime.md", marks=pytest.mark.long),
+    pytest.param("docs/how-to/runtime.md docs/reference/runtime.md", marks=pytest.mark.long),
 )
 
 #: What a page needs that the tests of other pages do not.
