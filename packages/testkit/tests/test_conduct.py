@@ -255,7 +255,7 @@ class Writes(hocket.Logger):
 
 class DropsRows(Writes):
     def chosen(self, rows):
-        return rows[::2]
+        return [row for row in rows if row[0] % 2]
 
 
 class Reverses(Writes):
@@ -484,6 +484,15 @@ class RaisesAgain(Acts):
             raise
 
 
+class SaysMoreOfAnError(Acts):
+    @hookimpl(wrapper=True)
+    def gradients(self, state):
+        try:
+            return (yield)
+        except RuntimeError as error:
+            raise TypeError("the loss takes no classes") from error
+
+
 class CatchesShortMemory(Acts):
     @hookimpl(wrapper=True)
     def gradients(self, state):
@@ -683,7 +692,7 @@ GOOD = [
         SleepsInAThread, SetsAFlagAndRestores, DrawsByItsGenerator, DrawsBeforeTraining, RunsTheModelAgain, DrawsAndRestores,
         KeepsTheLatest, CopiesTheModel,
     )),
-    *((plugin, (SWALLOW,)) for plugin in (CatchesWhatItHandles, RaisesAgain, CatchesShortMemory)),
+    *((plugin, (SWALLOW,)) for plugin in (CatchesWhatItHandles, RaisesAgain, SaysMoreOfAnError, CatchesShortMemory)),
     *((plugin, (RANK,)) for plugin in (LogsOnRankZero, AveragesOverRanks, ScalesOnAllRanks)),
     *((plugin, LOGGED) for plugin in (Writes, WritesRounded, WritesAFileForEachFit, KeepsAll)),
     (WritesTheLatestFirst, LOGGED[:3]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -64,7 +65,7 @@ class Exceptions(Conformance):
                 raise
             error = caught
         instead = "" if error is None else f", but {type(error).__name__} did"
-        assert not raised or error is raised[0], (
+        assert not raised or raised[0] in _chain(error), (
             f"An exception in the user's {place} did not leave fit(){instead}: something caught it. Catch only errors that the "
             "plug-in handles, by their classes, and let all others propagate."
         )
@@ -105,3 +106,10 @@ class Exceptions(Conformance):
             except RuntimeError as refused:  # where an optimizer step was interrupted
                 assert str(refused).startswith("The last fit raised")
         trainer.close()
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Return an exception and those that its traceback shows before it: a plug-in may say more of an error."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
