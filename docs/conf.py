@@ -30,6 +30,7 @@ myst_heading_anchors = 4
 
 default_role = "py:obj"  # docstrings name what is ours and what is not in `single quotes`
 autodoc_typehints_format = "short"
+toc_object_entries_show_parents = "hide"
 maximum_signature_line_length = 100  # a longer signature has a line for each argument
 nitpicky = True  # a name that leads nowhere is an error, but for these:
 nitpick_ignore_regex = [
