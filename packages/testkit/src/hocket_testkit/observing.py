@@ -74,7 +74,7 @@ def observe(
         del other, plugin, trained
         algorithm = _observe_long_run(seen, make, start, model, owned, watch, process, started)
     _compare_numbers(seen, watch.numbers, short.numbers, without.numbers, algorithm)
-    if draws.found:
+    if draws.found and "numbers" not in seen.faults:
         names = " and ".join(f"{generator} in {hook}" for generator, hook in draws.found.items())
         seen.faults["numbers"] = (
             f"It draws from the global generator of {names}: each rank draws other numbers, and so does a model with one more "
