@@ -255,7 +255,7 @@ class Writes(hocket.Logger):
 
 class DropsRows(Writes):
     def chosen(self, rows):
-        return [row for row in rows if row[0] % 2]
+        return rows[: len(rows) // 2]
 
 
 class Reverses(Writes):
