@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from hocket_cli import main
 from hocket_testkit.check import Check, Result, _Session, check
 from hocket_testkit.examples import keywords, maker
 from hocket_testkit.handlers import silent_handlers
+from hocket_testkit.session import Installed
 
 DATA = '''
 """Three batches."""
@@ -136,6 +138,44 @@ def test_the_start_of_a_process_takes_no_time_of_its_checks(name, last, tmp_path
     assert [(each.name, each.outcome, each.message) for each in session.checks] == [
         ("can be made", "passed", ""), ("first", "failed", "It did not end within 0.5 s."), last
     ]  # fmt: skip
+
+
+#: Writes a line in two parts.
+HALF = """
+import json, sys, time
+with open(sys.argv[1] + "/checks.jsonl", "a") as file:
+    line = json.dumps({"name": "test_first", "outcome": "passed", "message": ""})
+    for part in (line[:20], line[20:] + "\\n" + json.dumps({"end": ""}) + "\\n"):
+        file.write(part)
+        file.flush()
+        time.sleep(0.3)
+"""
+
+
+def test_a_line_that_is_not_complete_is_read_later(tmp_path):
+    session = _Session("datasets", "x", tmp_path, 60, lambda check: None)
+    session._command = [sys.executable, "-c", HALF, str(tmp_path)]
+    assert not session.run()
+    assert [(each.name, each.outcome) for each in session.checks] == [("first", "passed")]
+
+
+def test_a_check_needs_time():
+    with pytest.raises(hocket.errors.WrongValue, match="timeout=0 leaves no time"):
+        check("datasets", "digits", timeout=0)
+
+
+def test_the_card_of_an_installed_plugin_is_not_looked_for_in_folders_of_others(tmp_path, monkeypatch):
+    module = tmp_path / "src" / "acme" / "things.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "page.md").write_text("the card of a checkout")
+    installed = Installed()
+    installed.entry = hocket.plugins.Entry("schedules", "linear", "hocket", "0.1.0", "acme.things:Thing")
+    monkeypatch.setitem(sys.modules, "acme.things", SimpleNamespace(__file__=str(module)))
+    assert installed._card()[0] == "the README of hocket"
+    (tmp_path / "pyproject.toml").write_text("")
+    assert installed._card() == (str(tmp_path / "docs"), "the card of a checkout")
 
 
 def test_a_module_that_cannot_be_imported_is_one_failed_check(acme, tmp_path, capsys):

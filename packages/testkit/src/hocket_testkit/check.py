@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hocket.errors import MissingPackage
+from hocket.errors import MissingPackage, WrongValue
 from hocket.plugins import registry
 
 #: The checks of the higher tiers; all others are bronze.
@@ -102,6 +102,7 @@ def check(
     Raises:
         hocket.plugins.PluginError: there is no such plug-in.
         hocket.errors.MissingPackage: pytest is not installed.
+        hocket.errors.WrongValue: ``timeout`` is not positive.
 
     Example:
         >>> from hocket_testkit.check import check
@@ -112,6 +113,10 @@ def check(
     if importlib.util.find_spec("pytest") is None:
         raise MissingPackage(
             "Checks of plug-ins run with pytest, which is not installed here. Type: pip install pytest."
+        )
+    if not timeout > 0:
+        raise WrongValue(
+            f"timeout={timeout:g} leaves no time for a check. Give a positive number of seconds, such as 120."
         )
     entry = registry.find(kind, name)
     result = Result(kind, entry.name, entry.dist, entry.version)
@@ -164,11 +169,12 @@ class _Session:
 
         Returns whether one took too long, and the check that had begun, empty after the last one.
         """
-        begun, since, allowed = "", time.monotonic(), self._timeout + _START
-        with self._file.open(encoding="utf-8") as lines:
+        begun, since, allowed, half = "", time.monotonic(), self._timeout + _START, ""
+        with self._file.open(encoding="utf-8") as file:
             while True:
                 ended = process.poll() is not None
-                for line in lines.read().splitlines():
+                *lines, half = (half + file.read()).split("\n")  # the last one may be written in part
+                for line in lines:
                     since, given = time.monotonic(), json.loads(line)
                     if "end" in given:
                         return False, ""

@@ -58,8 +58,8 @@ class Installed:
         """Return the method card of a checkout, or the description of the distribution."""
         module = sys.modules.get(self.entry.target.partition(":")[0])
         file = Path(getattr(module, "__file__", None) or "/")
-        docs = next((folder / "docs" for folder in file.parents if (folder / "docs").is_dir()), None)
-        if docs is not None:
+        roots = [] if "site-packages" in file.parts else [each for each in file.parents if (each / "docs").is_dir()]
+        if docs := next((root / "docs" for root in roots if (root / "pyproject.toml").is_file()), None):
             card = docs / "algorithms" / f"{self.entry.name}.md"
             pages = [card] if card.is_file() else sorted(docs.rglob("*.md"))
             return str(pages[0] if card.is_file() else docs), "\n".join(
