@@ -27,6 +27,7 @@ extensions += ["sphinx_copybutton", "sphinx_llm.txt", "sphinx_reredirects", "not
 exclude_patterns = ["_build", "_generate", "reference/generated/index.md"]
 
 myst_heading_anchors = 4
+smartquotes = False  # texts of errors and options are typed, and searched for, as they are
 
 default_role = "py:obj"  # docstrings name what is ours and what is not in `single quotes`
 autodoc_typehints_format = "short"

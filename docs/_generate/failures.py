@@ -50,7 +50,7 @@ def pages(folder: Path) -> dict[str, str]:
     ]
     found["errors/index"] = page(
         "Errors",
-        "Look up here an error by its text: what it means and what to write. The search of this site finds a text, too.",
+        "Look up here an error by its text: what it means and what to write. On the page of a package, the browser's own search finds a text.",
         f"The [most frequent ones]({link(document('errors.md'), folder, 'errors/index')}) have causes and examples.",
         table(["page", "what it lists"], rows),
         "## Classes",
@@ -111,9 +111,9 @@ def text_of(node: ast.expr, texts: dict[str, ast.expr]) -> str:
 
 
 def _of_package(package: str, found: set[Message]) -> str:
-    rows = [[*_divided(each.text), code(each.kind), code(each.module)] for each in sorted(found)]
+    rows = dict.fromkeys((*_divided(each.text), code(each.kind)) for each in sorted(found))
     opening = f"Look up here an error of hocket's package {package} by its text. An … stands for what differs."
-    return page(f"Errors of {package}", opening, table(["text", "what to do", "class", "raised in"], rows))
+    return page(f"Errors of {package}", opening, table(["text", "what to do", "class"], rows))
 
 
 def _divided(text: str) -> tuple[str, str]:

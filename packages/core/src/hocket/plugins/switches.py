@@ -1,6 +1,7 @@
 """Switches that restrict the installed plug-ins. They match names, before anything is imported.
 
-* ``HOCKET_PLUGINS=0`` permits only core's plug-ins; ``HOCKET_PLUGINS=a,b`` permits these names as well.
+* ``HOCKET_PLUGINS=0`` switches off the autoload of installed plug-ins, but for those of core, checkpoints, cli, data, insight,
+  loggers and testkit; ``HOCKET_PLUGINS=a,b`` permits these names as well.
 * ``HOCKET_DISABLE_PLUGINS=a,dist:b`` disables plug-ins named ``a`` and all plug-ins of the distribution ``b``.
 * ``Trainer(plugins=False)`` or ``plugins=["a", "b"]``, and ``--no-plugins``, do the same for one Trainer or command.
 
