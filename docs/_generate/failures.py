@@ -50,7 +50,8 @@ def pages(folder: Path) -> dict[str, str]:
     ]
     found["errors/index"] = page(
         "Errors",
-        "Look up here an error by its text: what it means and what to write. On the page of a package, the browser's own search finds a text.",
+        "Look up here an error by its text: what it means and what to write. Search the package's page with the browser's own "
+        "search.",
         f"The [most frequent ones]({link(document('errors.md'), folder, 'errors/index')}) have causes and examples.",
         table(["page", "what it lists"], rows),
         "## Classes",

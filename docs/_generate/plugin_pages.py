@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import inspect
 import json
 import re
 from pathlib import Path
@@ -13,12 +15,15 @@ from evidence.pages import BEGIN, END, _block
 from markup import ROOT, code, document, link, link_between, page, plain, table
 from page import HEADS, REASONS
 
+import hocket
 from hocket.basics.kinds import KINDS
 from hocket.help.ours import is_ours
 from hocket.plugins import Entry, registry
+from hocket_cli.document import flow
 from hocket_cli.keys import KIND_OF_KEY, LISTS
 from hocket_cli.plugin_summaries import summary
 from hocket_cli.plugins import declared, signature
+from hocket_testkit import examples
 
 CARDS = document("algorithms/matrix.md").parent
 
@@ -77,10 +82,38 @@ def _page(entry: Entry, folder: Path) -> str:
 
 def _written(entry: Entry) -> str:
     key = next(key for key, kind in KIND_OF_KEY.items() if kind == entry.kind)
-    return f"{key}: [{entry.name}]" if key in LISTS else f"{key}: {entry.name}"
+    arguments = _arguments(entry)
+    value = flow({entry.name: arguments}) if arguments else entry.name
+    return f"{key}: [{value}]" if key in LISTS else f"{key}: {value}"
+
+
+def _arguments(entry: Entry) -> dict[str, Any]:
+    """Return the arguments of a plug-in that requires some, as its docstring's example has them; … for what is none of YAML's."""
+    plugin = entry.load()
+    parameters = [*inspect.signature(plugin).parameters.values()][entry.kind == "optimizers" :]  # the first: parameters
+    required = [
+        each.name
+        for each in parameters
+        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    if not required:
+        return {}
+    _, call = examples._call(plugin) or (None, ast.Call(ast.Name(""), [], []))
+    given = dict(zip([each.name for each in parameters], call.args[entry.kind == "optimizers" :], strict=False))
+    given |= {each.arg: each.value for each in call.keywords if each.arg}
+    found = {}
+    for name in dict.fromkeys((*required, *given)):
+        try:
+            found[name] = ast.literal_eval(given[name])
+        except (KeyError, ValueError):  # shown by no example, or made by it
+            if name in required:
+                found[name] = "…"
+    return found
 
 
 def _linked(label: str, names: str) -> str:
+    if label == "events":  # in the order of a run
+        names = ", ".join(each.value for each in hocket.Event if each.value in names.split(", "))
     return ", ".join(map(code, names.split(", ")))
 
 

@@ -16,7 +16,8 @@ class ExitCode(IntEnum):
     FAILED = 1
     #: The command was not understood, or cannot be done as it was written.
     MISTAKE = 2
-    #: A signal ended the run, which continues from a checkpoint: "try again later" of sysexits.h.
+    #: SIGTERM or Control-C ended a run with ``checkpoints=``, which continues from there: "try again later" of sysexits.h; also
+    #: the code of ``python train.py``. Without ``checkpoints=`` nothing is saved, and the code is another.
     SAVED = EXIT_CODE
     #: Control-C ended a sweep, which the same command continues.
     INTERRUPTED = 130
