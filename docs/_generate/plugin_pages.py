@@ -88,7 +88,7 @@ def _written(entry: Entry) -> str:
 
 
 def _arguments(entry: Entry) -> dict[str, Any]:
-    """Return the arguments of a plug-in that requires some, as its docstring's example has them; … for what is none of YAML's."""
+    """Return the arguments of a plug-in that requires some, as its docstring's example has them; … for what YAML has not."""
     plugin = entry.load()
     parameters = [*inspect.signature(plugin).parameters.values()][entry.kind == "optimizers" :]  # the first: parameters
     required = [
