@@ -15,7 +15,6 @@ from hocket_cli import main
 from hocket_testkit.check import Check, Result, _Session, check
 from hocket_testkit.examples import keywords, maker
 from hocket_testkit.handlers import silent_handlers
-from hocket_testkit.session import Installed
 
 DATA = '''
 """Three batches."""
@@ -165,6 +164,8 @@ def test_a_check_needs_time():
 
 
 def test_the_card_of_an_installed_plugin_is_not_looked_for_in_folders_of_others(tmp_path, monkeypatch):
+    from hocket_testkit.session import Installed  # here: suites that are imported later are rewritten by pytest
+
     module = tmp_path / "src" / "acme" / "things.py"
     module.parent.mkdir(parents=True)
     module.write_text("")
