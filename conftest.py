@@ -42,6 +42,24 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("hocket")
 
 
+#: Tests of suites that train in several ways, for every plug-in of the repository; and those that start ranks.
+_LONG = {
+    "test_keeps_no_tensors", "test_closes_files_threads_and_processes", "test_removes_its_hooks", "test_does_not_grow",
+    "test_returns_what_it_wraps", "test_leaves_global_generators_alone", "test_keeps_no_state_in_the_class",
+    "test_counts_what_the_data_hold", "test_records_and_previews_surgery", "test_works_in_bf16",
+    "test_does_not_depend_on_the_rank", "test_does_not_swallow_exceptions", "test_leaves_the_process_as_it_was",
+    "test_writes_into_the_run_folder_only", "test_does_not_print_in_every_batch", "test_does_not_sleep_in_every_batch",
+}  # fmt: skip
+_LONGER = {"test_works_on_two_ranks", "test_works_in_every_combination"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        name, quick = getattr(item, "originalname", ""), item.path.parts[-3:-1] == ("algorithms-general", "tests")
+        if name in _LONGER or (name in _LONG and not (quick and item.path.name == "test_conformance.py")):
+            item.add_marker(pytest.mark.long)
+
+
 def pytest_unconfigure() -> None:
     gc.unfreeze()
 

@@ -18,6 +18,7 @@ VERSION = (ROOT / "packages/VERSION.py").read_text().split('__version__ = "')[1]
 NOWHERE = ROOT / "dist" / "absent"
 # numpy: what ranks send each other, and what the safetensors library reads and writes, goes through it.
 TESTS = ("pytest", "pytest-timeout", "hypothesis", "numpy")
+PAGES = ("scikit-learn", "torchmetrics")  # what the programs of the pages need
 S3 = ("fsspec", "s3fs", "moto[server]")  # checkpoints behind a URL, and a server for them
 
 
@@ -59,6 +60,11 @@ PACKAGES = (*STANDARD, GENERAL, VISION, NLP, REPORT, MIGRATION)
 def with_extra(package: Package, extra: str) -> tuple[Package, ...]:
     """STANDARD with another extra of one of its packages."""
     return tuple(replace(each, extra=extra) if each is package else each for each in STANDARD)
+
+
+def page(name: str) -> str:
+    """The test that runs the programs of a how-to guide."""
+    return f"{ROOT}/tests/test_pages.py::test_page_runs[docs/how-to/{name}.md]"
 
 
 def settle(session: nox.Session, threads: int = 1) -> None:
@@ -162,7 +168,8 @@ def run_tests(session: nox.Session, marks: str) -> None:
     settle(session)
     others = ("pytest-xdist", "torchdata", "torchmetrics", "torchvision", "scikit-learn", "hatchling", "uv")
     others += ("nbclient", "ipykernel", "pandas", "matplotlib")  # a notebook, and what people read it with
-    others += ("optuna",)  # a sampler of sweeps
+    others += ("optuna", "pypiserver")  # a sampler of sweeps; an index for a while
+    others += ("editables", "mypy", "ruff")  # what a new plug-in is installed and checked with
     install_editable(session, PACKAGES, *TESTS, *S3, *others, compile_bytecode=False)  # most of it is never imported
     session.run("pytest", *(session.posargs or (*beside_each_other(), "-m", marks)))
 
@@ -212,6 +219,31 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def docs(session: nox.Session) -> None:
+    """Build the site into dist/site, where every warning is an error, and check links and searches (about four minutes)."""
+    settle(session)
+    tools = (
+        "sphinx",
+        "furo",
+        "myst-parser",
+        "sphinx-copybutton",
+        "sphinx-llm",
+        "sphinx-notfound-page",
+        "sphinx-reredirects",
+    )
+    # quickjs-ng runs the script of the search; the others are imported by what the reference documents.
+    others = ("quickjs-ng", "pytest", "torchmetrics", "torchvision", "scikit-learn")
+    install_editable(session, PACKAGES, *tools, *others, compile_bytecode=False)
+    generated, site = ROOT / "docs/reference/generated", ROOT / "dist/site"
+    for folder in (generated, site):
+        shutil.rmtree(folder, ignore_errors=True)
+    session.run("python", "docs/_generate", str(generated))
+    session.run("sphinx-build", "-q", "-W", "--keep-going", "docs", str(site), *session.posargs)
+    session.run("python", ".ci/check_site.py", str(site))
+    session.run("python", "tests/test_blocks.py")
+
+
+@nox.session(default=False)
 @nox.parametrize("package", PACKAGES, ids=[package.folder for package in PACKAGES])
 def isolation(session: nox.Session, package: Package) -> None:
     """Run one package's tests, but for the long ones, with nothing of ours installed but its wheel and STANDARD's."""
@@ -255,20 +287,22 @@ def xla(session: nox.Session) -> None:
 def deepspeed(session: nox.Session) -> None:
     """Run the tests of the deepspeed strategy, which `tests` skips (about three minutes; needs a C++ compiler)."""
     settle(session)
-    install_editable(session, with_extra(STRATEGIES, "[deepspeed]"), *TESTS)
+    install_editable(session, with_extra(STRATEGIES, "[deepspeed]"), *TESTS, *PAGES)
     # DeepSpeed compiles itself at run time, with the ninja that stands beside Python, and keeps what it made.
     session.env["TORCH_EXTENSIONS_DIR"] = str(scratch(session) / "extensions")
     tests = ("test_deepspeed.py", "test_deepspeed_arguments.py")
-    session.run("pytest", *(str(STRATEGIES.path / "tests" / name) for name in tests), *session.posargs)
+    session.run(
+        "pytest", *(str(STRATEGIES.path / "tests" / name) for name in tests), page("deepspeed"), *session.posargs
+    )
 
 
 @nox.session(default=False)
 def ray(session: nox.Session) -> None:
     """Run the tests of the ray strategy, which `tests` skips (about three minutes)."""
     settle(session)
-    install_editable(session, with_extra(STRATEGIES, "[ray]"), *TESTS)
+    install_editable(session, with_extra(STRATEGIES, "[ray]"), *TESTS, *PAGES)
     tests = ("test_ray.py", "test_ray_arguments.py", "test_on_ray.py")
-    session.run("pytest", *(str(STRATEGIES.path / "tests" / name) for name in tests), *session.posargs)
+    session.run("pytest", *(str(STRATEGIES.path / "tests" / name) for name in tests), page("ray"), *session.posargs)
 
 
 @nox.session(default=False)
@@ -293,19 +327,19 @@ def migration(session: nox.Session) -> None:
     session.run("pytest", str(MIGRATION.path / "tests"), *beside_each_other(), *session.posargs)
 
 
-@nox.session(name="build", default=False)
-def distributions(session: nox.Session) -> None:
-    """Build all sdists and wheels into dist/, install them by core's extras, and use them far from the source tree."""
+@nox.session(default=False)
+def release(session: nox.Session) -> None:
+    """Build dist/, check it, install every extra from a local index (`-- --short`: a few), upload (`-- --index URL`)."""
     settle(session)
-    wheels = build(session, PACKAGES, ROOT / "dist")
-    session.run("python", "-I", str(ROOT / ".ci/check_wheels.py"), str(ROOT), *map(str, wheels.values()))
-    extras = "checkpoints,cli,data,insight,testkit,general,vision,nlp,strategies,loggers,tensorboard,report,migration"
-    everything = f"hocket[{extras}] @ {wheels[CORE].as_uri()}"
-    install(session, everything, siblings=located(wheels), compile_bytecode=False)
-    check_origin(session, PACKAGES, ROOT / "dist")
-    with session.chdir(scratch(session)):
-        session.run("hocket", "plugins", "list", "--json")
-        session.run("python", "-I", str(ROOT / ".ci/smoke.py"))
+    session.install(*pinned("uv", "hatchling", "twine", "cyclonedx-bom", "pypiserver"), "packaging", "pip")
+    session.run("python", ".ci/release.py", *session.posargs)
+
+
+@nox.session(default=False)
+def version(session: nox.Session) -> None:
+    """Raise the version of all packages: `nox -s version -- 0.2.0`, or `0.2.0rc1`."""
+    session.install(*pinned("towncrier"), "packaging")
+    session.run("python", "packages/raise_version.py", *session.posargs)
 
 
 @nox.session(default=False)
@@ -336,7 +370,7 @@ def evidence(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def porting(session: nox.Session) -> None:
-    """Compare ports with the frameworks that they come from, in their environments: docs/porting.md, and a Composer project."""
+    """Compare ports (docs/how-to/port-from-*.md, a Composer project) with the frameworks that they come from."""
     settle(session)
     install_editable(session, (*STANDARD, GENERAL, VISION, MIGRATION), *TESTS, "scikit-learn", "torchmetrics")
     session.env["PEERS_PYTHON"] = environment(

@@ -22,7 +22,7 @@ from harness import Series, median_interval, table
 from torch import nn
 
 import hocket
-from hocket.plugins import catalog
+from hocket.plugins import registry
 
 #: An algorithm's step divided by the loop's, at most.
 LIMIT = 1.1
@@ -31,8 +31,8 @@ STEPS, WARMUP, REPEATS, SECONDS = 14, 3, 6, 20.0
 
 
 def names() -> list[str]:
-    """Return all algorithms of the packages of this repository, from the catalog."""
-    return sorted(entry.name for entry in catalog.entries("algorithms") if entry.dist.startswith("hocket-algorithms-"))
+    """Return all algorithms of the packages of this repository, from the registry."""
+    return sorted(entry.name for entry in registry.entries("algorithms") if entry.dist.startswith("hocket-algorithms-"))
 
 
 @dataclass

@@ -2,8 +2,8 @@
 
 It runs part by part, each in a process of its own with a time limit, and saves each row of each part in a results file at once:
 begun again, it skips the parts that are done. A part that fails, or whose time is over, is recorded with its rows and its
-traceback, and the rest goes on. At the end, and with ``--show`` alone, it prints Markdown for docs/benchmarks.md: machine,
-versions, tables. Its exit code is 0 if all parts are done. In the root of the repository::
+traceback, and the rest goes on. At the end, and with ``--show`` alone, it prints Markdown for docs/explanation/benchmarks.md:
+machine, versions, tables. Its exit code is 0 if all parts are done. In the root of the repository::
 
     uv venv gpu-env --python 3.11
     uv pip install --python gpu-env/bin/python -r benchmarks/gpu-requirements.txt
@@ -522,7 +522,7 @@ def _about(environment: dict[str, str]) -> dict[str, str]:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """For docs/benchmarks.md."""
+    """For docs/explanation/benchmarks.md."""
     about = results.get("about", {})
     lines = [", ".join(f"{name} {value}" for name, value in about.items())]
     for name, part in results["parts"].items():

@@ -1,7 +1,7 @@
 """All benchmarks in one run: ``python run.py [--short] [--peers PYTHON --composer PYTHON]``. Writes JSON and Markdown.
 
 The short form leaves out the peers and fails where a ratio is off by a wide margin. ``--publish`` puts the results where
-docs/benchmarks.md shows them.
+docs/explanation/benchmarks.md shows them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def main() -> int:
     parser.add_argument("--peers", help="the Python of an environment with lightning, accelerate and transformers")
     parser.add_argument("--composer", help="the Python of an environment with mosaicml")
     parser.add_argument(
-        "--publish", action="store_true", help="write docs/benchmarks.json and the tables of docs/benchmarks.md"
+        "--publish",
+        action="store_true",
+        help="write docs/benchmarks.json and the tables of docs/explanation/benchmarks.md",
     )
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     arguments = parser.parse_args()
@@ -69,8 +71,8 @@ def main() -> int:
     print(f"{time.perf_counter() - begin:.0f} s", file=sys.stderr)
     if arguments.publish:
         (DOCS / "benchmarks.json").write_text(json.dumps(results, indent=1) + "\n")
-        text, _ = (DOCS / "benchmarks.md").read_text().split(MARK)
-        (DOCS / "benchmarks.md").write_text(f"{text}{MARK}\n\n{page}")
+        text, _ = (DOCS / "explanation/benchmarks.md").read_text().split(MARK)
+        (DOCS / "explanation/benchmarks.md").write_text(f"{text}{MARK}\n\n{page}")
     above = [f"{name}: {each}" for name, part in results.items() for each in part.get("above", ())]
     for each in above:
         print(f"ABOVE: {each}")

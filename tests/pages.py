@@ -33,8 +33,15 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
-def write_files(page: Path, folder: Path) -> None:
-    """Write the blocks that are files, ``file=NAME``, into a folder."""
-    for block in blocks(page):
-        if name := block.words.get("file"):
-            (folder / name).write_text(block.text, encoding="utf-8")
+def write(block: Block, folder: Path) -> None:
+    """Write a block that is a file, ``file=NAME``, into a folder."""
+    (folder / block.words["file"]).write_text(block.text, encoding="utf-8")
+
+
+def apply(block: Block, folder: Path) -> None:
+    """Change a file by a block of differences, ``diff file=NAME``, whose lines begin with a space, a minus or a plus."""
+    file, lines = folder / block.words["file"], block.text.splitlines(keepends=True)
+    old, new = ("".join(line[1:] for line in lines if line[0] in kept) for kept in (" -", " +"))
+    before = file.read_text(encoding="utf-8")
+    assert before.count(old) == 1, f"line {block.line}: {old!r} is not once in\n{before}"
+    file.write_text(before.replace(old, new), encoding="utf-8")

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.plugins import catalog
+from hocket.plugins import registry
 
 
 def make_data(samples: int = 84, batch_size: int = 32, shuffle: bool = True) -> DataLoader[Any]:
@@ -79,13 +79,13 @@ _OF_OTHER_MODELS = {"generate", "save-pretrained"}
 
 def installed_callbacks() -> list[str]:
     """The names of the callbacks of all installed hocket packages."""
-    entries = [each for each in catalog.entries("callbacks") if each.dist.partition("-")[0] == "hocket"]
+    entries = [each for each in registry.entries("callbacks") if each.dist.partition("-")[0] == "hocket"]
     return sorted({each.name for each in entries} - _OF_OTHER_MODELS)
 
 
 def callback_config(name: str, every: int) -> dict[str, Any]:
     """Arguments with which a callback acts within a run of some batches: each with ``every=`` does every so many batches."""
-    [entry] = [each for each in catalog.entries("callbacks") if each.name == name]
+    [entry] = [each for each in registry.entries("callbacks") if each.name == name]
     argument = inspect.signature(entry.load()).parameters.get("every")
     interval = {} if argument is None else {"every": every if isinstance(argument.default, int) else f"{every}ba"}
     return {**interval, **_CALLBACKS.get(name, {})}

@@ -18,8 +18,8 @@ from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hocket
-from hocket.data.nesting import move
-from hocket.devices import placement
+from hocket.data.batch_placement import move
+from hocket.devices import model_placement
 from hocket.devices.cuda import CUDA
 from hocket.loop import agreement, determinism, nonfinite
 from hocket_checkpoints.storage.snapshot import Snapshot, Staging
@@ -285,7 +285,7 @@ def _mean_over_seven(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
 @pytest.mark.skipif(torch.__version__ < (2, 10), reason="FakeTensors of cuda ask the driver")
 def test_no_batch_waits_for_a_gpu(monkeypatch: pytest.MonkeyPatch, strategy: Any, options: dict[str, Any]) -> None:
     """Neither in training nor in evaluation, for copies to the device either: a loop on tensors without values."""
-    monkeypatch.setattr(placement, "move", lambda task, device: task)
+    monkeypatch.setattr(model_placement, "move", lambda task, device: task)
     monkeypatch.setattr(agreement, "total", lambda state, handed_out, mine, skip: (handed_out, mine, skip))
     monkeypatch.setattr(agreement, "decide", lambda state: None)
     guarded = Guarded()

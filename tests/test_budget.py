@@ -13,18 +13,18 @@ PACKAGES = Path(__file__).parent.parent / "packages"
 #: Lines of code of each package's sources.
 BUDGETS = {
     "algorithms-general": 3610,
-    "algorithms-nlp": 3480,
+    "algorithms-nlp": 3490,
     "algorithms-vision": 2420,
     "checkpoints": 5140,
-    "cli": 4730,
+    "cli": 5620,
     "core": 15980,
     "data": 500,
-    "insight": 4920,
+    "insight": 4930,
     "loggers": 1430,
     "migration": 10140,
     "report": 1070,
     "strategies": 4570,
-    "testkit": 1950,
+    "testkit": 3910,
 }
 #: Most lines of a file of core, and the files that may have more: a step's actions, the fit loop, the Trainer's documentation.
 LINES, LONGER = 400, {"loop/actions.py", "loop/fit.py", "run/trainer.py"}

@@ -1,4 +1,4 @@
-"""docs/configuration.md: its programs run, its commands print what it says, and its keys are those of the Trainer.
+"""Pages about configuration files: programs run, commands print what the pages say, and the keys are those of the Trainer.
 
 Type ``python tests/test_configuration_page.py`` to write its list of keys anew.
 """
@@ -18,7 +18,9 @@ import hocket
 from hocket_cli import main
 from hocket_cli.keys import KIND_OF_KEY, keys
 
-PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = DOCS / "reference/configuration.md"
+PAGES = (DOCS / "how-to/configuration-files.md", PAGE)
 HEADING = "## Every key\n\n"
 
 
@@ -33,7 +35,8 @@ def listed() -> str:
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def run(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:

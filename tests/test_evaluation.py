@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from functools import partial
 from typing import Any
 
@@ -499,3 +500,19 @@ def test_evaluation_calls_a_models_own_train_on_the_way_back() -> None:
     trainer = hocket.Trainer(model=net, loss=F.cross_entropy)
     trainer.evaluate([(torch.zeros(4, 8), torch.zeros(4, dtype=torch.long))])
     assert [net[0].merged, net[1].merged] == [False, True] == [not net[0].training, not net[1].training]
+
+
+def test_an_evaluation_keeps_the_outputs_of_one_batch(data, model) -> None:
+    outputs: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    class Watch(hocket.Callback):
+        def eval_batch_start(self, state: hocket.State) -> None:
+            alive.append(sum(output() is not None for output in outputs))
+
+        def eval_batch_end(self, state: hocket.State) -> None:
+            outputs.append(weakref.ref(state.outputs))
+
+    trainer = hocket.Trainer(model=model(), loss=F.cross_entropy, metrics=["accuracy"], callbacks=[Watch()])
+    trainer.evaluate(data(64, 16))
+    assert len(outputs) == 4 and max(alive) <= 1

@@ -1,4 +1,4 @@
-"""The recorded sequence of events is the table of docs/events.md."""
+"""The recorded sequence of events is the table of docs/reference/events.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import hocket
 from hocket import Event
 from hocket.hookspecs import Events
 
-PAGE = Path(__file__).parent.parent / "docs" / "events.md"
+PAGE = Path(__file__).parent.parent / "docs/reference/events.md"
 
 
 def unrolled(lines: list[str]) -> list[str]:

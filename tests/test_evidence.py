@@ -279,8 +279,9 @@ def test_published_verdicts_and_pages_are_those_of_the_measurements(evidence: An
     docs = FOLDER.parent / "docs"
     found = json.loads((docs / "evidence" / "results.json").read_text())
     assert_equal(found, evidence.publish.judged(found))
-    (tmp_path / "algorithms").mkdir()
-    pages = [docs / "evidence.md", *(docs / "algorithms").glob("*.md")]
+    for folder in ("algorithms", "explanation"):
+        (tmp_path / folder).mkdir()
+    pages = [docs / "explanation" / "evidence.md", *(docs / "algorithms").glob("*.md")]
     for page in pages:
         (tmp_path / page.relative_to(docs)).write_text(page.read_text())
     evidence.pages.write(found, tmp_path)
@@ -415,12 +416,13 @@ def test_every_row_and_recipe_can_be_planned(evidence: Any, tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_a_toy_run_is_measured_resumed_checked_and_published(evidence: Any, monkeypatch, tmp_path, capsys) -> None:
-    (tmp_path / "algorithms").mkdir()
+    for folder in ("algorithms", "explanation"):
+        (tmp_path / folder).mkdir()
     (tmp_path / "algorithms" / "label-smoothing.md").write_text(
         "# Label smoothing\n\nText.\n\n## Sources\n\n- A paper.\n"
     )
     (tmp_path / "algorithms" / "colout.md").write_text("# ColOut\n")
-    (tmp_path / "evidence.md").write_text(f"# Evidence\n\n{evidence.pages.MARK}\nold\n")
+    (tmp_path / "explanation" / "evidence.md").write_text(f"# Evidence\n\n{evidence.pages.MARK}\nold\n")
     set_baseline(evidence, "4ba")
     monkeypatch.setattr(evidence.rows, "SPEEDRUN", tmp_path / "speedrun")
     (tmp_path / "speedrun" / "digits").mkdir(parents=True)
@@ -445,7 +447,10 @@ def test_a_toy_run_is_measured_resumed_checked_and_published(evidence: Any, monk
         card.splitlines()[2:5:2] == [evidence.pages.HEAD, evidence.pages.HEAD_END] and "**Measured here:** ❗" in card
     )
     assert found["tasks"]["stdlib-chars"]["references"]["bigram"] == pytest.approx(11.4, abs=0.5)
-    assert "[digits/half](../benchmarks/speedrun/digits/half.yaml)" in (tmp_path / "evidence.md").read_text()
+    assert (
+        "[digits/half](../../benchmarks/speedrun/digits/half.yaml)"
+        in (tmp_path / "explanation" / "evidence.md").read_text()
+    )
 
     pages = {file: file.read_text() for file in tmp_path.rglob("*.md")}
     assert evidence.main([*words, "--publish"]) == 0  # measures nothing more, and writes the same

@@ -47,7 +47,7 @@ def test_nothing_attached_gives_the_bits_of_a_hand_written_loop(data, model, opt
         loss=F.cross_entropy,
         train_data=data(),
         eval_data=data(40) if evaluated else None,
-        eval_every="2ba",
+        eval_every="2ba" if evaluated else "1ep",
         optimizer=optimizer,
         duration="3ep",
         log_every="1ba",

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hocket.data import adapters
-from hocket.plugins import catalog
+from hocket.plugins import registry
 
 PACKAGES = Path(__file__).parents[1] / "packages"
 #: Examples of a module that need an optional library, which is not imported to find out.
@@ -95,7 +95,7 @@ def test_example_runs(example: Example, monkeypatch: pytest.MonkeyPatch) -> None
     if library := NEEDS.get(example.module):
         pytest.importorskip(library, reason=f"{library} is not installed, which {example.module} is about")
     monkeypatch.setattr(adapters, "_FURTHER", list(adapters._FURTHER))
-    monkeypatch.setattr(catalog, "_registered", dict(catalog._registered))
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     test = doctest.DocTestParser().get_doctest(
         example.text, {"__name__": "__main__"}, example.name, example.file, example.line
     )
@@ -116,7 +116,7 @@ def _called() -> dict[str, Any]:
         for name in getattr(module, "__all__", [each for each in own if each[0] != "_"]):
             found[f"{module.__name__}.{name}"] = getattr(module, name)
     for kind in KINDS:
-        for entry in catalog.entries(kind):
+        for entry in registry.entries(kind):
             if entry.dist.startswith("hocket"):
                 found[f"{kind}: {entry.name}"] = entry.load()
     return {name: value for name, value in found.items() if callable(value) and not _is_raised(value)}

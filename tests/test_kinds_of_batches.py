@@ -244,7 +244,7 @@ class Detector(nn.Module):
 
 
 class Detection(hocket.Task):
-    """As in docs/your-model.md."""
+    """As in docs/tutorials/your-model.md."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

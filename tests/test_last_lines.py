@@ -156,7 +156,7 @@ duration: 2ba
 loggers: [console]
 limit_eval: 1
 device: cpu
-checkpoints: {class_path: hocket_checkpoints.callback.Checkpoints, init_args: {folder: runs/a}}
+checkpoints: {class_path: hocket_checkpoints.periodic_saving.Checkpoints, init_args: {folder: runs/a}}
 """
 
 
@@ -193,7 +193,7 @@ optimizer: sgd(lr=0.1)
 duration: 1ep
 device: cpu
 run_name: b
-checkpoints: {class_path: hocket_checkpoints.callback.Checkpoints, init_args: {folder: runs/a}}
+checkpoints: {class_path: hocket_checkpoints.periodic_saving.Checkpoints, init_args: {folder: runs/a}}
 """
 
 

@@ -1,4 +1,4 @@
-"""Every algorithm here has the layout that docs/plugins.md describes: one module holds its function and its class."""
+"""Every algorithm here has the layout of docs/reference/algorithm-helpers.md: one module holds its function and its class."""
 
 from __future__ import annotations
 

@@ -547,18 +547,18 @@ def test_models_of_transformers(kind) -> None:
 
 
 def test_the_program_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/losses.md: several loaders, also in microbatches, and no warning."""
-    page = (Path(__file__).parent.parent / "docs" / "losses.md").read_text(encoding="utf-8")
+    """docs/how-to/several-loaders.md: several loaders, also in microbatches, and no warning."""
+    page = (Path(__file__).parent.parent / "docs/how-to/several-loaders.md").read_text(encoding="utf-8")
     file = tmp_path / "page.py"
     file.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = runpy.run_path(str(file))
-        assert found["trainer"].state.timestamp.sample == 2 * 11 * 8
+        assert found["trainer"].state.timestamp.sample == 2 * 32 * 8
         loaders = {name: found[name] for name in ("labelled", "unlabelled")}
         result = hocket.Trainer(
             model=found["SemiSupervised"](), train_data=found["Several"](loaders, "cycle"), optimizer="sgd(lr=0.1)",
             duration="1ep", microbatch=3, loggers=[], device="cpu",
         ).fit()  # fmt: skip
-    assert result.timestamp.batch == 11
+    assert result.timestamp.batch == 32

@@ -454,3 +454,12 @@ def test_one_checkpoints_object_for_two_trainers_is_refused(fitted: bool, tmp_pa
     else:
         make(train_data=BATCHES, checkpoints=checkpoints, folder=tmp_path)
         one_paragraph(first.fit, "were given to another Trainer", "Give each Trainer its own")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"fast_dev_run": 2, "overfit": 2}, "overfit=2 and fast_dev_run=2"), ({"eval_every": "1ba"}, "no evaluation set")],
+)
+def test_tests_and_intervals_without_effect_are_said(given: dict[str, Any], said: str) -> None:
+    with pytest.warns(UserWarning, match=said):
+        make(train_data=BATCHES, **given).fit()

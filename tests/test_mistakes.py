@@ -83,10 +83,11 @@ def test_the_grades(capsys: pytest.CaptureFixture[str]) -> None:
         assert listed or len(grades) >= 130
 
 
-PAGE = Path(__file__).parents[1] / "docs/errors.md"
-#: The mistakes that are answered by the texts of docs/errors.md, in its order.
+PAGE = Path(__file__).parents[1] / "docs/reference/errors.md"
+#: The mistakes that are answered by the texts of docs/reference/errors.md, in its order.
 QUOTED = """max_epochs= | duration=10 | precision='16-mixed' | Trainer.save | on_train_batch_end | Lightning's EarlyStopping
-device='cuda:1' | lr as text | an optimizer of another model | a LightningModule | a Dataset | (X, Y)
+device='cuda:1' | lr as text | fit() without an optimizer | fit() without a duration
+an optimizer of another model | a LightningModule | a Dataset | (X, Y)
 a generator for several epochs | samples that cannot be counted | dict batches to a plain model | a model with two inputs
 a Task whose forward takes one input | the wrong width | uint8 inputs | images, channels last
 labels out of range | float labels | (N, 1) and (N,) in MSE

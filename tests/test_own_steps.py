@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from pages import ROOT, blocks
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -344,24 +343,21 @@ def test_strategies_that_step_everything_refuse_in_the_plan(tmp_path: Path) -> N
         trainer(Two(), tmp_path, strategy=Whole())
 
 
-def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/steps.md: its program runs, and its recipes train."""
-    page = (Path(__file__).parent.parent / "docs" / "steps.md").read_text(encoding="utf-8")
-    file = tmp_path / "page.py"
-    file.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)), encoding="utf-8")
+GUIDES = ("gan", "manual-optimization", "momentum-encoder", "recurrent", "several-optimizers")
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_guides_train_every_part(guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of docs/how-to run; another epoch of each changes all its weights, and those of a target network."""
     monkeypatch.chdir(tmp_path)
-    found = runpy.run_path(str(file))
-    parts = {"generator": "adam(lr=1e-3)", "discriminator": "adam(lr=1e-3)"}
-    batch = (torch.randn(6, 8), torch.arange(6) % 4, torch.randn(6))
-    for name, data, optimizer in [
-        ("WGAN", torch.randn(6, 2), parts), ("Text", torch.randn(6, 5, 8), "sgd(lr=0.1)"),
-        ("Momentum", (torch.randn(6, 8), torch.randn(6, 8)), {"online": "sgd(lr=0.1)"}), ("ActorCritic", batch, None),
-    ]:  # fmt: skip
-        task = found[name]()
-        before = [parameter.detach().clone() for parameter in task.parameters()]
-        trainer(task, tmp_path / name, train_data=Batches(data), optimizer=optimizer).fit()
-        named = zip(task.named_parameters(), before, strict=True)
-        assert not [each for (each, new), old in named if "weight" in each and torch.equal(old, new)]
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks(ROOT / f"docs/how-to/{guide}.md"):
+        exec(compile("\n" * (block.line - 1) + block.text, f"{guide}.md", "exec"), names)
+    guide_trainer: hocket.Trainer = names["trainer"]
+    parameters = dict(guide_trainer.state.model.named_parameters())
+    before = {name: value.detach().clone() for name, value in parameters.items()}
+    guide_trainer.fit("1ep")
+    assert before and not [name for name, value in parameters.items() if torch.equal(value, before[name])]
 
 
 def test_microbatches_are_found_for_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

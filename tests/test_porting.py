@@ -1,4 +1,4 @@
-"""docs/porting.md: each program before and after the port prints the same loss. Other frameworks run in other environments."""
+"""docs/how-to/port-from-*.md: each program before and after the port prints the same loss. Other frameworks run elsewhere."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from pages import ROOT, blocks, write_files
+from pages import ROOT, blocks, write
 
-PAGE = ROOT / "docs" / "porting.md"
+GUIDES = ROOT / "docs/how-to"
 #: The environment variable that names the Python in which a framework is installed; see the session `porting` in noxfile.py.
 PYTHONS = {
     "pytorch": None, "lightning": "PEERS_PYTHON", "transformers": "PEERS_PYTHON", "accelerate": "PEERS_PYTHON",
@@ -27,12 +27,14 @@ def test_port(
     framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("sklearn")
-    write_files(PAGE, tmp_path)
+    for block in blocks(GUIDES / "porting.md"):
+        if "file" in block.words:
+            write(block, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     try:
         with torch.random.fork_rng(devices=[]):
-            exec(compile(_program("port", framework), f"{PAGE}, {framework}", "exec"), {"__name__": "__main__"})
+            exec(compile(_program("port", framework), f"port-from-{framework}.md", "exec"), {"__name__": "__main__"})
     finally:
         sys.modules.pop("digits", None)
     ours = _last_number(capsys.readouterr().out)
@@ -49,7 +51,7 @@ def test_port(
 
 
 def _program(key: str, framework: str) -> str:
-    (block,) = (block for block in blocks(PAGE) if block.words.get(key) == framework)
+    (block,) = (block for block in blocks(GUIDES / f"port-from-{framework}.md") if block.words.get(key) == framework)
     return block.text
 
 

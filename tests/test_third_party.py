@@ -3,103 +3,51 @@ passes the kit; and others that are broken, in conflict or of another time harm 
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import re
 import runpy
-import shutil
-import subprocess
-import sys
-import sysconfig
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from environments import KIT, ROOT, Environment, build
 
 import hocket.testkit
 from hocket.loggers.memory import MemoryLogger
+from hocket_cli import main
 
-ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "third_party" / "hocket-gradient-noise"
-#: Packages of hocket that a stranger's author has: those of the kit and of the command line.
-OURS = ("core", "checkpoints", "cli", "strategies", "testkit", "algorithms-general")
 
 
-def uv(*arguments: str | Path) -> None:
-    command = [sys.executable, "-m", "uv"] if importlib.util.find_spec("uv") else [shutil.which("uv") or "uv"]
-    # Nothing is looked up anywhere: our names may belong to others there.
-    done = subprocess.run(
-        [*command, *map(str, arguments), "--quiet", "--offline", "--no-config", "--no-cache"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-class Environment:
-    """A virtual environment with these wheels, and the libraries of the one that runs the tests."""
-
-    def __init__(self, folder: Path, wheels: list[Path]) -> None:
-        self.folder = folder
-        uv("venv", "--python", sys.executable, folder / "venv")
-        self.site = folder / "venv" / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
-        for item in Path(sysconfig.get_path("purelib")).iterdir():
-            # Not what leads to hocket's sources, nor hocket itself: those come as wheels.
-            if "hocket" in item.name or item.suffix == ".pth" or (self.site / item.name).exists():
-                continue
-            if item.suffix == ".dist-info":
-                shutil.copytree(item, self.site / item.name)  # uv does not see those that are links
-            else:
-                (self.site / item.name).symlink_to(item)
-        uv("pip", "install", "--python", self._program("python"), "--no-index", *wheels)
-
-    def _program(self, name: str) -> Path:
-        return self.folder / "venv" / "bin" / name
-
-    def run(self, program: str, *arguments: str | Path, expected: int = 0) -> str:
-        """What it prints. Fails unless it ends with the expected exit code."""
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("HOCKET_", "PYTHON", "PYTEST"))}
-        done = subprocess.run(
-            [self._program(program), *arguments],
-            cwd=self.folder,
-            env=environment | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == expected, f"{done.stdout}\n{done.stderr}"
-        return done.stdout
-
-    def python(self, code: str) -> str:
-        return self.run("python", "-c", textwrap.dedent(code))
-
-    def listed(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """What `hocket plugins list` says about algorithms, by distribution and name."""
-        rows = json.loads(self.run("hocket", "plugins", "list", "--kind", "algorithms", "--json"))
-        return {(row["distribution"], row["name"]): row for row in rows}
-
-
-def build(project: Path, folder: Path) -> Path:
-    """The wheel of a project."""
-    out = folder / project.name
-    uv("build", "--wheel", "--no-build-isolation", "--python", sys.executable, "--out-dir", out, project)
-    (wheel,) = out.glob("*.whl")
-    return wheel
+def listed(environment: Environment) -> dict[tuple[str, str], dict[str, Any]]:
+    """What `hocket plugins list` says about algorithms, by distribution and name."""
+    rows = json.loads(environment.run("hocket", "plugins", "list", "--kind", "algorithms", "--json"))
+    return {(row["distribution"], row["name"]): row for row in rows}
 
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheels")
-    return [build(ROOT / "packages" / name, folder) for name in OURS]
+    return [build(ROOT / "packages" / name, folder) for name in (*KIT, "cli", "algorithms-general")]
 
 
 # --- a good neighbour
+
+
+def test_it_is_what_the_command_writes(tmp_path):
+    """If a change is meant, remove the folder, and type this command with `--into examples/third_party`."""
+    author = ["--author", "The hocket authors", "--license", "Apache-2.0"]
+    assert main(["plugins", "new", "algorithms", "gradient-noise", *author, "--into", str(tmp_path)]) == 0
+    kept = {path: (EXAMPLE / path).read_bytes() for path in _tracked(EXAMPLE)}
+    new = tmp_path / EXAMPLE.name
+    assert kept == {str(path.relative_to(new)): path.read_bytes() for path in new.rglob("*") if path.is_file()}
+
+
+def _tracked(folder):
+    """Return the files of a folder without those that tools leave there."""
+    files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return [str(path) for path in files if not re.search(r"__pycache__|_cache/", str(path))]
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +58,7 @@ def stranger(ours, tmp_path_factory):
 
 @pytest.mark.long
 def test_it_is_listed(stranger):
-    row = stranger.listed()["hocket-gradient-noise", "gradient-noise"]
+    row = listed(stranger)["hocket-gradient-noise", "gradient-noise"]
     assert row["status"] == "usable" and row["version"] == "0.1.0"
     assert row["summary"].startswith("Adds annealed Gaussian noise to the gradients")
 
@@ -151,12 +99,23 @@ def test_it_passes_its_own_tests(stranger):
     assert " passed" in out and "failed" not in out and "skipped" not in out
 
 
-def test_the_examples_of_the_guide(tmp_path):
-    """docs/plugins.md: its Python runs, what it defines trains, and its lie is found out."""
-    guide = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
-    file = tmp_path / "guide.py"
-    file.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)), encoding="utf-8")
-    found = runpy.run_path(str(file))
+#: The pages about writing plug-ins.
+GUIDES = (
+    "plugins", "write-an-algorithm", "write-an-optimizer", "write-a-callback", "save-plugin-state", "write-a-logger",
+    "write-a-precision", "write-a-data-adapter", "test-a-plugin", "../reference/algorithm-helpers",
+)  # fmt: skip
+
+
+def test_the_examples_of_the_guides(tmp_path, monkeypatch):
+    """Their Python runs, each page by itself, what they define trains together, and the lie of one is found out."""
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    for name in GUIDES:
+        guide = (ROOT / f"docs/how-to/{name}.md").read_text(encoding="utf-8")
+        file = tmp_path / "guide.py"
+        program = "\n".join(re.findall(r"^```python\n(.*?)^```", guide, re.DOTALL | re.MULTILINE))
+        file.write_text(program, encoding="utf-8")
+        found |= runpy.run_path(str(file))
     memory = MemoryLogger()
     trainer = hocket.Trainer(
         model=torch.nn.Linear(4, 3),
@@ -236,10 +195,10 @@ def crowd(ours, tmp_path_factory):
 
 @pytest.mark.long
 def test_the_list_shows_them_all(crowd):
-    listed = crowd.listed()
-    assert listed["acme-future", "future"]["status"] == "plug-in API v2"
-    assert {("acme-broken", "broken"), ("acme-rival", "ema"), ("hocket-algorithms-general", "ema")} <= listed.keys()
-    assert listed["hocket-algorithms-general", "sam"]["status"] == "usable"
+    rows = listed(crowd)
+    assert rows["acme-future", "future"]["status"] == "plug-in API v2"
+    assert {("acme-broken", "broken"), ("acme-rival", "ema"), ("hocket-algorithms-general", "ema")} <= rows.keys()
+    assert rows["hocket-algorithms-general", "sam"]["status"] == "usable"
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hocket.plugins import catalog
+from hocket.plugins import registry
 from hocket_cli import main
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -47,7 +47,7 @@ def commands(name: str) -> list[list[str]]:
 def others(words: list[str]) -> list[str]:
     """The algorithms that a command names and that are not installed."""
     named = re.findall(r"rope-scaling|seq-length-warmup", " ".join(words))
-    return [name for name in named if name not in catalog.names("algorithms")]
+    return [name for name in named if name not in registry.names("algorithms")]
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -1,1 +1,1 @@
-"""What each algorithm gives on small tasks with real data: ``nox -s evidence``. The protocol is in docs/evidence.md."""
+"""What each algorithm gives on small tasks with real data: ``nox -s evidence``. The protocol: docs/explanation/evidence.md."""

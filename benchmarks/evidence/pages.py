@@ -1,4 +1,4 @@
-"""The pages of published results: docs/evidence.md, docs/algorithms/index.md and the tables in the methods' cards."""
+"""The pages of results: docs/explanation/evidence.md, docs/algorithms/index.md and the tables in the methods' cards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write(found: Mapping[str, Any], docs: Path) -> None:
     """Write the JSON, both pages and the blocks of the cards that exist."""
     (docs / "evidence").mkdir(parents=True, exist_ok=True)
     (docs / "evidence" / "results.json").write_text(json.dumps(found, indent=1) + "\n")
-    page = docs / "evidence.md"
+    page = docs / "explanation" / "evidence.md"
     text = page.read_text().partition(MARK)[0]
     page.write_text(f"{text}{MARK}\n\n{_evidence(found)}\n")
     (docs / "algorithms" / "index.md").write_text(_index(found, docs / "algorithms"))
@@ -120,7 +120,8 @@ def _block(own: Mapping[str, Any], found: Mapping[str, Any]) -> str:
             table([head, *body]),
             "",
             f"{len(found['seeds'])} seeds each, {settings}. Gains are paired by seed, and positive where the method is better; "
-            f"bold ones remain after the correction for all comparisons. [Protocol and all tables](../evidence.md).{again}",
+            f"bold ones remain after the correction for all comparisons. "
+            f"[Protocol and all tables](../explanation/evidence.md).{again}",
         ]
     )
 
@@ -193,7 +194,8 @@ def _index(found: Mapping[str, Any], folder: Path) -> str:
         "",
         "After reading this page you can choose what to try first. Each line is one method alone, on small tasks with real "
         "data, against a tuned plain baseline. A method for other models or sizes can give more than it does here; its card "
-        "says what others have found. [Protocol, baselines and recipes](../evidence.md).",
+        "says what others have found. [Protocol, baselines and recipes](../explanation/evidence.md). "
+        "[What each can be combined with](matrix.md).",
         "",
         "- ✅ **worth it**: as good on all tasks where it was measured, and on some better at the same cost, or faster",
         "- 🚧 **depends**: better or faster on some task, but at a higher cost, or a loss on another is not excluded; or it "
@@ -210,7 +212,7 @@ def _index(found: Mapping[str, Any], folder: Path) -> str:
                 lines_of_table.append(
                     [
                         symbol,
-                        f"[{name}]({card.name if card else '../optimizers.md'})",
+                        f"[{name}]({card.name if card else '../reference/optimizers.md'})",
                         *(gain(entry["cells"][task]) if task in entry["cells"] else "" for task in tasks),
                         _range([cell["cost"] for cell in known if pairs.timed(cell)]),
                         _range([cell["memory"]["mean"] for cell in known]),
@@ -269,7 +271,7 @@ def _range(values: Sequence[float]) -> str:
 
 
 def _evidence(found: Mapping[str, Any]) -> str:
-    """The generated part of docs/evidence.md."""
+    """The generated part of docs/explanation/evidence.md."""
     first, last = found["seeds"][0], found["seeds"][-1]
     seeds = f"Seeds {first} to {last} for rows, {first} to {last + len(found['seeds'])} for recipes"
     commits = ", ".join(filter(None, found["commits"]))
@@ -416,7 +418,7 @@ def reaches(cell: Mapping[str, Any]) -> bool:
 
 
 def _recipe(name: str, entry: Mapping[str, Any]) -> list[str]:
-    link = f"[{name}](../benchmarks/speedrun/{name}.yaml)"
+    link = f"[{name}](../../benchmarks/speedrun/{name}.yaml)"
     (cell,) = entry["cells"].values()
     if "error" in cell:
         return [link, f"fails: {_one_line(cell['error'])}", "", "", ""]

@@ -24,7 +24,7 @@ from torch import nn
 
 import hocket
 from hocket.help import installing  # noqa: F401  # messages import it where they need it, whatever the file says
-from hocket.plugins import catalog
+from hocket.plugins import registry
 from hocket_checkpoints import resuming
 from hocket_checkpoints.storage import format as formats
 from hocket_checkpoints.storage.store import Store
@@ -32,7 +32,7 @@ from hocket_checkpoints.weight_files import read_weights
 from hocket_checkpoints.weights import export
 from hocket_cli import main
 
-catalog.extra_of("algorithms", "ema")  # likewise, messages read the table of hocket's packages
+registry.extra_of("algorithms", "ema")  # likewise, messages read the table of hocket's packages
 
 FORBIDDEN = (
     "pickle.find_class", "exec", "compile", "import", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn",

@@ -157,7 +157,7 @@ RECIPES: dict[str, tuple[int, dict[str, Any]]] = {
     "fp32": (1, {"callbacks": ["lr-monitor"]}),
     "ema": (
         1,
-        {"algorithms": [{"ema": {"half_life": "1ba"}}], "eval_data": None},
+        {"algorithms": [{"ema": {"half_life": "1ba"}}], "eval_data": None, "eval_every": "1ep"},
     ),  # averages have too many bits to square
     "fp16": (1, {"precision": "fp16"}),
     "microbatches": (1, {"microbatch": 2, "clip_gradients": 1024.0}),

@@ -1,4 +1,4 @@
-"""Write the missing golden checkpoints, and update the list of public names."""
+"""Write the missing golden checkpoints, and update the snapshot of the public interface."""
 
 import recipes
 import surface

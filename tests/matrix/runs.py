@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket import plugins
-from hocket.plugins import catalog
+from hocket.plugins import registry
 
 Made = TypeVar("Made")
 
@@ -50,8 +50,8 @@ ROTARY = {"rope-scaling"}
 CLASSES = 3
 SAMPLES, BATCH = 24, 8
 DURATION = "6ba"
-# From the catalog, so that an algorithm that is added to a package is tested without a change here.
-NAMES = sorted(entry.name for entry in catalog.entries("algorithms") if entry.dist.startswith("hocket-algorithms-"))
+# From the registry, so that an algorithm that is added to a package is tested without a change here.
+NAMES = sorted(entry.name for entry in registry.entries("algorithms") if entry.dist.startswith("hocket-algorithms-"))
 
 
 class Block(nn.Module):
@@ -138,7 +138,7 @@ def _texts(memory: bool, rotary: bool) -> dict[str, Any]:
 @functools.cache
 def is_text(name: str) -> bool:
     """Whether an algorithm is for language models."""
-    return next(entry.dist for entry in catalog.entries("algorithms") if entry.name == name).endswith("-nlp")
+    return next(entry.dist for entry in registry.entries("algorithms") if entry.name == name).endswith("-nlp")
 
 
 def make(*names: str, memory: bool | None = None, **changes: Any) -> hocket.Trainer:

@@ -32,7 +32,7 @@ MISTAKES = [
     argument("epochs", 3, "length of training", "duration='3ep'"),
     argument("num_epochs", 3, "length of training", "duration='3ep'"),
     argument("max_steps", 500, "length of training", "duration='500ba'"),
-    argument("max_duration", "10ep", "length of training", "duration='…'"),
+    argument("max_duration", "10ep", "length of training", "duration='10ep'"),
     argument("max_time", "00:12:00:00", "'90min'", "duration='…', such as '10ep'"),
     argument("learning_rate", 3e-4, "a function of the parameters", "optimizer='adamw(lr=0.0003)'"),
     argument("weight_decay", 0.1, "a function of the parameters", "weight_decay=0.1)'"),

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from hocket.plugins import catalog
+from hocket.plugins import registry
 from hocket_nlp import python_corpus, python_tokenizer, text_python
 from hocket_nlp.datasets import TokenRows
 from hocket_testkit.imports import import_in_fresh_process
@@ -366,7 +366,7 @@ def test_without_tokenizers_the_error_says_what_to_type(monkeypatch, tmp_path, f
 
 
 def test_the_plug_in_is_the_function():
-    assert catalog.get("datasets", "text-python") is text_python
+    assert registry.get("datasets", "text-python") is text_python
 
 
 def test_neither_tokenizers_nor_transformers_is_imported_for_the_name():

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.plugins import catalog
+from hocket.plugins import registry
 from hocket_vision import ClassificationTask, SegmentationTask, small_resnet
 
 pytest.importorskip("torchmetrics")
@@ -179,7 +179,7 @@ def test_without_torchmetrics_the_error_says_what_to_type(monkeypatch):
         trainer(task).evaluate(labelled(8, 8))
 
 
-OURS = sorted(entry.name for entry in catalog.entries("algorithms") if entry.target.startswith("hocket_vision."))
+OURS = sorted(entry.name for entry in registry.entries("algorithms") if entry.target.startswith("hocket_vision."))
 
 
 @pytest.mark.parametrize("name", OURS)

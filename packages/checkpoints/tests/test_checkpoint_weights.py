@@ -428,6 +428,17 @@ def test_verify(tmp_path, capsys):
     assert main(["checkpoint", "verify", good, bad]) == 1
     out = capsys.readouterr().out
     assert f"{good}: valid" in out and f"{bad}: not valid\n  {shard.name}: it has 20 bytes" in out
+    assert main(["checkpoint", "verify", str(tmp_path / "absent"), good]) == 2
+    captured = capsys.readouterr()
+    assert f"{good}: valid" in captured.out and "absent: there is no such folder. Give" in captured.err
+
+
+def test_a_folder_that_has_no_checkpoint_leads_to_one_below_it(tmp_path, capsys):
+    make(tmp_path / "runs" / "a" / "ep1-ba4")
+    for action in ("inspect", "verify"):
+        assert main(["checkpoint", action, str(tmp_path / "runs")]) == 2
+        assert f"There are some in {tmp_path / 'runs' / 'a'}: give that path" in capsys.readouterr().err
+        assert main(["checkpoint", action, str(tmp_path / "runs" / "a")]) == 0
 
 
 @pytest.mark.parametrize("place", ["{folder}/run", "memory://{folder}/run/"])

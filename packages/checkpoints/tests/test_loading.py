@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import hocket
 from hocket import Algorithm, Event, State, Task, plugins
 from hocket.checkpoints import CheckpointError
-from hocket.plugins import catalog
+from hocket.plugins import registry
 from hocket_checkpoints.algorithm_records import ContentError, recorded_algorithms
 from hocket_checkpoints.components.plugins import how_to_get
 from hocket_checkpoints.storage import format as formats
@@ -303,6 +303,6 @@ def test_what_cannot_be_applied_again_is_an_error(tmp_path: Path) -> None:
     ],
 )
 def test_how_to_get_a_recorded_monitor_or_leave_it_out(monkeypatch, dist, cls, says) -> None:
-    monkeypatch.setattr(catalog, "names", lambda kind: ())
+    monkeypatch.setattr(registry, "names", lambda kind: ())
     text = how_to_get("callbacks", {"name": "early-stopping", "class": cls, "dist": dist, "version": "0.1.0"})
     assert re.search(says, text) and "ignore=['plugins.callbacks.early-stopping']" in text

@@ -371,7 +371,7 @@ def test_the_forms_of_a_data_module_mean_the_same(data: object, hocket: Hocket) 
     ("data", "changes", "words"),
     [
         ({"mine:Both": {"batch_sise": 4}}, [], ["c.yaml:3", "no argument 'batch_sise'", "Did you mean 'batch_size'?"]),
-        ({"mine:Both": {"batch_size": "four"}}, [], ["c.yaml:3", "batch_size='four' is text", "an integer"]),
+        ({"mine:Both": {"batch_size": "four"}}, [], ["c.yaml:3", "`data.batch_size: four` is text", "an integer"]),
         ({"mine:Bath": {}}, [], ["c.yaml:2", "mine has no 'Bath'", "Did you mean 'Both'"]),
         (
             {"class_path": "mine.Both", "init_arg": {}},
@@ -567,7 +567,7 @@ def test_every_typo_is_found_by_its_line(hocket: Hocket) -> None:
         ("model: {torch.nn:Conv2D: [3, 1]}", ["c.yaml:1: torch.nn has no 'Conv2D'. Did you mean 'Conv2d'?"]),
         ("model: mine:Net\noptimizer: {torch.optim:AdamWW: {}}", ["torch.optim has no 'AdamWW'. Did you mean 'AdamW'?"]),
         ("model: mine:Net\noptimizer: torch.optim.Adam", ["'torch.optim.Adam'", "In YAML", "'torch.optim:Adam'"]),
-        ("model: {mine:Net: {width: 1_000}}", ["c.yaml:1:", "'1_000' is text", "Write `width: 1000`"]),
+        ("model: {mine:Net: {width: 1_000}}", ["c.yaml:1:", "width: 1_000` is text", "Write `width: 1000`"]),
         (f"{SMALL}eval_data: {{'': mine:loader}}", ["c.yaml:9: eval_data has a set without a label", "`eval_data: {test: …}`"]),
         (f"{SMALL}null: 4", ["c.yaml:9: null, which is not text, is not a key of a configuration. A key that only holds"]),
         (f"{SMALL}_x: 1", ["c.yaml:9: '_x' is not a key", "begins with x-, such as x-shared"]),
@@ -577,12 +577,12 @@ def test_every_typo_is_found_by_its_line(hocket: Hocket) -> None:
         (f"{SMALL}folder: {{{{x}}}}", ["c.yaml:9: A key is a list or a mapping", "hocket replaces neither"]),
         (f"{SMALL}callbacks: [early-stopping: {{monitor: train/loss, patience: two}}]", ["c.yaml:9: `patience: two`: 'two'"]),
         ("model: mien:Net", ["c.yaml:1: There is no module 'mien'", "Did you mean 'mine'?"]),
-        ("model: mine", ["c.yaml:1:", "'mine' is text", "an object of class Module", "`model: module:name`"]),
+        ("model: mine", ["c.yaml:1:", "`model: mine` is text", "an object of class Module", "`model: module:name`"]),
         ("model: mine:Largest", ["c.yaml:1: model is Largest", "torch.nn.Module"]),
         ("model:\n  mine:Wide:\n    factor: 1\n    widht: 2", ["c.yaml:4:", "argument 'widht'", "Did you mean 'width'?"]),
         ("model: {mine:Wide: {width: 2}}", ["c.yaml:1:", "mine:Wide needs factor"]),
         ("model: {mine:Net: {width: 0}}", ["c.yaml:1:", "ValueError: width=0 is too small (mine.py:"]),
-        ("model: {mine:Net: {scale: ten}}", ["c.yaml:1:", "'ten' is text", "default is 1.0"]),
+        ("model: {mine:Net: {scale: ten}}", ["c.yaml:1:", "scale: ten` is text", "default is 1.0"]),
         ("model: {mine:Sized: {sizes: {widht: 3}}}", ["c.yaml:1: Sizes has no argument 'widht'. Did you mean 'width'?"]),
         ("model: mine:Net\n\tloss: x", ["c.yaml:2:", "not YAML", "not tabs"]),
         ("model: mine:Net\nloss: 'x", ["c.yaml:2:", "not YAML"]),
@@ -656,10 +656,10 @@ def test_settings_are_checked_before_a_model_is_made(change: str, words: str, ho
     ("change", "words"),
     [
         ("optimizer.adamw.lr=1", ["optimizer is 'sgd', not 'adamw'", "optimizer=adamw"]),
-        ("optimizer.sgd.lr=ten", ["'optimizer.sgd.lr=ten': optimizer.sgd.lr='ten' is text; it should be a number."]),
+        ("optimizer.sgd.lr=ten", ["'optimizer.sgd.lr=ten': `optimizer.sgd.lr=ten` is text; it should be a number."]),
         ("optimizr.sgd.lr=1", ["'optimizr' is not a key", "'optimizer'"]),
         ("callbacks.lr-monitr.a=1", ["callbacks"]),
-        ("model.width=1_000", ["model.width='1_000' is text; it should be an integer. Write model.width=1000."]),
+        ("model.width=1_000", ["`model.width=1_000` is text; it should be an integer. Write model.width=1000."]),
         ("optimizer.sgd.lr=", ["'optimizer.sgd.lr=': An override is key=value, and there is no value"]),
         ("loss=3", ["""'loss=3': `"loss='3'"` is not the name of a loss"""]),
         ("accumulate=4", ["`accumulate=4ba` to train on four"]),
@@ -791,7 +791,7 @@ def test_every_key_is_printed_with_its_documentation(capsys: pytest.CaptureFixtu
             "metrics.eror.scale=2",
             ["metrics has no metric 'eror'; known: error", "Did you mean 'error'?", "metrics.eror=…"],
         ),
-        ("metrics={acc: acuracy}", ["'acuracy'", "'accuracy', 'mae' or 'mse'"]),
+        ("metrics={acc: acuracy}", ["`metrics.acc=acuracy`", "'accuracy', 'mae' or 'mse'. Did you mean 'accuracy'?"]),
     ],
 )
 def test_overrides_that_name_nothing(hocket: Hocket, change: str, words: list[str]) -> None:
@@ -917,6 +917,87 @@ def test_all_advice_is_yaml() -> None:
         ((key, value),) = yaml.safe_load(each).items()
         assert (key in keys() and value is not None) or ":" in key or key == "batch_size", each
     assert not [text for text in said if re.search(r"(?<!-)\b[a-z_]+='", text)], "no Python"
+
+
+#: Values that other libraries take, by one name of their argument; 3 for all others.
+_THEIRS = {
+    "accelerator": ["gpu", "cuda", "tpu", "cpu", "auto"], "max_duration": [3, "3ep", "1h"], "algorithm": ["EMA"],
+    "callback": ["LearningRateMonitor"], "criterion": ["CrossEntropyLoss", "mse"], "default_root_dir": ["out"],
+    "ckpt_path": ["auto"],
+}  # fmt: skip
+
+
+def _accepted(written: str) -> None:
+    """Check lines of a configuration without the code that they name."""
+    from hocket_cli import imports
+    from hocket_cli.config import Configuration
+    from hocket_cli.document import parse
+
+    with imports.unread():
+        Configuration(parse(written, "c.yaml")).check(None)
+
+
+def _advice(written: str) -> str:
+    """The lines that the error of a configuration says to write."""
+    with pytest.raises(plugins.PluginError) as caught:
+        _accepted(written)
+    (found,) = re.findall("[Ww]rite `([^`]*)`", str(caught.value))
+    return str(found)
+
+
+def test_all_advice_for_keys_is_accepted_when_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hocket.help import names
+    from hocket_cli.keys import keys
+    from hocket_cli.yaml_messages import key_of
+
+    monkeypatch.chdir(tmp_path)
+    typed = 0
+    for table in (("keys",), ("arguments", "Trainer")):
+        for others in names.table(*table):
+            values = next((_THEIRS[name] for name in others.split() if name in _THEIRS), [3])
+            for name in others.split():
+                for value in values:
+                    for each in key_of(name, value).split("`")[1::2]:
+                        if each.partition(":")[0] in keys() and "…" not in each:  # it has a value
+                            extra = "checkpoints: runs/a\n" if each == "resume: auto" else ""
+                            _accepted(f"{each}\n{extra}")
+                            typed += 1
+    assert typed > 200
+
+
+@pytest.mark.parametrize("key", ["device", "precision", "strategy"])
+def test_advice_for_plug_ins_of_other_libraries_is_accepted_when_it_is_typed(key: str) -> None:
+    from hocket.help import names
+    from hocket_cli.keys import KIND_OF_KEY
+
+    for others in names.table("plugins", KIND_OF_KEY[key]).values():
+        for name in others.split():
+            _accepted(_advice(f"{key}: '{name}'"))
+
+
+@pytest.mark.parametrize(
+    ("argument", "written"),
+    [("warmup_steps", "warmup: 100ba"), ("warmup_epochs", "warmup: 100ep"), ("total_steps", "t_max: 100ba")],
+)
+def test_advice_for_arguments_of_plug_ins_has_their_unit(argument: str, written: str) -> None:
+    assert _advice(f"schedule: {{cosine: {{{argument}: 100}}}}") == written
+    _accepted(f"schedule: {{cosine: {{{written}}}}}")
+
+
+def test_a_device_is_converted_as_in_python() -> None:
+    _accepted("device: cpu:0")
+    with pytest.raises(plugins.PluginError, match=r"`device: cuda:9` chooses one of several.*CUDA_VISIBLE_DEVICES=9"):
+        _accepted("device: cuda:9")
+
+
+@pytest.mark.parametrize("given", ["clip_gradients: -1", "metrics: [acuracy]", "train_metrics: acuracy"])
+def test_values_in_an_error_are_accepted_when_they_are_typed(given: str) -> None:
+    with pytest.raises(plugins.PluginError) as caught:
+        _accepted(given)
+    key, said = given.partition(":")[0], str(caught.value)
+    for each in [f"{key}: {each}" for each in re.findall(r"\[\w+, [\d.]+\]", said)] + said.split("`")[3::2]:
+        _accepted(each)
+    assert "('" not in said
 
 
 def test_weights_in_a_folder_and_the_only_set(hocket: Hocket) -> None:

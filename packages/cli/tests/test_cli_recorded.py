@@ -413,7 +413,7 @@ def test_tests_of_a_run_write_nothing(run: Run) -> None:
     [
         (["--from", "runs/a", "c.yaml"], "one too many"),
         (["--from", "runs/a", "optimizer.adamw.lrr=1"], "Did you mean 'lr'?"),
-        (["--from"], "expected one argument"),
+        (["--from"], "--from of train needs one argument"),
     ],
 )
 def test_errors(arguments: list[str], words: str, run: Run) -> None:
@@ -426,7 +426,7 @@ def test_errors(arguments: list[str], words: str, run: Run) -> None:
     ("value", "words"),
     [
         ("durration=1ep", "'durration=1ep' in HOCKET_OVERRIDES: 'durration' is not a key"),
-        ("optimizer.adamw.lr=fast", "'optimizer.adamw.lr=fast' in HOCKET_OVERRIDES: optimizer.adamw.lr='fast' is text"),
+        ("optimizer.adamw.lr=fast", "'optimizer.adamw.lr=fast' in HOCKET_OVERRIDES: `optimizer.adamw.lr=fast` is text"),
         ("duration", "in HOCKET_OVERRIDES: An override is key=value"),
         ("run_name='x", "Close each quote"),
     ],

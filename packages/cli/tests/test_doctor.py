@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.plugins import catalog
+from hocket.plugins import registry
 from hocket_cli import health, main
 
 
@@ -123,8 +123,8 @@ def test_a_hundred_distributions_are_imported_each_by_itself(tmp_path: Path) -> 
 def test_a_list_without_plug_ins_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    every = catalog.entries
-    monkeypatch.setattr(catalog, "entries", lambda kind=None: [] if kind in ("datasets", "actions") else every(kind))
+    every = registry.entries
+    monkeypatch.setattr(registry, "entries", lambda kind=None: [] if kind in ("datasets", "actions") else every(kind))
     assert main(["plugins", "list", "--kind", "datasets"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("No plug-in of kind datasets is installed. Type: pip install ") and "vision" in line

@@ -18,7 +18,7 @@ from hypothesis import given, strategies as st
 
 import hocket
 from hocket import plugins
-from hocket.plugins import catalog, distributions
+from hocket.plugins import entry_points, registry
 from hocket.plugins.building import build
 from hocket_cli import main
 
@@ -91,8 +91,8 @@ def function():
 
 def problems() -> str:
     """What the doctor says without starting a process."""
-    texts = [f"{dist} {version}: {text}" for dist, version, text in catalog.installed().problems]
-    texts += [f"{each.dist} {each.version}: {each.problem}" for each in catalog.entries() if each.problem]
+    texts = [f"{dist} {version}: {text}" for dist, version, text in registry.installed().problems]
+    texts += [f"{each.dist} {each.version}: {each.problem}" for each in registry.entries() if each.problem]
     return "\n".join(texts)
 
 
@@ -118,9 +118,9 @@ def train() -> hocket.Trainer:
     ids=["missing", "empty", "no name", "no version", "not UTF-8"],
 )
 def test_damaged_metadata(install: Install, metadata: Any, said: str) -> None:
-    before = catalog.names("callbacks")
+    before = registry.names("callbacks")
     install(callback(), MINE, metadata=metadata)
-    assert catalog.names("callbacks") == before
+    assert registry.names("callbacks") == before
     assert said in problems() or "metadata cannot be read" in problems()
     with pytest.raises(
         plugins.BrokenPluginError, match=r"'mine' of acme-things 1\.0 cannot be used: .*Install it again"
@@ -147,9 +147,9 @@ def test_damaged_metadata(install: Install, metadata: Any, said: str) -> None:
     ],
 )  # fmt: skip
 def test_damaged_entry_points(install: Install, content: Any, said: str) -> None:
-    before = catalog.names("callbacks")
+    before = registry.names("callbacks")
     install(content, MINE)
-    assert catalog.names("callbacks") == before
+    assert registry.names("callbacks") == before
     assert re.search(f"acme-things 1.0: .*{said}", problems())
 
 
@@ -158,7 +158,7 @@ def test_entry_points_that_are_no_file(install: Install, make: Callable[[Path], 
     info = install(None, MINE)
     make(info / "entry_points.txt")
     plugins.refresh()
-    assert "lr-monitor" in catalog.names("callbacks")
+    assert "lr-monitor" in registry.names("callbacks")
     assert "acme-things 1.0: its entry_points.txt cannot be read: OSError" in problems()
 
 
@@ -183,7 +183,7 @@ def test_a_distribution_without_plugins_is_not_looked_at(install: Install) -> No
 
 def test_what_an_interrupted_pip_leaves_does_not_count(install: Install) -> None:
     install(callback(), MINE, name="~cme-things")
-    assert "mine" not in catalog.names("callbacks") and not problems()
+    assert "mine" not in registry.names("callbacks") and not problems()
 
 
 def test_an_import_finder_that_raises(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,14 +197,14 @@ def test_an_import_finder_that_raises(install: Install, monkeypatch: pytest.Monk
     install(callback(), MINE)
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
     plugins.refresh()
-    assert {"mine", "lr-monitor"} <= set(catalog.names("callbacks"))
+    assert {"mine", "lr-monitor"} <= set(registry.names("callbacks"))
     assert "broken finder" in problems()
 
 
 def test_one_distribution_twice(install: Install) -> None:
     install(callback(), MINE, version="1.0", where="second")
     install(callback(name="newer"), MINE, name="Acme-Things", version="2.0", where="first")
-    assert "newer" in catalog.names("callbacks") and "mine" not in catalog.names("callbacks")
+    assert "newer" in registry.names("callbacks") and "mine" not in registry.names("callbacks")
     assert "installed twice: 2.0 in" in problems() and "2.0 is used; uninstall the other" in problems()
 
 
@@ -216,10 +216,10 @@ def test_one_distribution_twice_and_the_same(install: Install) -> None:
 
 
 def test_a_distribution_that_calls_itself_hocket(install: Install) -> None:
-    before = {kind: catalog.names(kind) for kind in plugins.KINDS}
+    before = {kind: registry.names(kind) for kind in plugins.KINDS}
     install(callback(), MINE, name="Hocket", version="9.9")
     install(None, MINE, name="hocket", version="0", metadata=None)
-    assert {kind: catalog.names(kind) for kind in plugins.KINDS} == before
+    assert {kind: registry.names(kind) for kind in plugins.KINDS} == before
     assert "installed twice: 9.9" in problems()
 
 
@@ -279,7 +279,7 @@ def test_a_class_declared_again_by_a_stranger_keeps_its_name(install: Install) -
     )
     attachment = build("callbacks", plugins.get("callbacks", "lr-monitor")())
     assert (attachment.name, attachment.dist) == ("lr-monitor", "hocket-insight")
-    assert catalog.entry_of("optimizers", torch.optim.SGD).name == "sgd"  # type: ignore[union-attr]
+    assert registry.entry_of("optimizers", torch.optim.SGD).name == "sgd"  # type: ignore[union-attr]
 
 
 def test_a_module_that_raises_when_it_is_asked(install: Install) -> None:
@@ -366,7 +366,7 @@ def test_help_imports_nothing_and_shows_every_command(install: Install, capsys: 
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
     summaries = {line[0]: line[-1] for line in lines}
     assert summaries["mine"] == "Does something of mine"
-    for name in catalog.names("commands"):
+    for name in registry.names("commands"):
         if name != "mine":
             assert summaries[name] == plugins.get("commands", name).summary
     assert main(["--help"]) == 0  # with every command imported
@@ -455,7 +455,7 @@ def test_many_neighbours_cost_little(install: Install, tmp_path: Path) -> None:
         if index % 3 == 0:
             (info / "entry_points.txt").write_text("[console_scripts]\nother = other:main\n")
     install(callback(), MINE)
-    assert "mine" in catalog.names("callbacks")
+    assert "mine" in registry.names("callbacks")
     assert not problems()
 
 
@@ -483,7 +483,7 @@ def test_what_configparser_reads(file: dict[str, dict[str, str]], newline: str, 
     reference.optionxform = str  # type: ignore[assignment,method-assign]
     reference.read_string(text.replace("\r\n", "\n"))
     expected = [(g, n, v) for g in reference.sections() if g.startswith("hocket.") for n, v in reference.items(g)]
-    points, wrong = distributions.parse(text)
+    points, wrong = entry_points.parse(text)
     assert sorted(map(tuple, points)) == sorted(expected) and not wrong
 
 
@@ -492,9 +492,9 @@ def test_what_configparser_reads(file: dict[str, dict[str, str]], newline: str, 
     | st.text(alphabet="[]hocket.v1algrims=: \n#;", max_size=60).map("[hocket.v1.callbacks]\n".__add__)
 )
 def test_any_text_is_parsed(text: str) -> None:
-    points, wrong = distributions.parse(text)
+    points, wrong = entry_points.parse(text)
     for point in points:
         assert point.group.startswith("hocket.") and point.name and point.value
     assert all(line.startswith("line ") for line in wrong)
-    for entry in catalog._entries_of(distributions.Declared("acme", "1", points, "")):
+    for entry in registry._entries_of(entry_points.Declared("acme", "1", points, "")):
         assert entry.problem or (":" in entry.target and "/" not in entry.name)

@@ -10,16 +10,17 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import importlib_metadata
 import pytest
 from hypothesis import given, strategies as st
 
 from hocket import Callback, Precision, Strategy, plugins
 from hocket.basics.specification import parse_spec
 from hocket.hookspecs import PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
-from hocket.plugins import PluginConfigError, catalog, switches
+from hocket.plugins import PluginConfigError, registry, switches
 from hocket.plugins.building import build
 from hocket.run import resolving
-from hocket_cli import main
+from hocket_cli import compatibility, main
 from hocket_cli.plugin_summaries import summary
 
 
@@ -101,11 +102,52 @@ def test_two_providers_of_one_name(install) -> None:
     assert plugins.get("callbacks", "other-things/mine").__module__ == "other_things"
 
 
+def test_the_doctor_says_which_hocket_a_distribution_is_for(install, tmp_path: Path) -> None:
+    for name, requires in (("acme-now", "hocket<0.2,>=0.1"), ("acme-later", "hocket>=7.1; python_version>'3'")):
+        install(name, {f"callbacks/{name}": f"{name.replace('-', '_')}:Mine"}, CALLBACK)
+        with next(tmp_path.glob(f"{name.replace('-', '_')}*/METADATA")).open("a") as file:
+            file.write(f"Requires-Dist: hocket[nlp]<0; extra == 'x'\nRequires-Dist: {requires}\n")
+    now, later = (
+        compatibility.required(name) + "; " + compatibility.mismatch(name) for name in ("acme-now", "acme-later")
+    )
+    assert now == ">=0.1,<0.2; "
+    version = importlib_metadata.version("hocket")
+    assert later == (
+        f">=7.1; requires hocket>=7.1, and {version} is installed; upgrade acme-later, or install hocket>=7.1"
+    )
+
+
 def test_another_version_of_the_contract(install) -> None:
     install("acme-things", {"callbacks/mine": "acme_things:Mine"}, CALLBACK, api="v2")
     assert "mine" not in plugins.names("callbacks")
     with pytest.raises(plugins.UnknownPluginError, match=r"acme-things 1\.0 has plug-in API v2"):
         plugins.get("callbacks", "mine")
+
+
+def test_plugins_of_two_contract_versions_beside_each_other(install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("acme-old", {"callbacks/old": "acme_old:Mine"}, CALLBACK)
+    install("acme-new", {"callbacks/new": "acme_new:Mine"}, "raise SystemExit('imported')", api="v2")
+    assert plugins.get("callbacks", "old").__module__ == "acme_old"
+    with pytest.raises(
+        plugins.UnknownPluginError, match=r"v2, later than v1 of this hocket; upgrade hocket, or install"
+    ):
+        plugins.get("callbacks", "new")
+    monkeypatch.setattr(plugins.registry, "API", "v3")  # as a later core would see both
+    for name in ("old", "new"):
+        with pytest.raises(plugins.UnknownPluginError, match=f"earlier than v3 of this hocket; upgrade acme-{name}"):
+            plugins.get("callbacks", name)
+
+
+def test_a_plugin_for_two_contract_versions_is_one_plugin(install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("acme-both", {"callbacks/mine": "acme_both:Mine"}, CALLBACK + "\nclass Later(Mine):\n    pass\n")
+    (points,) = (Path(each) for each in sys.path if (Path(each) / "acme_both.py").is_file())
+    (file,) = points.glob("acme_both*.dist-info/entry_points.txt")
+    file.write_text(file.read_text() + "[hocket.v2.callbacks]\nmine = acme_both:Later\n")
+    for api, cls in (("v1", "Mine"), ("v2", "Later")):
+        monkeypatch.setattr(plugins.registry, "API", api)
+        plugins.refresh()
+        (entry,) = (each for each in plugins.entries("callbacks") if each.name == "mine")
+        assert entry.api == api and plugins.get("callbacks", "mine").__name__ == cls
 
 
 def test_what_is_registered_here_comes_first(install) -> None:
@@ -128,9 +170,9 @@ def test_what_is_registered_here_comes_first(install) -> None:
 
 def test_what_is_known_but_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOCKET_PLUGINS", "")
-    installed = plugins.catalog.installed()
+    installed = plugins.registry.installed()
     own = installed._replace(entries=tuple(e for e in installed.entries if e.dist == "hocket"))
-    monkeypatch.setattr(plugins.catalog, "installed", lambda: own)
+    monkeypatch.setattr(plugins.registry, "installed", lambda: own)
     with pytest.raises(plugins.UnknownPluginError, match=r"Type: pip install (-e )?\S+/algorithms-vision"):
         plugins.get("algorithms", "blurpool")
     with pytest.raises(
@@ -149,7 +191,7 @@ def test_the_table_of_known_names_is_that_of_the_repository() -> None:
     assert made["FILE"].read_text() == made["table"](), "type: python packages/known.py"
     for kind, table in tomllib.loads(made["table"]()).items():
         for name, extra in table.items():
-            assert plugins.catalog.extra_of(kind, name) == extra
+            assert plugins.registry.extra_of(kind, name) == extra
 
 
 # --- what "auto" chooses for several processes
@@ -181,7 +223,7 @@ def chosen(install, monkeypatch: pytest.MonkeyPatch):
 
 
 def _there(dist: str) -> bool:
-    return any(entry.dist == dist for entry in plugins.catalog.entries())
+    return any(entry.dist == dist for entry in plugins.registry.entries())
 
 
 def test_auto_takes_what_is_declared_and_imports_nothing_else(install, chosen) -> None:
@@ -189,11 +231,11 @@ def test_auto_takes_what_is_declared_and_imports_nothing_else(install, chosen) -
     with pytest.raises(plugins.PluginError, match=r"There are 2 processes, .*pip install (-e )?\S+/strategies"):
         chosen()
     install("acme-cluster", cluster("acme-cluster"), CLUSTER.format(priority=0))
-    assert plugins.catalog.defaults("distributed-strategy")[0].dist == "acme-cluster"
+    assert plugins.registry.defaults("distributed-strategy")[0].dist == "acme-cluster"
     assert "acme_cluster" not in sys.modules
     assert chosen() == ("acme_cluster", "cluster, because there are 2 processes")
     assert "acme_things" not in sys.modules
-    assert all(entry.kind in plugins.KINDS for entry in plugins.catalog.entries())  # a default is not one more plug-in
+    assert all(entry.kind in plugins.KINDS for entry in plugins.registry.entries())  # a default is not one more plug-in
 
 
 def test_of_several_defaults_the_highest_priority_counts(install, chosen) -> None:
@@ -213,9 +255,9 @@ def test_equal_defaults_are_an_error_that_names_both(install, chosen) -> None:
 
 def test_a_default_that_leads_nowhere_is_reported(install) -> None:
     install("acme-cluster", {"defaults/distributed-strategy": "acme_cluster:Cluster", "defaults/colour": "a:B"})
-    said = [text for dist, _, text in plugins.catalog.installed().problems if dist == "acme-cluster"]
+    said = [text for dist, _, text in plugins.registry.installed().problems if dist == "acme-cluster"]
     assert len(said) == 2 and "declares a default for 'colour'" in said[0] and "not one of its strategies" in said[1]
-    assert not [entry for entry in plugins.catalog.defaults("distributed-strategy") if entry.dist == "acme-cluster"]
+    assert not [entry for entry in plugins.registry.defaults("distributed-strategy") if entry.dist == "acme-cluster"]
 
 
 # --- switches
@@ -374,7 +416,7 @@ def test_the_command_lists_and_explains(install, tmp_path) -> None:
 
 
 def test_every_plug_in_of_the_core_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    for each in catalog.entries():
+    for each in registry.entries():
         if each.dist == "hocket":
             assert main(["plugins", "info", each.name, "--kind", each.kind]) == 0
             assert each.name in capsys.readouterr().out
@@ -435,7 +477,7 @@ def test_an_instance_has_everything_that_its_contract_names(kind: str, base: typ
 def test_summaries_are_plain_text_for_optimizers_and_commands_too() -> None:
     """Those of torch's optimizers, which torch assigns after the class, begin as their docstrings do."""
     for kind in ("commands", "optimizers", "actions", "algorithms", "loggers", "schedules"):
-        for entry in catalog.entries(kind):
+        for entry in registry.entries(kind):
             if entry.dist.startswith("hocket"):
                 assert summary(entry) and "`" not in summary(entry) and ":mod:" not in summary(entry), entry.name
                 if kind == "optimizers":

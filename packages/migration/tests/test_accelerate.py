@@ -1,4 +1,4 @@
-"""docs/from-accelerate.md, executed: its programs, and each row of its tables with Accelerate and with hocket."""
+"""docs/how-to/from-accelerate.md, executed: its programs, and each row of its tables with Accelerate and with hocket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ rows = importlib.util.module_from_spec(_SPEC)
 sys.modules[_SPEC.name] = rows
 _SPEC.loader.exec_module(rows)
 
-PAGE = (Path(__file__).parents[3] / "docs" / "from-accelerate.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/how-to/from-accelerate.md").read_text(encoding="utf-8")
 
 
 def table(heading: str) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""The programs of docs/migrating.md and docs/from-transformers.md run, in the order of the page."""
+"""The programs of docs/how-to/migrating.md and docs/how-to/from-transformers.md run, in the order of the page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[3] / "docs/how-to"
 _BLOCK = re.compile(r"^```python(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -19,7 +19,7 @@ def train(folder: Path, callbacks: list[Any], **changes: Any) -> tuple[list[str]
     trainer = make_trainer(
         model=make_model(dropout=0.5), train_data=make_data(57, 14), global_batch=28, eval_data=make_data(25),
         eval_every="2ba", optimizer=momentum, schedule="linear", log_every="1ba", seed=1, device="cpu", folder=folder,
-        loggers=[logger, "jsonl"], callbacks=callbacks, **changes,
+        loggers=[logger, "jsonl", "console"], callbacks=callbacks, **changes,
     )  # fmt: skip
     with trainer:
         trainer.fit()

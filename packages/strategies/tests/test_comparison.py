@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.run.comparison import text
+from hocket.run.same_on_ranks import text
 from hocket.schedules import Cosine
 from hocket_testkit.ranks import run_ranks
 

@@ -263,7 +263,7 @@ def test_setting_up_holds_one_unit_at_a_time(tmp_path, monkeypatch):
         move(task.parameters())
         return task
 
-    monkeypatch.setattr("hocket.devices.placement.move", move_all)
+    monkeypatch.setattr("hocket.devices.model_placement.move", move_all)
     monkeypatch.setattr(_fsdp_init, "_move_states_to_device", lambda parameters, *others: move(parameters))
 
     def rank_main(rank):

@@ -30,7 +30,7 @@ from hocket.data.samplers import after
 from hocket.data.training_iterator import TrainingIterator
 from hocket.devices.cpu import CPU
 from hocket_strategies import DDP
-from hocket_strategies.slices import bounds, sliced
+from hocket_strategies.rank_slices import bounds, sliced
 from hocket_testkit.ranks import RankError, run_ranks
 
 

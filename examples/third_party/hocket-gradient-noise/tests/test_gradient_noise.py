@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 
+import hocket.testkit
 import pytest
 import torch
-from hocket_gradient_noise import GradientNoise, add_gradient_noise, standard_deviation
 from torch import nn
 
-import hocket.testkit
+from hocket_gradient_noise import (
+    GradientNoise,
+    add_gradient_noise,
+    standard_deviation,
+)
 
 
 class TestGradientNoise(hocket.testkit.AlgorithmConformance):

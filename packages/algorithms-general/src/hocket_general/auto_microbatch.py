@@ -15,9 +15,9 @@ import torch
 
 from hocket.basics import safe_files, seeding
 from hocket.basics.types import Batch
+from hocket.data.batches import Window
 from hocket.data.nesting import map_tensors
 from hocket.data.stateful import has_state
-from hocket.data.windows import Window
 from hocket.devices.memory import is_out_of_memory
 from hocket.help import warn
 from hocket.hookspecs.attachment import Attachment
@@ -26,7 +26,7 @@ from hocket.hookspecs.events import MICROBATCH_EVENTS
 from hocket.loop.actions import compute_gradients, compute_microbatch
 from hocket.loop.carry import split_carry
 from hocket.loop.trial import without_trace
-from hocket.run import comparison
+from hocket.run import same_on_ranks
 from hocket.state.metrics import MetricSet
 from hocket.state.state import State
 from hocket.state.step import UserStep, count
@@ -285,11 +285,11 @@ def _key(state: State, batch: Batch) -> str:
     ]
     environment = {name: value for name, value in os.environ.items() if name.startswith("PYTORCH_") and "ALLOC" in name}
     described = (
-        repr(state.task), comparison.shapes(state.task), list(held.values()), comparison.of_plugins(acting), options,
-        comparison.text(getattr(state.task, "loss_function", None)), state.clipping, about, shapes, kind,
+        repr(state.task), same_on_ranks.shapes(state.task), list(held.values()), same_on_ranks.of_plugins(acting), options,
+        same_on_ranks.text(getattr(state.task, "loss_function", None)), state.clipping, about, shapes, kind,
         state.strategy.world_size, torch.__version__, environment,
     )  # fmt: skip
-    digest = hashlib.sha256(comparison.text(described).encode()).hexdigest()
+    digest = hashlib.sha256(same_on_ranks.text(described).encode()).hexdigest()
     return f"{type(state.model).__name__}-{digest[:16]}"
 
 

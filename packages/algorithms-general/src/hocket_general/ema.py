@@ -114,8 +114,8 @@ class EMA(Averages):
     first that has started; :meth:`averaged` returns the others.
 
     Args:
-        half_life: the time in which a weight's influence halves, such as ``"1000ba"``, in ba, ep, sp or tok; the
-            default when neither it nor ``smoothing`` is given. Exact for batches of different sizes too.
+        half_life: the time in which a weight's influence halves, in ba, ep, sp or tok; ``"1000ba"`` if neither it nor
+            ``smoothing`` is given. Exact for batches of different sizes too.
         smoothing: instead of ``half_life``, the fraction of the old average that each update keeps, in [0, 1).
         start: the average starts as a copy of the weights at the first update at or after this time: a fraction of the
             duration such as ``"0.2dur"``, or a time such as ``"500ba"``. Before, the model itself is evaluated.

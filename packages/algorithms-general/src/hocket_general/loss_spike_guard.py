@@ -6,6 +6,7 @@ import json
 import math
 import operator
 import statistics
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +23,7 @@ from hocket.errors import WrongState, WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
 from hocket.hookspecs.algorithm import Algorithm, Phase
-from hocket.optim.learning_rate import Scheduled
+from hocket.optim.learning_rate_schedules import Scheduled
 from hocket.state.requests import Decision
 from hocket_general.weight_averages import Averages
 
@@ -159,7 +160,7 @@ class LossSpikeGuard(Algorithm):
         self._loaded: list[list[Any] | None] = []
         #: Number of batches still to skip, and the spikes so far.
         self._to_skip = 0
-        self._journal: list[dict[str, Any]] = []
+        self._journal: deque[dict[str, Any]] = deque(maxlen=limit + 1)  # more spikes end the run
         #: The last good state, as plain data.
         self._copy: dict[str, Any] | None = None
         #: The GPUs whose copies may be on their way.
@@ -373,7 +374,8 @@ class LossSpikeGuard(Algorithm):
             None if (saved := state_dict[key]) is None else _Batch(**saved) for key in ("pending", "current")
         )
         self._to_skip = state_dict["to_skip"]
-        self._journal = list(state_dict["journal"])
+        journal = state_dict["journal"]
+        self._journal = deque(journal, max(self.limit, len(journal)) + 1)  # limit may be lower now
         self._copy = state_dict["copy"]
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from hocket.basics import seeding
 from hocket.basics.losses import as_loss, own_loss
+from hocket.data.batch_placement import move
 from hocket.data.batches import split, take_samples, unpadded
-from hocket.data.nesting import move
 from hocket.errors import WrongType, WrongValue
 from hocket.hookspecs import Event
 from hocket.hookspecs.algorithm import Algorithm, Phase

@@ -66,8 +66,9 @@ def gated_linear_units(
         generator: source of the weights of ``"normal"``; torch's default generator if None.
 
     Returns:
-        The model and a record of each replaced projection; the list is empty if nothing matched, with a NoEffectWarning. Add
-        the new parameters to an existing optimizer with `hocket.surgery.update_optimizer`.
+        The model and a record of each replaced projection, and then of each activation, whose place an Identity takes; the
+        list is empty if nothing matched, with a NoEffectWarning. Add the new parameters to an existing optimizer with
+        `hocket.surgery.update_optimizer`.
 
     Raises:
         ValueError: an argument is unknown, ``init="identity"`` without ``gate_bias``, a projection is neither Linear nor
@@ -130,11 +131,13 @@ class GatedLinearUnits(Algorithm):
         # Also on the meta device: the strategy then broadcasts the values of rank 0.
         changed = self._choice.operate(state.model, state.generator(self))
         state.replacements += changed
-        state.log({"gated-linear-units/layers": len(changed)})
+        state.log({"gated-linear-units/layers": sum(isinstance(each.new, Gated) for each in changed)})
 
     def touches(self, model: nn.Module) -> Sequence[str]:
-        """Return the projections that would get a gate."""
-        return [f"{site.name}: {type(site.projection).__name__} -> Gated" for site in _sites(model)]
+        """Return the projections that would get a gate, and the names of the activations that would be a part of it."""
+        return [
+            f"{site.name}: {type(site.projection).__name__} -> Gated, with {site.activation}" for site in _sites(model)
+        ]
 
 
 class _Site(NamedTuple):
@@ -193,7 +196,10 @@ class _Choice:
 
         changed = replace_modules(model, {nn.Module: Policy(build, sites.__contains__)})
         for site in sites.values():
-            setattr(site.parent, site.activation, nn.Identity().train(site.parent.training))
+            old, new = getattr(site.parent, site.activation), nn.Identity().train(site.parent.training)
+            setattr(site.parent, site.activation, new)
+            place = "".join(site.name.rpartition(".")[:2])
+            changed.append(Replacement(f"{place}{site.activation}", old, new, model))
         return changed
 
     def _gate(self, site: _Site, generator: torch.Generator | None) -> nn.Linear:

@@ -114,21 +114,26 @@ class _Pass:
 
     def __init__(self, model: Any, batch: dict[str, Any]) -> None:
         leaves: list[Tensor] = []
+        states: list[Tensor] = []
 
         def leaf(module: Any, inputs: Any, output: Tensor) -> Tensor:
             leaves.append(output.detach().requires_grad_())
             return leaves[-1]
 
-        hook = model.get_input_embeddings().register_forward_hook(leaf)
+        # With output_hidden_states=True, transformers would leave hooks on every layer.
+        hooks = [
+            model.get_input_embeddings().register_forward_hook(leaf),
+            model.base_model.register_forward_hook(lambda module, inputs, output: states.append(output[0])),
+        ]
         try:
-            outputs = model(**batch, return_dict=True, output_hidden_states=True)
+            outputs = model(**batch, return_dict=True)
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
         #: Logits, or else hidden states.
         self.outputs: Tensor = outputs["logits"] if "logits" in outputs else outputs[0]
-        states = outputs.get("hidden_states")
-        #: The last hidden states, because an output layer may begin with zeros.
-        self.states: Tensor = self.outputs if not states else states[-1]
+        #: The last hidden states, because an output layer may begin with zeros; some models do not call their base model.
+        self.states: Tensor = states[0] if states else self.outputs
         self._tokens = leaves[0]
 
     def reach(self, row: int, place: slice) -> Tensor:

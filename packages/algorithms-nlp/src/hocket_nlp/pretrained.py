@@ -15,7 +15,7 @@ from hocket.basics.display import listed
 from hocket.basics.time import interval_of
 from hocket.errors import ExistingFile, WrongType, WrongValue
 from hocket.hookspecs.callback import Callback
-from hocket.state.due import Due
+from hocket.state.interval_due import Due
 from hocket.state.state import State
 
 

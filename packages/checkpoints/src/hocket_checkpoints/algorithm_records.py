@@ -9,7 +9,7 @@ from hocket.basics.plain_data import decode
 from hocket.errors import CheckpointError
 from hocket.help import warn
 from hocket.hookspecs import Event
-from hocket.plugins import catalog
+from hocket.plugins import registry
 from hocket.state.component import ContentError
 from hocket.state.state import State
 from hocket_checkpoints.classes import class_named, full_name
@@ -52,9 +52,9 @@ def recorded_algorithms(path: Path | str, every: bool = False) -> list[dict[str,
             continue
         short = short_name(each["name"])
         name = short if each["dist"] in (None, "this process") else f"{each['dist']}/{short}"
-        if short not in catalog.names("algorithms"):
+        if short not in registry.names("algorithms"):
             raise ContentError(f"{path} was taken with the algorithm '{short}'. {how_to_get('algorithms', each)}")
-        found = catalog.find("algorithms", name).load()
+        found = registry.find("algorithms", name).load()
         if class_named(full_name(found)) != class_named(each["class"]):
             raise ContentError(
                 f"'{short}' was a {each['class']} when {path} was taken, and is a {full_name(found)} "

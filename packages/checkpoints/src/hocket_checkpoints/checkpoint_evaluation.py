@@ -26,7 +26,7 @@ from hocket_checkpoints.weight_differences import Report
 
 if TYPE_CHECKING:
     from hocket.state.state import State
-    from hocket_checkpoints.callback import Checkpoints
+    from hocket_checkpoints.periodic_saving import Checkpoints
 
 #: What is read: weights, the description of those that are omitted, and the state of algorithms such as the averages of EMA,
 #: which evaluation uses instead.

@@ -8,7 +8,7 @@ from typing import Any
 from hocket.basics.plain_data import encode
 from hocket.basics.plugin_errors import PluginError
 from hocket.data.stateful import one_sided
-from hocket.plugins import catalog
+from hocket.plugins import registry
 from hocket.state.component import Check, Component, Like, PerRank, Saved, Tree
 from hocket.state.state import State
 from hocket_checkpoints.content import OFFERED
@@ -47,7 +47,7 @@ def check(state: State) -> None:
 
 def _owners(state: State) -> Iterator[tuple[Any, str]]:
     for attachment in state.bus.attachments:
-        yield attachment.obj, f"{catalog.singular(attachment.kind)} '{attachment.name}'"
+        yield attachment.obj, f"{registry.singular(attachment.kind)} '{attachment.name}'"
     yield state.task, type(state.task).__name__
 
 

@@ -19,7 +19,7 @@ from hocket_checkpoints.storage.store import Store
 
 if TYPE_CHECKING:
     from hocket.state.state import State
-    from hocket_checkpoints.callback import Checkpoints
+    from hocket_checkpoints.periodic_saving import Checkpoints
 
 
 #: What to write if there is no checkpoint, by the argument.

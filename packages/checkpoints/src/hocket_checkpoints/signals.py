@@ -2,8 +2,8 @@
 
 1. `Signals` records the signal, on the rank that received it.
 2. `Signals.request_checkpoint`, at the end of the batch, asks all ranks for a checkpoint.
-3. `Checkpoints.batch_checkpoint` (`hocket_checkpoints.callback`) writes it; outside of batches, its ``epoch_checkpoint`` or
-   ``after_fit`` does, if a signal arrived `anywhere`.
+3. `Checkpoints.batch_checkpoint` (`hocket_checkpoints.periodic_saving`) writes it; outside of batches, its ``epoch_checkpoint``
+   or ``after_fit`` does, if a signal arrived `anywhere`.
 4. `Signals.end` puts a SLURM job back into the queue, if asked to (`hocket_checkpoints.slurm`), and raises `Interrupted`, which
    ends the process.
 """

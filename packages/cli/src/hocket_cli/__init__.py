@@ -13,9 +13,10 @@ from types import TracebackType
 
 from hocket.basics.safe_files import printable
 from hocket.errors import Mistake
-from hocket.plugins import PluginError, catalog, switches
-from hocket.plugins.distributions import AUTOLOAD, UNREADABLE
+from hocket.plugins import PluginError, registry, switches
+from hocket.plugins.entry_points import AUTOLOAD, UNREADABLE
 from hocket_cli import completion, plugin_summaries
+from hocket_cli.exit_codes import ExitCode
 from hocket_cli.parsers import parser_of
 
 __all__ = ["main"]
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             notes = [" ".join(each.split()) for each in getattr(error, "__notes__", ())]
             print(printable(" ".join([f"hocket: {error}", *notes])), file=sys.stderr)
-        return 1 if isinstance(error, ArithmeticError) else 2
+        return ExitCode.FAILED if isinstance(error, ArithmeticError) else ExitCode.MISTAKE
 
 
 def _hide(error: BaseException) -> None:
@@ -69,7 +70,7 @@ def _own(argv: list[str]) -> int:
 
 def _protect_torch() -> None:
     """Disable torch's search for backends if an entry-point file is unreadable: importing torch would fail otherwise."""
-    unreadable = [each for each in catalog.installed().problems if UNREADABLE in each.text]
+    unreadable = [each for each in registry.installed().problems if UNREADABLE in each.text]
     if unreadable and "torch" not in sys.modules and os.environ.setdefault(AUTOLOAD, "0") == "0":
         for dist, version, text in unreadable:
             print(f"hocket: {dist} {version}: {text}. Until then, hocket sets {AUTOLOAD}=0 for torch.", file=sys.stderr)
@@ -97,12 +98,12 @@ def _run(argv: list[str]) -> int:
             raise PluginError(
                 f"There is no option '{name}'. The options are --no-plugins, --print-completion, --version and --help."
             )
-        if name not in catalog.names("commands") and Path(name).suffix in (".yaml", ".yml", ".py"):
+        if name not in registry.names("commands") and Path(name).suffix in (".yaml", ".yml", ".py"):
             write = f"python {shlex.quote(name)}" if name.endswith(".py") else f"hocket train {shlex.join(argv)}"
             raise PluginError(
                 f"'{name}' is a file and not a command. Write {write}; `hocket --help` lists the commands."
             )
-        command = catalog.get("commands", name)
+        command = registry.get("commands", name)
         code: int = command.run(_parsed(parser_of(name, command), rest))
         return code
 
@@ -118,7 +119,7 @@ def _parsed(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namesp
 def _help() -> str:
     """Return the names of the commands with their summaries, read from the sources without importing them."""
     lines = ["usage: hocket [--no-plugins] [--version] [--print-completion SHELL] COMMAND …", ""]
-    entries = {entry.name: entry for entry in catalog.choices("commands")}
+    entries = {entry.name: entry for entry in registry.choices("commands")}
     width = max(map(len, entries))
     lines += [f"  {name:<{width}}  {plugin_summaries.summary(entry)}".rstrip() for name, entry in entries.items()]
     return "\n".join([*lines, "", "Type hocket COMMAND --help for the arguments of a command."])

@@ -8,7 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hocket.help import names
 from hocket_cli.document import ConfigError, Node, suggestion
+from hocket_cli.yaml_messages import value_in_yaml
 
 #: The kinds of arguments that a configuration gives by name.
 BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -27,7 +29,9 @@ def lacking(target: Any, positional: Sequence[Any], named: Mapping[str, Any]) ->
 
 def lacks(target: Any, name: str, missing: Sequence[str], where: str, leading: int = 0) -> ConfigError:
     """Return the error that arguments are missing."""
-    what = f"Write `{{{name}: {{{missing[0]}: …}}}}`. {takes(target, leading)}."
+    what = (
+        f"Write `{{{name}: {{{missing[0]}: {value_in_yaml(names.example(missing[0]))}}}}}`. {takes(target, leading)}."
+    )
     return ConfigError(where, f"{name} needs {', '.join(missing)}. {what}")
 
 
@@ -38,7 +42,7 @@ def takes(target: Any, leading: int) -> str:
     except (TypeError, ValueError):
         return "its signature is unknown"
     shown = [
-        each.name if each.default is each.empty else f"{each.name}={each.default!r}"
+        each.name if each.default is each.empty else f"{each.name}: {value_in_yaml(repr(each.default))}"
         for each in parameters
         if each.kind in BY_NAME
     ]

@@ -12,6 +12,7 @@ from typing import Any
 
 from hocket.basics.run_folder import is_url
 from hocket.basics.safe_files import printable
+from hocket.errors import MissingFile
 from hocket.hookspecs.command import Command
 
 
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     inspect = actions.add_parser("inspect", help="print the content: dtype and shape of tensors, and all other values")
     inspect.add_argument("path", help="the checkpoint's folder or URL; of a folder of checkpoints, the newest")
     inspect.add_argument("--only", action="append", metavar="GLOB", help="entries by dotted path; may be repeated")
-    inspect.add_argument("--json", action="store_true")
+    inspect.add_argument("--json", action="store_true", help="print the content as JSON")
     verify = actions.add_parser(
         "verify", help="compare every byte with the recorded checksums; exit code 1 if any differs"
     )
@@ -36,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     export.add_argument("out", help="the .safetensors file to write")
     diff = actions.add_parser("diff", help="print the differences of two checkpoints; exit code 1 if there are any")
-    diff.add_argument("a")
-    diff.add_argument("b")
+    diff.add_argument("a", help="the folder or URL of a checkpoint, or a file of weights")
+    diff.add_argument("b", help="the other one")
     diff.add_argument("--only", action="append", metavar="GLOB", help="entries by dotted path; may be repeated")
 
 
@@ -55,11 +56,27 @@ def run(args: argparse.Namespace) -> int:
 def _within(place: str) -> list[str]:
     """Return the checkpoints in a folder of checkpoints, damaged and unfinished ones too, the newest last; else the place."""
     from hocket_checkpoints.storage import manifest
+
+    if is_url(place):
+        return _stored(place) or [place]
+    if os.path.exists(os.path.join(place, manifest.NAME)) or os.path.isfile(place):
+        return [place]
+    if not os.path.isdir(place):
+        raise MissingFile(
+            f"{place}: there is no such folder. Give a checkpoint, such as runs/a/ep3-ba18, or a folder of checkpoints."
+        )
+    if checkpoints := _stored(place):
+        return checkpoints
+    below = [each.path for each in sorted(os.scandir(place), key=lambda each: each.name) if each.is_dir()]
+    if near := next((each for each in below if _stored(each)), ""):
+        raise MissingFile(f"{place} is not a folder of checkpoints. There are some in {near}: give that path.")
+    return [place]
+
+
+def _stored(folder: str) -> list[str]:
     from hocket_checkpoints.storage.store import Store
 
-    if not is_url(place) and (not os.path.isdir(place) or os.path.exists(os.path.join(place, manifest.NAME))):
-        return [place]
-    return [f"{place.rstrip('/')}/{name}" for name in Store(place).existing(unfinished=True)] or [place]
+    return [f"{folder.rstrip('/')}/{name}" for name in Store(folder).existing(unfinished=True)]
 
 
 def _inspect(args: argparse.Namespace) -> int:
@@ -120,7 +137,14 @@ def _verify(args: argparse.Namespace) -> int:
     from hocket_checkpoints.storage.urls import local_folder
 
     code = 0
-    for path in (path for place in args.paths for path in _within(place)):
+    paths = []
+    for place in args.paths:
+        try:
+            paths += _within(place)
+        except MissingFile as error:
+            print(f"hocket checkpoint: {printable(str(error))}", file=sys.stderr)
+            code = 2
+    for path in paths:
         try:
             with local_folder(path) as folder:
                 problems = formats.verify(folder)

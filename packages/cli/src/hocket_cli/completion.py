@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from hocket.plugins import KINDS as ALL_KINDS, PluginError, catalog
+from hocket.plugins import KINDS as ALL_KINDS, PluginError, registry
 from hocket_cli.keys import KIND_OF_KEY, LISTS, keys
 from hocket_cli.parsers import parser_of
 
@@ -71,10 +71,10 @@ def candidates(line: str) -> list[str]:
     if words == ["--print-completion"]:
         found: Iterable[str] = SCRIPTS
     elif not words:
-        found = [*catalog.names("commands"), *(_OPTIONS if current.startswith("-") else ())]
+        found = [*registry.names("commands"), *(_OPTIONS if current.startswith("-") else ())]
     else:
         try:
-            command = catalog.get("commands", words[0])
+            command = registry.get("commands", words[0])
         except PluginError:
             return []
         found = _of_parser(parser_of(words[0], command), words[1:], current)
@@ -140,10 +140,10 @@ def overrides(current: str) -> list[str]:
         return []
     values = ["true", "false"] if isinstance(about.default, bool) else []
     if key in KIND_OF_KEY:
-        values = [f"[{name}]" if key in LISTS else name for name in catalog.names(KIND_OF_KEY[key])]
+        values = [f"[{name}]" if key in LISTS else name for name in registry.names(KIND_OF_KEY[key])]
     return [f"{key}={value}" for value in values]
 
 
 def plugin_names(current: str) -> list[str]:
     """Return the names of all installed plug-ins."""
-    return sorted({name for kind in ALL_KINDS for name in catalog.names(kind)})
+    return sorted({name for kind in ALL_KINDS for name in registry.names(kind)})

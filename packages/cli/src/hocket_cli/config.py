@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -20,17 +21,17 @@ from hocket.basics.masking import masked
 from hocket.basics.run_folder import is_url
 from hocket.basics.safe_files import printable
 from hocket.data.checks import whose_module
-from hocket.errors import Mistake
+from hocket.errors import HocketDeprecationWarning, Mistake
 from hocket.help.raised import raised
 from hocket.loop.settings import Settings
 from hocket.optim.groups import OPTIONS
-from hocket.plugins import Entry, PluginError, building, catalog, signatures
+from hocket.plugins import Entry, PluginError, building, registry, signatures
 from hocket.run.trainer import Trainer
 from hocket.state import conversions, simple_metrics
 from hocket.state.ranks import ALONE
 from hocket_checkpoints import CheckpointError, resuming
 from hocket_cli import forms, imports, recorded_config
-from hocket_cli.call_arguments import lacking, lacks
+from hocket_cli.call_arguments import lacking, lacks, takes
 from hocket_cli.document import ConfigError, Node
 from hocket_cli.error_places import blamed
 from hocket_cli.imports import reference, resolve
@@ -108,7 +109,9 @@ def _warnings_in_yaml() -> Iterator[None]:
     """Show warnings in one line each, without the line of code, and with advice as a file spells it."""
 
     def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
-        if issubclass(category, UserWarning) and not issubclass(category, DeprecationWarning):
+        if issubclass(category, UserWarning | HocketDeprecationWarning) and not issubclass(
+            category, DeprecationWarning
+        ):
             print(printable(f"hocket: {' '.join(in_yaml(message).split())}"), file=sys.stderr, flush=True)
         else:
             shown_before(message, category, *rest)
@@ -145,8 +148,8 @@ class Configuration:
         self._hints["accumulate"] = str | None  # a number of batches, and no other unit
         for key in ("metrics", "train_metrics"):
             self._hints[key] = Mapping[str, Metric | Literal[tuple(simple_metrics.METRICS)]] | self._hints.get(key, Any)  # type: ignore[misc, valid-type]
-        #: The plug-ins by kind and name, and their arguments.
-        self._plugins: list[tuple[str, str, Node]] = []
+        #: The plug-ins by kind and name, their arguments, and those that they take.
+        self._plugins: list[tuple[str, str, Node, str]] = []
         #: The names of their classes, and their arguments.
         self._classes: list[tuple[str, Node]] = []
         #: The versions of the distributions that provide them.
@@ -217,7 +220,7 @@ class Configuration:
         for key, find, convert in (
             ("loss", named_loss, conversions.loss),
             ("metrics", simple_metrics.find, conversions.metrics),
-            ("train_metrics", simple_metrics.find, conversions.metrics),
+            ("train_metrics", simple_metrics.find, partial(conversions.metrics, argument="train_metrics")),
         ):
             node = self._given.get(key, Node(None, "", ""))
             if key != "loss":
@@ -257,6 +260,9 @@ class Configuration:
         node, kind = self._given[key], KIND_OF_KEY.get(key)
         if kind is None:
             return self._plain(key)
+        if isinstance(node.value, str) and key not in LISTS:
+            with self._about(key):  # such as device: cuda:0
+                node.value = Settings.arguments()[key].convert(node.value)
         forms.check_commas(node, key)
         if key in LISTS:
             forms.check_list(node, kind, key)
@@ -277,7 +283,7 @@ class Configuration:
         if name == "auto" and kind in ("strategies", "devices"):
             return name
         entry, cls = forms.find(name, inside, kind, at)
-        self._plugins.append((catalog.singular(kind), entry.name, inside))
+        self._plugins.append((registry.singular(kind), entry.name, inside, takes(cls, _LEADING.get(kind, 0))))
         self._classes.append((getattr(cls, "__name__", name), inside))
         leading = _LEADING.get(kind, 0)
         if isinstance(inside.value, list):
@@ -334,8 +340,12 @@ class Configuration:
             where = self.blamed(error) or where
             key = next((f"{key}: " for key, node in self._given.items() if where in (node.where, node.key)), "")
             override = where.startswith("'")
+            noted = self._noted(error)
+            advice = f"Change the value. {noted[1]}." if noted else ""
             message = (
-                in_yaml(error, override) if isinstance(error, Mistake) else raised(f"{key}Making the Trainer", error)
+                in_yaml(error, override)
+                if isinstance(error, Mistake)
+                else raised(f"{key}Making the Trainer", error, advice)
             )
             raise ConfigError(where, message) from error
 
@@ -365,13 +375,19 @@ class Configuration:
             return {key: self._plain_value(child) for key, child in node.value.items()}
         return [self._plain_value(child) for child in node.value] if isinstance(node.value, list) else node.plain()
 
+    def _noted(self, error: BaseException) -> tuple[Node, str] | None:
+        """Return the arguments of the plug-in that an error or its notes name, and those that it takes; or None."""
+        said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        return next(
+            ((inside, takes) for kind, name, inside, takes in self._plugins if f"{kind} '{name}'" in said), None
+        )
+
     def blamed(self, error: BaseException) -> str | None:
         """Return the place of the value that an error of the Trainer is about, or None."""
-        said = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        for kind, name, inside in self._plugins:
-            if f"{kind} '{name}'" in said:
-                about = blamed(inside.value, error) if isinstance(inside.value, dict) else None
-                return about.where if about else inside.key
+        if noted := self._noted(error):
+            inside, _ = noted
+            about = blamed(inside.value, error) if isinstance(inside.value, dict) else None
+            return about.where if about else inside.key
         nested = [(name, node) for name, node in self._document.inside() if isinstance(name, str)]
         once = {name: node for name, node in nested if [other for other, _ in nested].count(name) == 1}
         about = blamed(self._given, error) or blamed(once, error)

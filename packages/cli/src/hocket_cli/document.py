@@ -145,6 +145,12 @@ def text_of(name: str) -> str:
             f"It is a Python program and not a configuration. Write `python {quoted}`, or `hocket launch {quoted}` for several "
             "processes; `hocket train --print-config > config.yaml` writes a configuration.",
         )
+    if re.fullmatch(r"[\w.]+:[A-Za-z_][\w.]*", name) and not file.exists():
+        raise ConfigError(
+            name,
+            f"It is an import path and not a configuration. Write `model: {name}` in a YAML file, and give that; `hocket train "
+            "--print-config > config.yaml` writes one with every key.",
+        )
     try:
         return safe_files.text(file, _BYTES)
     except UnicodeDecodeError as error:

@@ -8,11 +8,10 @@ from typing import Any
 
 from hocket.basics.specification import parse_spec
 from hocket.help import names
-from hocket.plugins import Entry, PluginConfigError, PluginError, catalog
+from hocket.plugins import Entry, PluginConfigError, PluginError, registry
 from hocket_cli.document import ConfigError, Node, as_node, flow, suggestion
 from hocket_cli.imports import as_call, reference, resolve
-from hocket_cli.objects import shown
-from hocket_cli.yaml_messages import in_yaml
+from hocket_cli.yaml_messages import as_given, in_yaml
 
 # --- a plug-in
 
@@ -27,10 +26,10 @@ def named(node: Node, kind: str, at: str) -> tuple[str, Node]:
     if isinstance(value, dict) and len(value) == 1:
         ((name, inside),) = value.items()
         return str(name), inside
-    example = (catalog.names(kind) or ["name"])[0]
+    example = (registry.names(kind) or ["name"])[0]
     raise ConfigError(
         node.where,
-        f"{at}={shown(node.plain())} does not name one {catalog.singular(kind)}. Write `{example}`, "
+        f"{as_given(node, at)} does not name one {registry.singular(kind)}. Write `{example}`, "
         f"`{{{example}: {{argument: value}}}}` or `module:Class`.",
     )
 
@@ -47,7 +46,7 @@ def from_text(text: str, node: Node, at: str) -> tuple[str, Node]:
 def find(name: str, inside: Node, kind: str, at: str) -> tuple[Entry, Any]:
     """Return the entry of a plug-in that `named` returned, and its class. Raises ConfigError."""
     try:
-        entry = catalog.find(kind, name)
+        entry = registry.find(kind, name)
         return entry, entry.load()
     except PluginError as error:
         raise ConfigError(inside.key, f"{at}: {in_yaml(error)}") from error
@@ -61,7 +60,7 @@ def check_nested(node: Node, kind: str, at: str) -> None:
     theirs = next(filter(aliases.get, aliases), "")
     if write := as_call(node, {*known, theirs}):
         write = write.replace(theirs, aliases.get(theirs, ""), 1)
-        raise ConfigError(node.where, f"{at}={shown(node.plain())} is a mapping of the name and the arguments. {write}")
+        raise ConfigError(node.where, f"{as_given(node, at)} is a mapping of the name and the arguments. {write}")
 
 
 def check_groups(groups: Node | None, cls: Any, name: str, at: str) -> None:
@@ -83,7 +82,7 @@ def check_groups(groups: Node | None, cls: Any, name: str, at: str) -> None:
 
 def _names(kind: str) -> set[str]:
     """Return the names of plug-ins of a kind, with and without their distributions."""
-    return {*catalog.names(kind), *(f"{each.dist}/{each.name}" for each in catalog.entries(kind))}
+    return {*registry.names(kind), *(f"{each.dist}/{each.name}" for each in registry.entries(kind))}
 
 
 # --- several plug-ins
@@ -101,7 +100,7 @@ def check_list(node: Node, kind: str, key: str) -> None:
     for each in items:
         find(*named(each, kind, key), kind, key)  # the name may be wrong, too
     write = flow([each.plain() for each in items])
-    raise ConfigError(node.where, f"{key}={node.plain()!r} is not a list. Write `{key}: {write}`.")
+    raise ConfigError(node.where, f"{as_given(node, key)} is not a list. Write `{key}: {write}`.")
 
 
 def check_commas(node: Node, at: str) -> None:

@@ -108,10 +108,10 @@ def _torch(args: argparse.Namespace) -> Iterator[Finding]:
 def _devices(args: argparse.Namespace) -> Iterator[Finding]:
     import torch
 
-    from hocket.plugins import catalog
+    from hocket.plugins import registry
 
-    for name in catalog.names("devices"):
-        device = catalog.get("devices", name)()
+    for name in registry.names("devices"):
+        device = registry.get("devices", name)()
         if name != "cpu" and device.available():
             yield Finding("device", "ok", f"{name}: {_described(name)}")
     if torch.cuda.device_count() == 0 and shutil.which("nvidia-smi"):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from hocket.plugins import BrokenPluginError, Entry
-from hocket.plugins.distributions import AUTOLOAD
+from hocket.plugins.entry_points import AUTOLOAD
 
 #: Prefix of the lines with a result: libraries may print when they are imported, too.
 MARK = "hocket-probe:"

@@ -18,7 +18,6 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from hocket.basics.masking import masked
 from hocket.basics.time import Interval, Time
 from hocket.errors import Mistake
 from hocket.help.raised import raised
@@ -28,7 +27,7 @@ from hocket_cli.document import ConfigError, Node, flow, parse_value, suggestion
 from hocket_cli.error_places import blamed
 from hocket_cli.imports import UNREAD, Reference, as_call, reference, resolve
 from hocket_cli.keys import keys
-from hocket_cli.yaml_messages import argument_of, in_yaml
+from hocket_cli.yaml_messages import argument_of, as_given, in_yaml, value_in_yaml
 
 #: The annotation of an argument that has none.
 UNKNOWN = Any
@@ -162,16 +161,14 @@ def _misfit(node: Node, hint: Any, at: str) -> ConfigError:
         what = f"Remove the quotes: {what[6:]}" if node.text is None and write == value else what
     elif call := as_call(node):
         what = call
-    elif "an object of class" in should or "a function" in should:
+    elif not what and ("an object of class" in should or "a function" in should):
         what = (
             f"Write the import path of a class or function: `{key}: module:name`, or `{key}: {{module:name: {{…}}}}` with "
             "arguments."
         )
     if not what and at in keys():
         what = f"{at}: {keys()[at].documentation.partition('. ')[0].rstrip('.')}."
-    return ConfigError(
-        node.where, f"{at}={shown(masked(value, *at.split('.')))} is {_kind(value)}; it should be {should}. {what}"
-    )
+    return ConfigError(node.where, f"{as_given(node, at)} is {_kind(value)}; it should be {should}. {what}")
 
 
 #: Values of other languages, in lower case.
@@ -193,13 +190,6 @@ def _meant(node: Node, hint: Any) -> str:
         if text and not isinstance(read, str | dict | list) and signatures.fits(read, hint):
             return text
     return ""
-
-
-def shown(value: Any) -> str:
-    """Return a value as messages show it."""
-    return (
-        {True: "true", False: "false", None: "null"}[value] if value is None or isinstance(value, bool) else repr(value)
-    )
 
 
 def _kind(value: Any) -> str:
@@ -340,7 +330,7 @@ def arguments(target: Any, name: str, node: Node, at: str, leading: int) -> tupl
     if not isinstance(node.value, dict):
         raise ConfigError(
             node.where,
-            f"The arguments of {name} are {node.plain()!r}. Write a mapping of names to values: {{name: value}}.",
+            f"The arguments of {name} are {flow(node.plain())}. Write a mapping of names to values: {{name: value}}.",
         )
     known = [each.name for each in parameters if each.kind in BY_NAME]
     anything = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
@@ -375,13 +365,13 @@ def _check_default(default: Any, node: Node, at: str, name: str) -> None:
         write = write or (f"Write `{key}: {meant}`. " if meant else "")
         raise ConfigError(
             node.where,
-            f"{at}={node.value!r} is text, and the default is {shown(default)}. {write}If {name} accepts text, annotate the "
-            "argument.",
+            f"{as_given(node, at)} is text, and the default is {value_in_yaml(repr(default))}. {write}If {name} accepts "
+            "text, annotate the argument.",
         )
     if type(default) is int and isinstance(node.value, float) and node.value.is_integer():
         raise ConfigError(
             node.where,
-            f"{at}={node.text or node.value} is a float, and the default is {default}, an integer. Write "
+            f"{as_given(node, at)} is a float, and the default is {default}, an integer. Write "
             f"`{key}: {int(node.value)}`. If {name} accepts a float, annotate the argument.",
         )
 

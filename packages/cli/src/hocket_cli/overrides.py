@@ -13,7 +13,7 @@ from typing import Any
 from hocket.basics.masking import is_masked, masked
 from hocket.errors import Setting
 from hocket.help import names
-from hocket.plugins import PluginConfigError, catalog
+from hocket.plugins import PluginConfigError, registry
 from hocket_cli import forms, recorded_config
 from hocket_cli.document import ConfigError, Node, flow, parse_value, read, suggestion
 from hocket_cli.imports import reference
@@ -159,7 +159,7 @@ def _unknown(key: object, node: Node) -> str:
         _elsewhere(key, node)
         or suggestion(key, known, "", 0.7)
         or _plugin_key(str(key), node)
-        or suggestion(key, known)
+        or f"Remove it, or write another. {suggestion(key, known)}"
     )
     return f"'{key}' is not a key of a configuration. {write}"
 
@@ -185,7 +185,7 @@ def _elsewhere(key: object, node: Node) -> str:
 def _plugin_key(key: str, node: Node) -> str:
     """Return what to write for the name of a plug-in in place of a key, or empty."""
     for argument, kind in KIND_OF_KEY.items():
-        there = catalog.names(kind)
+        there = registry.names(kind)
         name = key if key in there else names.alias(kind, key, there)
         if name in there and kind != "datasets":
             one = {name: node.plain()} if node.value else name
@@ -295,7 +295,7 @@ def _inside(node: Node, name: str, at: str, where: str) -> Node:
     if isinstance(node.value, dict) and one and len(node.value) == 1 and name not in node.value:
         (given,) = node.value
         write = where.strip("'").replace(f"{at}.", f"{at}.{given}.", 1)
-        if any(each.name == name for each in catalog.entries(KIND_OF_KEY[kind])):
+        if any(each.name == name for each in registry.entries(KIND_OF_KEY[kind])):
             write = f"{at}.{given}.…, or {at}={name} to replace it"
         raise ConfigError(where, f"{at} is '{given}', not '{name}'. Write {write}.")
     return node
@@ -307,7 +307,7 @@ def _index(node: Node, name: str, at: str, where: str) -> int:
         return int(name)
     given = [_name(item).rpartition("/")[2] for item in node.value]  # without the distribution
     name = name.rpartition("/")[2]
-    called = catalog.distinct(given)
+    called = registry.distinct(given)
     if given.count(name) > 1:
         first = given.index(name)
         second = called[given.index(name, first + 1)]

@@ -5,23 +5,69 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hocket.hookspecs.command import Command
 from hocket.plugins import PluginError
 
 
 class _Parser(argparse.ArgumentParser):
+    def add_subparsers(self, **options: Any) -> Any:
+        """Add parsers of actions, each of which reports the options that it does not have."""
+        return super().add_subparsers(parser_class=_ActionParser, **options)
+
     def error(self, message: str) -> NoReturn:
         """Raise PluginError that says what to write instead of an option that does not exist, or is missing."""
         if found := re.fullmatch(r"unrecognized arguments: (.*)", message):
             raise PluginError(self._unrecognized(found[1].split()))
+        if found := re.match(r"argument (.+?): invalid choice: (['\"])(.*)\2 \(", message):
+            raise PluginError(self._no_choice(found[1], found[3]))
         what = message[:1].upper() + message[1:]
         if found := re.fullmatch(r"the following arguments are required: (.*)", message):
-            needed = [each for each in self._actions if "/".join(each.option_strings) in found[1].split(", ")]
-            about = [f"{each.option_strings[0]} takes {each.help}" for each in needed if each.option_strings]
-            what = ". ".join([f"{self.prog.partition(' ')[2]} needs {found[1]}", *about])
-        raise PluginError(f"{what}. Usage: {' '.join(self.format_usage().split()).removeprefix('usage: ')}.")
+            what = self._required(found[1].split(", "))
+        elif found := re.fullmatch(r"argument (.+?): expected (.*)", message):
+            what = f"{found[1]} of {self._command} needs {found[2]}{self._help(found[1])}"
+        elif found := re.fullmatch(r"argument (.+?): invalid (int|float) value: (.*)", message):
+            number = {"int": "an integer", "float": "a number"}[found[2]]
+            what = f"{found[1]} of {self._command} takes {number}, not {found[3]}{self._help(found[1])}"
+        elif found := re.fullmatch(r"argument (.+?): ignored explicit argument (.*)", message):
+            what = f"{found[1]} of {self._command} takes no value, and {found[2]} was given"
+        raise PluginError(f"{what}. Usage: {self._usage}.")
+
+    def _required(self, names: list[str]) -> str:
+        """Say which arguments are missing, and what they are."""
+        needed = [each for each in self._actions if _name(each) in names and each.nargs != argparse.REMAINDER]
+        about = [f"{self._command} needs {', '.join(map(_name, needed))}"]
+        for each in needed:
+            if isinstance(each, argparse._SubParsersAction):
+                about.append(f"It is one of {', '.join(each.choices)}")
+            else:
+                about.append(f"{_name(each)} {'takes' if each.option_strings else 'is'} {each.help}")
+        return ". ".join(about)
+
+    def _help(self, name: str) -> str:
+        text = next(each.help for each in self._actions if _name(each) == name)
+        return f": {text}" if text else ""
+
+    @property
+    def _command(self) -> str:
+        return self.prog.partition(" ")[2]
+
+    @property
+    def _usage(self) -> str:
+        return " ".join(self.format_usage().split()).removeprefix("usage: ")
+
+    def _no_choice(self, name: str, given: str) -> str:
+        """Explain a word that is not among the choices of an argument."""
+        from hocket.help import names  # only needed for error messages
+
+        action = next(each for each in self._actions if _name(each) == name)
+        choices = list(map(str, action.choices or ()))
+        near = names.closest(given, choices)
+        meant = f" Did you mean '{near}'?" if near else ""
+        if isinstance(action, argparse._SubParsersAction):
+            return f"{self._command} has no action '{given}'.{meant} Its actions are {', '.join(choices)}."
+        return f"'{given}' is not a value for {name} of {self._command}.{meant} Write one of: {', '.join(choices)}."
 
     def _unrecognized(self, words: list[str]) -> str:
         """Explain overrides and other words that are written as options."""
@@ -34,7 +80,9 @@ class _Parser(argparse.ArgumentParser):
         after = words[words.index(option) + 1 :]
         if not equals and after and not after[0].startswith("-"):
             value = after[0]
-        said = f"{self.prog.partition(' ')[2]} has no option '{option}'."
+        if not option.startswith("-"):
+            return f"{self._command} takes no argument '{option}'. Usage: {self._usage}."
+        said = f"{self._command} has no option '{option}'."
         own = [each for action in self._actions for each in action.option_strings if each.startswith("--")]
         if near := difflib.get_close_matches(option, own, 1, 0.8):
             return f"{said} Did you mean {near[0]}?"
@@ -52,6 +100,20 @@ class _Parser(argparse.ArgumentParser):
         elif known and (text := key_of(key, value or "…", override=True)):
             write = f"Write {text}"
         return f"{said} {write or 'Its options are ' + ', '.join(own)}."
+
+
+class _ActionParser(_Parser):
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parse the arguments of an action. argparse would report those that are left with the options of the command."""
+        parsed, others = super().parse_known_args(args, namespace)
+        if others:
+            self.error(f"unrecognized arguments: {' '.join(others)}")
+        return parsed, others
+
+
+def _name(action: argparse.Action) -> str:
+    """Return the name of an argument, as argparse writes it in its messages."""
+    return "/".join(action.option_strings) or str(action.metavar or action.dest)
 
 
 def parser_of(name: str, command: Command) -> argparse.ArgumentParser:

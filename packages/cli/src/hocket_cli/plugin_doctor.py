@@ -9,7 +9,8 @@ from typing import Any
 
 from hocket.basics.kinds import HEAVY
 from hocket.help.ours import PARTS
-from hocket.plugins import Entry, catalog, switches
+from hocket.plugins import Entry, registry, switches
+from hocket_cli import compatibility
 from hocket_cli.import_probe import probe
 from hocket_cli.plugins import status
 
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 def examine(kind: str | None = None, timeout: float = TIMEOUT) -> list[dict[str, Any]]:
     """Import each plug-in in its own process, show progress, and return a report of each."""
     allowed = switches.current()
-    entries = catalog.entries(kind)
+    entries = registry.entries(kind)
     usable = [entry for entry in entries if status(entry, allowed) == "usable" and entry.obj is None]
     probed: dict[Entry, dict[str, Any]] = {}
     shows = sys.stderr.isatty()
@@ -53,16 +54,18 @@ def examine(kind: str | None = None, timeout: float = TIMEOUT) -> list[dict[str,
         report.append(
             {
                 "kind": entry.kind, "name": entry.name, "distribution": entry.dist, "version": entry.version,
+                "api": entry.api, "requires": compatibility.required(entry.dist),
                 "status": status(entry, allowed), "import_ms": found.get("ms"), "modules": found.get("modules"),
                 "heavy": [name for name in found.get("loaded", ()) if name in HEAVY],
                 "problems": _problems(entry, found, usable),
             }
         )  # fmt: skip
-    for dist, version, text in catalog.installed().problems:
+    for dist, version, text in registry.installed().problems:
         report.append(
             {
                 "kind": "distributions", "name": dist or "unknown", "distribution": dist, "version": version,
-                "status": "skipped", "import_ms": None, "modules": None, "heavy": [], "problems": [text],
+                "api": "", "requires": "", "status": "skipped", "import_ms": None, "modules": None, "heavy": [],
+                "problems": [text],
             }
         )  # fmt: skip
     return report
@@ -81,8 +84,7 @@ def _problems(entry: Entry, found: dict[str, Any], usable: list[Entry]) -> list[
         problems.append(f"'{entry.name}' is a plug-in of hocket: write '{entry.dist}/{entry.name}' for this one")
     elif entry in usable and others and entry.dist not in PARTS:
         problems.append(f"also provided by {', '.join(others)}: write '{entry.dist}/{entry.name}'")
-    if entry.api != catalog.API:
-        problems.append(f"has plug-in API {entry.api}, and this hocket has {catalog.API}; upgrade one of them")
+    problems += filter(None, (registry.another_api(entry), compatibility.mismatch(entry.dist)))
     return problems
 
 
@@ -90,6 +92,8 @@ def _print(line: dict[str, Any]) -> None:
     mark = "PROBLEM" if line["problems"] else "ok" if line["import_ms"] is not None else line["status"]
     cost = "" if line["import_ms"] is None else f"{line['import_ms']:8.1f} ms  {line['modules']:5d} modules"
     heavy = f"  imports {', '.join(line['heavy'])}" if line["heavy"] else ""
-    print(f"{mark:<8} {line['kind']}/{line['name']} ({line['distribution']} {line['version']}) {cost}{heavy}")
+    versions = f", API {line['api']}" if line["api"] else ""
+    versions += f", for hocket{line['requires']}" if line["requires"] else ""
+    print(f"{mark:<8} {line['kind']}/{line['name']} ({line['distribution']} {line['version']}{versions}) {cost}{heavy}")
     for problem in line["problems"]:
         print(f"         {problem}")

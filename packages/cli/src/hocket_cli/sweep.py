@@ -14,6 +14,7 @@ from hocket.basics.safe_files import escaped
 from hocket.hookspecs.command import Command
 from hocket_cli.common_options import add_trust
 from hocket_cli.completion import completes, configurations, overrides
+from hocket_cli.exit_codes import ExitCode
 from hocket_cli.sweeps.description import PRUNERS, SAMPLERS, Sweep, check_values, described
 
 if TYPE_CHECKING:
@@ -170,10 +171,10 @@ def _finish(sweep: Sweep, record: Record, interrupted: bool, args: argparse.Name
     print(f"trials in {sweep.folder}, and all values in {sweep.folder / 'sweep.json'}")
     if interrupted:
         print("hocket: interrupted; the same command continues the sweep.", file=sys.stderr)
-        return 130
+        return ExitCode.INTERRUPTED
     with contextlib.suppress(AttributeError):
         sys.stdout.flush()
-    return 0 if best is not None else 1
+    return ExitCode.DONE if best is not None else ExitCode.FAILED
 
 
 command = Command("Run a configuration with many values, and name the best", add_arguments, run)

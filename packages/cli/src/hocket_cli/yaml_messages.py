@@ -8,9 +8,12 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from hocket.basics.masking import masked
 from hocket.errors import Setting, rendered
 from hocket.help import names
-from hocket_cli.document import flow
+from hocket.plugins import registry
+from hocket_cli.document import Node, flow
+from hocket_cli.keys import KIND_OF_KEY
 
 
 def in_yaml(said: BaseException | str, override: bool = False) -> str:
@@ -27,13 +30,21 @@ def spelled(setting: Setting, override: bool) -> str:
     """Return a setting in backquotes as a file or the command line has it, or the name alone of one without a value."""
     if not setting.value:
         return setting.name
-    value = _flow(setting.value)
-    if not setting.name:
-        return value
-    return f"`{_quoted(f'{setting.name}={value}') if override else f'{setting.name}: {value}'}`"
+    value = value_in_yaml(setting.value)
+    return _quoted(setting.name, value, override) if setting.name else value
 
 
-def _flow(written: str) -> str:
+def as_given(node: Node, at: str) -> str:
+    """Return an argument with its value as `spelled` does, without secrets."""
+    number = node.text if isinstance(node.value, float) else None  # as it was written, such as 1e2
+    return _quoted(at, number or flow(masked(node.plain(), *at.split("."))), node.where.startswith("'"))
+
+
+def _quoted(name: str, value: str, override: bool) -> str:
+    return f"`{_word(f'{name}={value}') if override else f'{name}: {value}'}`"
+
+
+def value_in_yaml(written: str) -> str:
     """Return a value as YAML has it: a literal of Python, the import path of a dotted name, and any function for a lambda."""
     for literal in (written, written.replace("{…}", "{'…': '…'}").replace("…", "'…'")):
         try:
@@ -45,7 +56,7 @@ def _flow(written: str) -> str:
     return "module:function" if written.startswith("lambda ") else written
 
 
-def _quoted(text: str) -> str:
+def _word(text: str) -> str:
     """Return text as one word of a shell; in double quotes if it has single ones, which are easier to read so."""
     return f'"{text}"' if "'" in text and not re.search(r'["$`\\!]', text) else shlex.quote(text)
 
@@ -58,6 +69,8 @@ def key_of(name: str, value: Any, override: bool = False) -> str:
     text = names.listed(name, "keys") or names.listed(name, "arguments", "Trainer")
     if text is None:
         return ""
+    if kind := KIND_OF_KEY.get(text.removeprefix("«").partition("=")[0]):
+        value = names.alias(kind, str(value), registry.names(kind)) or value
     return in_yaml(names.filled(text, name, value, _shown(value)), override)
 
 
@@ -73,9 +86,8 @@ def argument_of(target: Any, name: object, value: Any, known: Mapping[str, Any] 
         return ""
     text = names.listed(name, "arguments", getattr(target, "__qualname__", ""))
     if text is None:
-        theirs = names.argument(name, known)
-        return f"Write `{theirs}: {flow(value)}`." if theirs else ""
-    key, equals, _ = text.removeprefix("«").partition("=")
-    if not equals or key not in known:
-        return f"Write {text}."
+        if isinstance(value, int | float) and (unit := names.listed(name, "units")):
+            value = f"{_shown(value)}{unit}"
+        own = names.argument(name, known)
+        return f"Write `{own}: {flow(value)}`." if own else ""
     return f"Write {in_yaml(names.filled(text, name, value, _shown(value)))}."

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hocket.state.task import Task as Task
     from hocket.strategies import Strategy as Strategy
     from hocket.surgery import NoEffectWarning as NoEffectWarning
-    from hocket_checkpoints.callback import Checkpoints as Checkpoints
+    from hocket_checkpoints.periodic_saving import Checkpoints as Checkpoints
     from hocket_insight.model_table import model_summary as model_summary
     from hocket_strategies.custom_loops.runtime import Runtime as Runtime
     from hocket_strategies.launching.forks import launch as launch
@@ -50,10 +50,10 @@ def __getattr__(name: str) -> Any:
     try:
         return lazy("hocket")[0](name)
     except UnicodeDecodeError as error:  # in torch, which reads the entry points of every distribution
-        from hocket.plugins import catalog, distributions
+        from hocket.plugins import entry_points, registry
 
-        for problem in catalog.installed().problems:
-            error.add_note(f"{problem.dist} {problem.version}: {problem.text}, or set {distributions.AUTOLOAD}=0.")
+        for problem in registry.installed().problems:
+            error.add_note(f"{problem.dist} {problem.version}: {problem.text}, or set {entry_points.AUTOLOAD}=0.")
         raise
 
 

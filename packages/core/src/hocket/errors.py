@@ -4,7 +4,7 @@ The text of such an error says what was given, what is allowed and what to write
 data: ``raise WrongValue(f"«seed={seed!r}» is not an int. Write «seed=17».")``. In Python the text is without the marks, and a
 configuration renders the same error with ``seed: 17``. A mark may have another spelling for configurations, after a bar:
 ``«trainer.fit()¦`hocket train`»``, ``«model=Net()¦model='module:Net'»``; nothing after the bar omits the words. Constants of
-Python may have marks: ``«None»``.
+Python, and tuples and lists of texts, may have marks: ``«None»``, ``«('norm', 1.0)»``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _spellings(mark: re.Match[str]) -> tuple[str, Setting | str]:
     name, equals, value = (other if bar else python).partition("=")
     if equals and name.isidentifier():
         return python, Setting(name, value)
-    if python in ("None", "True", "False"):
+    if python in ("None", "True", "False") or python.startswith(("('", "['")):
         return python, Setting("", python)
     return (python, other) if bar else (mark[0], mark[0])
 
@@ -121,6 +121,13 @@ class CheckpointError(WrongState):
         from hocket.basics.safe_files import printable
 
         super().__init__(printable(message))
+
+
+class HocketDeprecationWarning(FutureWarning):
+    """Something of hocket's public interface works, but is removed in the version that the message names.
+
+    It is a FutureWarning, because Python shows no DeprecationWarning outside of ``__main__``.
+    """
 
 
 class DamagedCheckpointWarning(UserWarning):

@@ -12,7 +12,7 @@ from hocket.data.batches import Padding, unpadded
 from hocket.data.checks import MODES
 from hocket.data.errors import DataError
 from hocket.data.loaders import batch_size
-from hocket.data.slices import Slices
+from hocket.data.rank_slices import Slices
 from hocket.data.source import Position, Source, epoch_owners
 from hocket.data.stateful import has_state
 from hocket.errors import WrongType, WrongValue

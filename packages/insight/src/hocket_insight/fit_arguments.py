@@ -46,6 +46,16 @@ def _check(state: State, settings: Settings) -> None:
         )
     if settings.sanity_eval and not state.eval_sets:
         warn("«sanity_eval=» evaluates before training, and this fit has no evaluation set. Pass «eval_data=».")
+    if settings.fast_dev_run and settings.overfit:
+        warn(
+            f"«overfit={settings.overfit}» and «fast_dev_run={settings.fast_dev_run}» are two tests, and the run ends with the "
+            "second. Remove one."
+        )
+    if settings.eval_every and not state.eval_sets and str(settings.eval_every.every) != "1ep":  # the default
+        warn(
+            f"«eval_every='{settings.eval_every.every}'» has no effect: this fit has no evaluation set. Pass «eval_data=», or "
+            "remove it."
+        )
     accumulate, batches = settings.accumulate, known_length(state.train_loader)
     if accumulate is not None and batches and batches < accumulate:
         warn(

@@ -18,8 +18,8 @@ from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 
 from hocket.basics import display, seeding
+from hocket.data.batches import Window
 from hocket.data.nesting import map_tensors
-from hocket.data.windows import Window
 from hocket.errors import Mistake, WrongValue
 from hocket.help import warn
 from hocket.help.arguments import understood

@@ -17,7 +17,7 @@ from hocket.basics import safe_files
 from hocket.basics.history import POSITION
 from hocket.basics.run_files import SUMMARY, number, objects, started
 from hocket.basics.timestamp import Timestamp
-from hocket.plugins import catalog
+from hocket.plugins import registry
 from hocket.plugins.plan import calls
 from hocket.state.state import State
 from hocket_loggers.resumable_lines import encode
@@ -149,7 +149,7 @@ def system(state: State) -> dict[str, str]:
         "torch": str(torch.__version__),
         "threads of torch": str(torch.get_num_threads()),
     }
-    return facts | {each.dist: each.version for each in catalog.installed().entries if each.dist}
+    return facts | {each.dist: each.version for each in registry.installed().entries if each.dist}
 
 
 def _processor() -> str:

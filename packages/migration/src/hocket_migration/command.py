@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 
+from hocket.errors import MissingFile
 from hocket.hookspecs.command import Command
 
 _INSPECT = (
@@ -39,6 +41,10 @@ def run(args: argparse.Namespace) -> int:
     """Carry out an action."""
     from hocket_migration.inspecting import converting, project, report
 
+    if not os.path.exists(args.path):
+        raise MissingFile(
+            f"{args.path} does not exist. Write hocket migrate {args.action} PATH, with a Python file, a notebook or a folder."
+        )
     if args.action == "convert":
         converted = converting.convert(args.path)
         if args.out or args.in_place:

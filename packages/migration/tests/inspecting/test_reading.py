@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from hocket.errors import MissingFile
 from hocket_migration.inspecting.project import inspect
 
 
@@ -47,8 +48,9 @@ def test_expressions_without_end_are_said(tmp_path):
 
 
 def test_nothing_to_read(tmp_path, capsys, migrate):
-    assert migrate("inspect", tmp_path / "missing.py") == 2
-    assert "missing.py: not read: there is no such file or folder." in capsys.readouterr().out
+    for action in ("inspect", "convert"):
+        with pytest.raises(MissingFile, match=rf"missing.py does not exist. Write hocket migrate {action} PATH"):
+            migrate(action, tmp_path / "missing.py")
     assert migrate("inspect", tmp_path) == 2
     assert "there are no Python files or notebooks in this folder" in capsys.readouterr().out
     (tmp_path / "bad.py").write_text("def")

@@ -117,11 +117,11 @@ def test_names_of_hocket_in_the_tables_exist():
     for package in ("general", "vision", "nlp", "loggers", "strategies"):
         pytest.importorskip(f"hocket_{package}")
     import hocket
-    from hocket.plugins import catalog
+    from hocket.plugins import registry
 
     known = set(inspect.signature(hocket.Trainer.__init__).parameters)
     plugins = {
-        group: {each.name for each in catalog.entries(group)} for group in ("algorithms", "callbacks", "loggers")
+        group: {each.name for each in registry.entries(group)} for group in ("algorithms", "callbacks", "loggers")
     }
     entries = [
         entry.text

@@ -1,4 +1,4 @@
-"""The programs of docs/from-lightning.md run, and the numbers of its table are those of both Trainers."""
+"""The programs of docs/how-to/from-lightning.md run, and the numbers of its table are those of both Trainers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hocket_testkit import run_ranks
 
 
 def test_the_programs_of_the_page_run() -> None:
-    page, names = ROOT / "docs" / "from-lightning.md", {"__name__": "__main__"}
+    page, names = ROOT / "docs/how-to/from-lightning.md", {"__name__": "__main__"}
     ran = [block for block in blocks(page) if block.language == "python"]
     for block in ran:
         exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), names)

@@ -21,7 +21,7 @@ from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket_strategies import gloo_shutdown, rendezvous
 from hocket_strategies.collective_errors import Explained
-from hocket_strategies.slices import OwnData, SlicedLoader, is_distributed, sliced
+from hocket_strategies.rank_slices import OwnData, SlicedLoader, is_distributed, sliced
 from hocket_strategies.tensor_coalescing import packed, unpack
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}

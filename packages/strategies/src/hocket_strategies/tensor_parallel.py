@@ -31,7 +31,7 @@ class TensorParallel(FSDP):
     Args:
         tensor: number of ranks that divide layers; None for world size ÷ (``replicate`` × ``shard``).
         plan: see above.
-        replicate, shard, **options: as for :class:`~hocket_strategies.fsdp.FSDP`; ``shard`` is 1 unless given.
+        replicate, shard, options: as for :class:`~hocket_strategies.fsdp.FSDP`; ``shard`` is 1 unless given.
 
     Raises:
         ValueError: ``replicate × shard × tensor`` is not the number of ranks; later, if there is no plan, or if it names a

@@ -17,35 +17,50 @@ from typing import TYPE_CHECKING, Any
 from hocket.errors import MissingPackage
 
 if TYPE_CHECKING:
+    from hocket_testkit.actions import ActionsConformance
     from hocket_testkit.algorithms import AlgorithmConformance
     from hocket_testkit.callbacks import CallbackConformance
+    from hocket_testkit.commands import CommandConformance
+    from hocket_testkit.datasets import DatasetConformance
+    from hocket_testkit.devices import DeviceConformance
     from hocket_testkit.loggers import LoggerConformance
     from hocket_testkit.optimizers import OptimizerConformance
     from hocket_testkit.precisions import PrecisionConformance
     from hocket_testkit.ranks import RankError, run_ranks
+    from hocket_testkit.schedules import ScheduleConformance
     from hocket_testkit.sources import SourceConformance
     from hocket_testkit.strategies import StrategyConformance
     from hocket_testkit.sync import SynchronisationError, no_sync
 
 #: Public name -> the module that defines it.
 _SUITES = {
+    "ActionsConformance": "actions",
     "AlgorithmConformance": "algorithms",
     "CallbackConformance": "callbacks",
+    "CommandConformance": "commands",
+    "DatasetConformance": "datasets",
+    "DeviceConformance": "devices",
     "LoggerConformance": "loggers",
     "OptimizerConformance": "optimizers",
     "PrecisionConformance": "precisions",
+    "ScheduleConformance": "schedules",
     "SourceConformance": "sources",
     "StrategyConformance": "strategies",
 }
 _OTHERS = {"RankError": "ranks", "SynchronisationError": "sync", "no_sync": "sync", "run_ranks": "ranks"}
 
 __all__ = [
+    "ActionsConformance",
     "AlgorithmConformance",
     "CallbackConformance",
+    "CommandConformance",
+    "DatasetConformance",
+    "DeviceConformance",
     "LoggerConformance",
     "OptimizerConformance",
     "PrecisionConformance",
     "RankError",
+    "ScheduleConformance",
     "SourceConformance",
     "StrategyConformance",
     "SynchronisationError",

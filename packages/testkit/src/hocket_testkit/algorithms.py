@@ -9,11 +9,11 @@ from typing import ClassVar
 
 import hocket
 from hocket.hookspecs import Event
+from hocket.plugins import registry
+from hocket_testkit.cards import names_a_source, own_links, stale
 from hocket_testkit.compare import difference
 from hocket_testkit.conformance import parameters_of, weights
 from hocket_testkit.runs import RunConformance
-
-_SOURCE = re.compile(r"arxiv|doi\b|https?://|\b(19|20)\d\d\b|sources?:", re.IGNORECASE)
 
 
 class AlgorithmConformance(RunConformance):
@@ -56,34 +56,41 @@ class AlgorithmConformance(RunConformance):
         """The docstring of the class or of its module names the source of the method."""
         cls = type(self.make())
         docs = f"{cls.__doc__ or ''}\n{inspect.getmodule(cls).__doc__ or ''}"
-        assert _SOURCE.search(docs), (
+        assert names_a_source(docs, self._own_links()), (
             f"Neither the docstring of {cls.__name__} nor that of its module says where the method comes from. Name the paper "
-            "and the equation, such as `(Neelakantan et al. 2015, eq. 1)`, or write `Source: …`."
+            "and the equation, such as `(Neelakantan et al. 2015, eq. 1)`, or write `Source: …`; a link to the plug-in's own "
+            "pages is none."
         )
 
     def test_has_a_card(self) -> None:
         """A page for users: what it does, its source and every hyperparameter."""
-        cls, card = type(self.make()), self._card()
-        assert card is not None, (
+        cls, (card, text) = type(self.make()), self._card()
+        assert text, (
             f"{cls.__name__} has no method card. Write docs/algorithms/{self.plugin_name()}.md or a README.md next to "
             "pyproject.toml, with its source and hyperparameters; or say where it is: card = '../docs/card.md'."
         )
-        text = card.read_text(encoding="utf-8")
-        assert _SOURCE.search(text), (
+        assert names_a_source(text, self._own_links()), (
             f"{card} does not say where the method comes from. Name the paper, with a link, there or in a method card "
             f"docs/algorithms/{self.plugin_name()}.md."
         )
         missing = [name for name in parameters_of(cls) if not re.search(rf"\b{re.escape(name)}\b", text)]
         assert not missing, f"{card} does not mention {', '.join(missing)}. List every hyperparameter with its default."
+        old = stale(text, self.plugin_name() or cls.__name__, cls, several=False)
+        assert not old, f"{card} is out of date: {'; '.join(old)}. Write what the class takes now."
 
-    def _card(self) -> Path | None:
+    def _own_links(self) -> list[str]:
+        entry = registry.entry_of(self.kind, type(self.make()))
+        return own_links(entry.dist if entry is not None else "hocket")
+
+    def _card(self) -> tuple[str, str]:
+        """Return where the method card is, and its text; both are empty if there is none."""
         here = Path(inspect.getfile(type(self))).resolve().parent
-        if self.card is not None:
-            return here / self.card
         folders = [here, *here.parents]
         cards = [folder / "docs" / "algorithms" / f"{self.plugin_name()}.md" for folder in folders]
         readmes = [folder / "README.md" for folder in folders if (folder / "pyproject.toml").is_file()]
-        return next((path for path in [*cards, *readmes[:1]] if path.is_file()), None)
+        candidates = [*cards, *readmes[:1]] if self.card is None else [here / self.card]
+        path = next((path for path in candidates if path.is_file()), None)
+        return ("", "") if path is None else (str(path), path.read_text(encoding="utf-8"))
 
     # --- behaviour
 
@@ -97,14 +104,6 @@ class AlgorithmConformance(RunConformance):
             "model, for which it acts; declare an algorithm that must not change the numbers in `exempt`."
         )
 
-    def test_works_with_microbatches(self) -> None:
-        """Training with microbatches equals training on full batches, up to rounding."""
-        full, split = self.trainer(self.make()), self.trainer(self.make(), microbatch=3)
-        full.fit()
-        split.fit()
-        found = difference(weights(split), weights(full), self.tolerance("test_works_with_microbatches", 1e-4))
-        assert found is None, (
-            f"With microbatch=3 the weights differ: {found}. Act on the full batch (Event.AFTER_DATALOADER, "
-            "Event.AFTER_TRAIN_BATCH) or identically on every sample. If it is meant to differ, say why in `exempt`; if it is "
-            "rounding, allow for it in `tolerances`."
-        )
+    def test_records_and_previews_surgery(self) -> None:
+        """Replaced modules are in ``state.replacements``, and in the plan of the run."""
+        self._no_fault("surgery")

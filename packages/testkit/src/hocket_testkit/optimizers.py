@@ -13,16 +13,18 @@ import torch
 from torch import nn
 
 import hocket
+from hocket import plugins
 from hocket.basics import seeding
 from hocket.basics.short_repr import short
 from hocket.plugins.building import read
 from hocket_testkit.compare import difference
 from hocket_testkit.conformance import Planned, raiser, weights
+from hocket_testkit.observing import Observation, observe
 from hocket_testkit.reference import convolutional_network, labelled_images
-from hocket_testkit.runs import _loss, _not_plain, _Takes
+from hocket_testkit.runs import Observed, _loss, _not_plain, _Takes
 
 
-class OptimizerConformance:
+class OptimizerConformance(Observed):
     """Test learning, repetition, state, resuming, evaluations and groups. Inherit and set :attr:`optimizer`.
 
     Example:
@@ -44,13 +46,21 @@ class OptimizerConformance:
             pytest.skip(self.exempt[request.function.__name__])
         self.folder = tmp_path
 
+    def _observe(self) -> Observation:
+        def start(plugin: Any, **changes: Any) -> hocket.Trainer:
+            given = self.arguments.get("callbacks", ())
+            trainer = self.trainer(**changes | {"callbacks": [*given, changes["callbacks"]]})
+            changes["callbacks"].plugin = trainer.state.optimizers[0]
+            return trainer
+
+        name, _ = read("optimizers", self.optimizer)
+        return observe(lambda: None, start, _model, plugins.get("optimizers", name))
+
     _numbers = itertools.count()
 
     def trainer(self, **changes: Any) -> hocket.Trainer:
         """Return a Trainer of the reference run; ``changes`` are arguments."""
-        with seeding.preserved():
-            torch.manual_seed(0)
-            model, data = convolutional_network(), labelled_images()
+        model, data = _model(), labelled_images()
         given: dict[str, Any] = {
             "model": model, "loss": nn.functional.cross_entropy, "optimizer": self.optimizer, "train_data": data,
             "eval_data": data, "duration": "2ep", "seed": 17, "device": "cpu", "strategy": "single", "folder": self.folder,
@@ -154,3 +164,9 @@ class OptimizerConformance:
         assert torch.equal(frozen, before), (
             f"{name} has no gradient and was changed. Skip parameters whose .grad is None."
         )
+
+
+def _model() -> nn.Module:
+    with seeding.preserved():
+        torch.manual_seed(0)
+        return convolutional_network()

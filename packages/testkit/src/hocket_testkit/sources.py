@@ -18,7 +18,7 @@ from hocket.basics import seeding
 from hocket.data.adapters import adapt
 from hocket.data.batches import count, slice_samples
 from hocket.data.errors import DataError
-from hocket.data.slices import Slices
+from hocket.data.rank_slices import Slices
 from hocket.data.source import Position, Source, set_epoch
 from hocket.errors import Unsupported
 from hocket_testkit.compare import difference

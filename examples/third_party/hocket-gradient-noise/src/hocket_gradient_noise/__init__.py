@@ -1,5 +1,9 @@
-"""Annealed Gaussian noise on gradients, a plug-in for hocket."""
+"""The algorithm `gradient-noise`, a plug-in for hocket, and the functions that it calls."""
 
-from hocket_gradient_noise.gradient_noise import GradientNoise, add_gradient_noise, standard_deviation
+from hocket_gradient_noise.gradient_noise import (
+    GradientNoise,
+    add_gradient_noise,
+    standard_deviation,
+)
 
 __all__ = ["GradientNoise", "add_gradient_noise", "standard_deviation"]

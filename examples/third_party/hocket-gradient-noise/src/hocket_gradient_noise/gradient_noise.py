@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch import nn
-
 from hocket import Algorithm, Event, Need, Phase, State
+from torch import nn
 
 
 def standard_deviation(step: int, eta: float = 0.01, gamma: float = 0.55) -> float:
@@ -42,10 +41,10 @@ def add_gradient_noise(
 
 
 class GradientNoise(Algorithm):
-    """Adds annealed Gaussian noise to the gradients of every batch (Neelakantan et al. 2015, equation 1, arXiv 1511.06807).
+    """Adds annealed Gaussian noise to the gradients of every batch (Neelakantan et al. 2015, equation 1).
 
-    The noise of batch ``t``, counted from 0, has the variance ``eta / (1 + t) ** gamma``. It is added to the gradient of the
-    whole batch, unscaled, and before gradients are clipped. Ranks add the same noise, so their weights stay the same.
+    The noise of batch ``t``, counted from 0, has the variance ``eta / (1 + t) ** gamma``. It is added to the gradient
+    of the whole batch, unscaled, and before gradients are clipped. Ranks add the same noise, and keep the same weights.
 
     Args:
         eta: the variance in the first batch, in the squared units of the gradient; the paper tries 0.01, 0.3 and 1.0.
@@ -53,6 +52,12 @@ class GradientNoise(Algorithm):
 
     Raises:
         ValueError: one of them is negative.
+
+    Example:
+        >>> import hocket, torch
+        >>> from hocket_gradient_noise import GradientNoise
+        >>> algorithm = GradientNoise(eta=0.01)
+        >>> trainer = hocket.Trainer(torch.nn.Linear(4, 1), algorithms=[algorithm], device="cpu")
     """
 
     events = {Event.AFTER_TRAIN_BATCH}
@@ -63,8 +68,8 @@ class GradientNoise(Algorithm):
     def __init__(self, eta: float = 0.01, gamma: float = 0.55) -> None:
         if eta < 0 or gamma < 0:
             raise ValueError(
-                f"GradientNoise was given eta={eta} and gamma={gamma}, but neither may be negative: eta is a variance, such "
-                "as 0.01, and gamma its decay, such as 0.55."
+                f"eta={eta} and gamma={gamma}: neither may be negative. eta is a variance, such as 0.01, and gamma its "
+                "decay, such as 0.55."
             )
         self.eta = eta
         self.gamma = gamma

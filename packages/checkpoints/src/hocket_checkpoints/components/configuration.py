@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hocket.basics.plain_data import decode, json_like
-from hocket.plugins import catalog
+from hocket.plugins import registry
 from hocket.schedules import Schedule
 from hocket.state.component import Check, Component, Saved, Tree
 from hocket.state.state import State
@@ -86,7 +86,7 @@ def _plugins(state: State, attached: Sequence[Mapping[str, Any]]) -> Iterator[st
         there = {each["name"]: each for each in attached if each["kind"] == kind}
         here = {attachment.name: attachment for attachment in state.bus.attachments if attachment.kind == kind}
         if kind not in ("callbacks", "algorithms") and there.keys() != here.keys():
-            yield f"{catalog.singular(kind)} was {', '.join(there)}, is {', '.join(here)}"
+            yield f"{registry.singular(kind)} was {', '.join(there)}, is {', '.join(here)}"
         if kind == "algorithms" and there.keys() == here.keys() and list(there) != list(here):
             yield f"the order of algorithms was {', '.join(there)}, is {', '.join(here)}"
         for name, attachment in here.items():
@@ -97,7 +97,7 @@ def _plugins(state: State, attached: Sequence[Mapping[str, Any]]) -> Iterator[st
                 default = _default(attachment.obj, option)
                 was, is_now = (json_like(each.get(option, default)) for each in (then, now))
                 if was != is_now:
-                    yield f"{option} of the {catalog.singular(kind)} '{name}' was {was!r}, is {is_now!r}"
+                    yield f"{option} of the {registry.singular(kind)} '{name}' was {was!r}, is {is_now!r}"
 
 
 def _default(plugin: Any, option: str) -> Any:

@@ -11,7 +11,7 @@ from hocket.basics.plain_data import encode
 from hocket.data.stateful import has_state
 from hocket.help.ours import is_ours
 from hocket.hookspecs.attachment import Attachment
-from hocket.plugins import catalog
+from hocket.plugins import registry
 from hocket.state.component import Check, Component, Like, Saved, Tree
 from hocket.state.state import State
 from hocket_checkpoints.classes import class_named, class_of
@@ -36,7 +36,7 @@ class Plugins(Component):
         for attachment in self._state.bus.attachments:
             if has_state(attachment.obj) and (state := attachment.obj.state_dict()):
                 states.setdefault(attachment.kind, {})[attachment.name] = encode(
-                    state, f"{catalog.singular(attachment.kind)} '{attachment.name}'", gather
+                    state, f"{registry.singular(attachment.kind)} '{attachment.name}'", gather
                 )
         return states
 
@@ -101,7 +101,7 @@ def _problems(
         states = saved.get(kind, {})
         if (kind, name) not in attached and (kind == "algorithms" or (kind in _SEVERAL and name in states)):
             problems.append(
-                f"The checkpoint was taken with the {catalog.singular(kind)} '{name}' ({each['class']}), which is not "
+                f"The checkpoint was taken with the {registry.singular(kind)} '{name}' ({each['class']}), which is not "
                 f"attached. {how_to_get(kind, each)}"
             )
         elif (
@@ -117,7 +117,7 @@ def _problems(
         keeps = kind in _SEVERAL and has_state(attachment.obj) and bool(attachment.obj.state_dict())
         if (kind, name) not in described and (kind == "algorithms" or keeps):
             problems.append(
-                f"The {catalog.singular(kind)} '{name}' is attached, but the checkpoint was taken without it. Remove it."
+                f"The {registry.singular(kind)} '{name}' is attached, but the checkpoint was taken without it. Remove it."
             )
     return problems
 
@@ -125,13 +125,13 @@ def _problems(
 def how_to_get(kind: str, each: Mapping[str, Any]) -> str:
     """Return what to type to attach a plug-in that a checkpoint was taken with."""
     short = short_name(each["name"])
-    if {short, each["name"]} & set(catalog.names(kind)):
+    if {short, each["name"]} & set(registry.names(kind)):
         return f"Pass {kind}=['{short}'] to the Trainer."
     if each["dist"] in (None, "this process"):
         return f"Pass an instance of it to the Trainer: {kind}=[{each['class'].rpartition('.')[2]}(…)]."
     from hocket.help import installing
 
-    extra = catalog.extra_of(kind, short)
+    extra = registry.extra_of(kind, short)
     if is_ours(each["class"]) and extra is not None:
         what = f"a package of hocket that is not installed; type: {installing.command(extra)}"
     else:

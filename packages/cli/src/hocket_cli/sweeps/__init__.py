@@ -1,1 +1,1 @@
-"""Sweeps: many runs of one configuration with other values, each in its own process and folder. See ``docs/sweeps.md``."""
+"""Sweeps: many runs of one configuration with other values, each in its own process and folder: ``docs/how-to/sweeps.md``."""

@@ -2,6 +2,8 @@
 
 Every launcher sets environment variables; `environment` reads them, those of MPIs and SLURM by
 `hocket_strategies.launching.jobs`. Sources: the manuals of torchrun and Ray Train.
+
+* ``HOCKET_LAUNCHED=1`` tells a rank that hocket has started it. Do not set it yourself.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def parse_spec(text: str, hides: bool = True) -> tuple[str, dict[str, Any]]:
         if text.count("(") != text.count(")"):
             raise PluginConfigError(f"Brackets in {shown(text)!r} do not match. Close each one.")
         raise PluginConfigError(
-            f"{shown(text)!r} does not name a plug-in. Write a name, or a name with arguments such as 'cosine(warmup=0.05dur)'."
+            f"{shown(text)!r} does not name a plug-in. Write a name, or a name with arguments such as 'name(key=value)'."
         )
     name, inside = match[1], match[2]
     config: dict[str, Any] = {}

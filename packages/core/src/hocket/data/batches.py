@@ -19,6 +19,23 @@ if TYPE_CHECKING:
     from hocket.basics.types import Batch
 
 
+class Window:
+    """The batch of ``Trainer(accumulate="4ba")``: four batches of the loader, in order; fewer at the end of an epoch.
+
+    Each of them is computed on separately, as at least one microbatch.
+
+    Example:
+        >>> from hocket.data import Window
+        >>> Window([[1, 2], [3]]).batches
+        ([1, 2], [3])
+    """
+
+    __slots__ = ("batches",)
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self.batches = tuple(batches)
+
+
 class Counts(NamedTuple):
     """Number of samples and tokens in a batch.
 

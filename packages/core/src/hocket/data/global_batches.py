@@ -10,7 +10,7 @@ from hocket.data.adapters import adapt
 from hocket.data.batches import count
 from hocket.data.errors import DataError
 from hocket.data.loaders import batch_size, by_index, with_sampler
-from hocket.data.slices import Slices
+from hocket.data.rank_slices import Slices
 from hocket.data.source import Source
 from hocket.errors import WrongValue
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from hocket.errors import rendered
+from hocket.errors import HocketDeprecationWarning, rendered
 from hocket.help.ours import is_ours
 
 #: Libraries whose frames, like hocket's, lie between the user's line and the warning.
@@ -36,6 +36,27 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     warning = category(rendered(message))
     warning.marked = message  # type: ignore[attr-defined]
     warnings.warn_explicit(warning, None, user.f_code.co_filename, user.f_lineno, module, registry)
+
+
+def deprecated(name: str, replacement: str, since: str) -> None:
+    """Warn at the user's line that a public name works for two minor versions only: ``since``, such as "0.1", and the next.
+
+    Example:
+        >>> import warnings
+        >>> from hocket.help import deprecated
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     deprecated("Trainer(clip_norm=1.0)", "Trainer(clip=1.0)", since="0.1")
+        >>> print(caught[0].message)
+        Trainer(clip_norm=1.0) is deprecated since hocket 0.1 and is removed in 0.3. Write Trainer(clip=1.0).
+    """
+    text = f"{name} is deprecated since hocket {since} and is removed in {removal(since)}. Write {replacement}."
+    warn(text, HocketDeprecationWarning)
+
+
+def removal(since: str) -> str:
+    """Return the minor version that removes what is deprecated since another, two before it."""
+    major, minor = since.split(".")
+    return f"{major}.{int(minor) + 2}"
 
 
 def _is_between(scope: Mapping[str, Any]) -> bool:

@@ -92,6 +92,6 @@ class Actions:
         loads it with ``state.content``. `hocket.Checkpoints` also restores the identity of the run that wrote it.
 
         Raises:
-            hocket.checkpoints.CheckpointError: there is no such checkpoint, or it is damaged.
+            hocket.errors.CheckpointError: there is no such checkpoint, or it is damaged.
             hocket.checkpoints.ContentError: it does not fit this run.
         """

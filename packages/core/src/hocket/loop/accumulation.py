@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hocket.data.batches import Counts
+from hocket.data.batches import Counts, Window
 from hocket.data.reading import holds_scalars
-from hocket.data.windows import Window
 from hocket.errors import WrongValue
 from hocket.state.step import count
 from hocket.state.task import Task

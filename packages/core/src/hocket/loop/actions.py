@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from hocket.basics.losses import Loss, as_loss
-from hocket.data import nesting
-from hocket.data.batches import unpadded
+from hocket.data.batch_placement import move
+from hocket.data.batches import Window, unpadded
 from hocket.data.reading import how_divided
-from hocket.data.windows import Window
 from hocket.errors import WrongType, WrongValue
 from hocket.help import optional_packages
 from hocket.loop.inferred_weights import try_again
@@ -63,7 +62,7 @@ class DefaultActions:
 
     def move_batch(self, state: State, batch: Batch) -> Any:
         """Move the batch to the device, then have the precision convert it."""
-        return state.bus.convert_batch(nesting.move(batch, state.device))
+        return state.bus.convert_batch(move(batch, state.device))
 
     def forward(self, state: State, batch: Batch) -> Any:
         """Call the prepared model in the precision's context."""

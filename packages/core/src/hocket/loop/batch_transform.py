@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from hocket.basics.short_repr import short
-from hocket.data.nesting import map_tensors, move
+from hocket.data.batch_placement import move
+from hocket.data.nesting import map_tensors
 from hocket.errors import WrongType, WrongValue
 from hocket.hookspecs.attachment import Attachment
 

@@ -217,7 +217,7 @@ def _evaluate_sets(
             state.metrics.update(new)
             with state.aggregates.evaluation(dict.fromkeys(new, "measured before eval_end")):
                 bus.eval_end(state)
-                if bus.listeners("eval_end"):
+                if any(each.kind != "loggers" for each in bus.listeners("eval_end")):  # loggers are on rank 0 only
                     logged = state.aggregates.together(bus.all_gather_object(state.aggregates.mine()))
                     values.update(logged)
                     state.metrics.update(logged)

@@ -31,8 +31,9 @@ def plan_fit(
         )
     if not state.optimizers:
         raise WrongValue(
-            "There is no optimizer. Pass «optimizer=», such as «lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)¦"
-            "`{torch.optim:AdamW: {lr: 0.001}}`», or define configure_optimizers() in the Task."
+            "There is no optimizer. Write «optimizer={'adamw': {'lr': 1e-3}}», or another, such as «lambda parameters: "
+            "torch.optim.AdamW(parameters, lr=1e-3)¦`{torch.optim:AdamW: {lr: 0.001}}`»; or define configure_optimizers() in "
+            "the Task."
         )
     before, state.progress.fit_asked = state.progress.fit_asked, None if asked is None else str(asked)
     end = fit_until(state, loop, planned, asked, before)

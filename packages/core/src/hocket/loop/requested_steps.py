@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hocket.data.batches import unpadded
-from hocket.data.windows import Window
+from hocket.data.batches import Window, unpadded
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs.strategies import replicas

@@ -134,8 +134,8 @@ def clipping(argument: str, given: object) -> Clipping | None:
     number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
     if kind not in ("norm", "value", "adaptive") or not number or not threshold > 0:
         raise WrongValue(
-            f"«{argument}={given!r}» is neither a positive norm, such as 1.0, nor a kind and a threshold: ('norm', 1.0), "
-            f"('value', 0.5) or ('adaptive', 0.01). For no clipping write «{argument}=None»."
+            f"«{argument}={given!r}» is neither a positive norm, such as 1.0, nor a kind and a threshold: «('norm', 1.0)», "
+            f"«('value', 0.5)» or «('adaptive', 0.01)». For no clipping write «{argument}=None»."
         )
     return kind, float(threshold)
 
@@ -171,9 +171,9 @@ def _plugins(argument: str) -> Callable[[object], Sequence[PluginLike]]:
         if isinstance(given, Mapping):
             return [{name: config} for name, config in given.items()]
         if isinstance(given, bool | int | float):
-            from hocket.plugins import catalog  # only needed for error messages
+            from hocket.plugins import registry  # only needed for error messages
 
-            example = next(iter(catalog.names(argument)), "name")
+            example = next(iter(registry.names(argument)), "name")
             raise WrongType(
                 f"{argument}={given!r} should be a list of names, {{'name': {{…}}}} and instances, such as "
                 f"{argument}=[{example!r}]."
@@ -198,7 +198,9 @@ class Settings:
     eval_data: Argument[EvalData | None] = Argument(ranks="given", part=True)
     data: Argument[DataModule | None] = Argument(ranks="given", part=True)
     metrics: Argument[Metrics] = Argument(conversions.metrics, ranks="given", recorded="converted")
-    train_metrics: Argument[Metrics] = Argument(conversions.metrics, ranks="given", recorded="converted")
+    train_metrics: Argument[Metrics] = Argument(
+        partial(conversions.metrics, argument="train_metrics"), ranks="given", recorded="converted"
+    )
     optimizer: Argument[OptimizerLike | None] = Argument(ranks="given")
     schedule: Argument[ScheduleLike | None] = Argument()
     schedule_every: Argument[str | Time | None] = Argument()

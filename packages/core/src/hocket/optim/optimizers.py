@@ -15,7 +15,7 @@ from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.optim.closures import gets_closure
 from hocket.optim.groups import OPTIONS, make_groups, scale_rates
-from hocket.plugins import catalog
+from hocket.plugins import registry
 from hocket.plugins.building import build, read
 from hocket.state.task import Task
 
@@ -148,7 +148,7 @@ def _from_name(given: str | Mapping[Any, Any], part: nn.Module, replacements: Se
     plug-in replaced the model as a whole, names of its parameters mean nothing any more, and a warning says so.
     """
     name, config = read("optimizers", given)
-    plugin = catalog.find("optimizers", name).load()
+    plugin = registry.find("optimizers", name).load()
     own = {key: config.pop(key) for key in OPTIONS if key in config}
     if own and (whole := next((replacement for replacement in replacements if not replacement.name), None)):
         warn(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         PluginError as PluginError,
         UnknownPluginError as UnknownPluginError,
     )
-    from hocket.plugins.catalog import (
+    from hocket.plugins.registry import (
         Entry as Entry,
         entries as entries,
         get as get,

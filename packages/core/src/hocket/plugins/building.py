@@ -15,7 +15,7 @@ from hocket.help import names as others
 from hocket.help.ours import is_ours
 from hocket.hookspecs import HOOKS, PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
 from hocket.hookspecs.attachment import Attachment
-from hocket.plugins import catalog, signatures
+from hocket.plugins import registry, signatures
 
 if TYPE_CHECKING:
     from hocket.basics.types import PluginLike
@@ -39,10 +39,10 @@ def build(kind: str, spec: PluginLike, *arguments: object) -> Attachment:
     elif isinstance(spec, type):
         _check_foreign(kind, spec)
         if wrong := misfit(kind, spec):
-            near = others.alias(kind, spec.__name__, catalog.names(kind))
+            near = others.alias(kind, spec.__name__, registry.names(kind))
             raise PluginConfigError(
                 f"{spec.__name__} is not one of the {kind}: {wrong}. Give a name such as "
-                f"'{near or (catalog.names(kind) or ['name'])[0]}', or a subclass of "
+                f"'{near or (registry.names(kind) or ['name'])[0]}', or a subclass of "
                 f"{_base(kind)}."
             )
         return _attachment(kind, spec, _make(kind, _name_of(kind, spec), spec, arguments, {}), {})
@@ -51,7 +51,7 @@ def build(kind: str, spec: PluginLike, *arguments: object) -> Attachment:
         attachment = _attachment(kind, type(spec), spec, {})
         attachment.instance = True
         return attachment
-    entry = catalog.find(kind, name)
+    entry = registry.find(kind, name)
     plugin = _make(kind, entry.name, entry.load(), arguments, config)
     return Attachment(kind, entry.name, plugin, entry.dist, entry.version, config)
 
@@ -65,9 +65,9 @@ def _from_text(kind: str, text: str) -> tuple[str, dict[str, Any]]:
     try:
         return parse_spec(text)
     except PluginConfigError as error:
-        if any(entry.name == text.strip() for entry in catalog.entries(kind)):
-            catalog.find(kind, text.strip())  # raises an error that explains why this name cannot be used
-        known = catalog.names(kind)
+        if any(entry.name == text.strip() for entry in registry.entries(kind)):
+            registry.find(kind, text.strip())  # raises an error that explains why this name cannot be used
+        known = registry.names(kind)
         word, _, rest = re.sub(r"[(,]\s*", " ", text.strip(" )"), count=1).partition(" ")
         near = others.alias(kind, word, known) if word else None
         arguments = rest.strip() if "=" in rest else "key=value"
@@ -83,7 +83,7 @@ def _from_mapping(kind: str, spec: Mapping[Any, Any]) -> tuple[str, dict[str, An
     name = {"optimizers": "adamw", "schedules": "cosine"}.get(kind)
     write = "{'name': {'key': value}}" if name is None or not spec else f"{{{name!r}: {dict(spec)!r}}}"
     raise PluginConfigError(
-        f"{dict(spec)!r} does not name one of the {kind}: {', '.join(catalog.names(kind))}. Write {write}, with one name."
+        f"{dict(spec)!r} does not name one of the {kind}: {', '.join(registry.names(kind))}. Write {write}, with one name."
     )
 
 
@@ -101,7 +101,7 @@ def _members(contracts: tuple[type, ...]) -> list[str]:
 
 def _check_instance(kind: str, obj: object) -> None:
     if obj is None or isinstance(obj, bool | int | float | bytes | list | tuple | set):
-        known = catalog.names(kind)
+        known = registry.names(kind)
         near = others.alias(kind, str(obj), known) or (known or ["name"])[0]
         raise PluginConfigError(
             f"{obj!r} is not one of the {kind}, which are {', '.join(known)}. Give a name such as '{near}', "
@@ -115,7 +115,7 @@ def _check_instance(kind: str, obj: object) -> None:
         )
     if kind in _CONTRACTS and (missing := [name for name in _members(_CONTRACTS[kind]) if not hasattr(obj, name)]):
         raise PluginConfigError(
-            f"{type(obj).__name__} is not a {catalog.singular(kind)}: it has no {', '.join(missing[:4])}"
+            f"{type(obj).__name__} is not a {registry.singular(kind)}: it has no {', '.join(missing[:4])}"
             f"{f' and {len(missing) - 4} more' if len(missing) > 4 else ''}. Subclass "
             f"{_base(kind)}, which has a default for everything."
         )
@@ -129,7 +129,7 @@ def _check_instance(kind: str, obj: object) -> None:
 
 def _base(kind: str) -> str:
     """Return the base class of a kind of plug-ins, as users import it."""
-    name = catalog.singular(kind).capitalize()
+    name = registry.singular(kind).capitalize()
     return (
         f"hocket.{name}"
         if name in ("Algorithm", "Callback", "Logger", "Strategy", "Precision", "Device")
@@ -143,7 +143,7 @@ def _check_foreign(kind: str, obj: object) -> None:
     if any(is_ours(base.__module__) for base in cls.__mro__):
         return
     if library := others.library(obj):
-        known = catalog.names(kind)
+        known = registry.names(kind)
         near = others.alias(kind, cls.__name__, known)
         write = others.elsewhere(kind, cls.__name__)
         write = write or (f"Write {near!r}" if near else f"Write one of {', '.join(known)}")
@@ -160,7 +160,7 @@ def _check_foreign(kind: str, obj: object) -> None:
 
 
 def _attachment(kind: str, cls: type, obj: object, config: Mapping[str, Any]) -> Attachment:
-    entry = catalog.entry_of(kind, cls)
+    entry = registry.entry_of(kind, cls)
     if entry is None:
         return Attachment(kind, _name_of(kind, cls), obj, None, None, config)
     return Attachment(kind, entry.name, obj, entry.dist, entry.version, config)
@@ -168,7 +168,7 @@ def _attachment(kind: str, cls: type, obj: object, config: Mapping[str, Any]) ->
 
 def _name_of(kind: str, cls: type) -> str:
     """Return the declared name of a class, or else its class name in kebab case."""
-    entry = catalog.entry_of(kind, cls)
+    entry = registry.entry_of(kind, cls)
     return (
         entry.name if entry else re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", cls.__name__).lower()
     )
@@ -177,14 +177,14 @@ def _name_of(kind: str, cls: type) -> str:
 def _written(kind: str, name: str, cls: Any, arguments: Sequence[str]) -> str:
     """Return how to give a plug-in its arguments: by its name, or as an instance if it has none."""
     values = {argument: others.example(argument) for argument in arguments}
-    if catalog.entry_of(kind, cls) is None:
+    if registry.entry_of(kind, cls) is None:
         return f"an instance, {cls.__name__}({', '.join(f'{key}={value}' for key, value in values.items())})"
     return f"{{'{name}': {{{', '.join(f'{key!r}: {value}' for key, value in values.items())}}}}}"
 
 
 def _make(kind: str, name: str, cls: Any, arguments: tuple[object, ...], config: Mapping[str, Any]) -> Any:
     """Check the configuration against the signature of the class, and instantiate it."""
-    what = f"{catalog.singular(kind)} '{name}'"
+    what = f"{registry.singular(kind)} '{name}'"
     if not callable(cls):
         raise BrokenPluginError(
             f"{what} is declared as {cls!r}, which is not a class. Its distribution has to name one in its entry point."
@@ -196,16 +196,17 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[object, ...], config:
     parameters = list(signature.parameters.values())[len(arguments) :]
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    for key in config:
+    for key, value in config.items():
         if key not in known and not anything:
             near = others.argument(key, known) or others.closest(key, known, 0.5)
-            hint = f" Did you mean '{near}'?" if near else ""
+            unit = others.listed(key, "units")
+            hint = f" Write «{near}='{value}{unit}'»." if near and unit else f" Did you mean '{near}'?" if near else ""
             raise PluginConfigError(
                 f"{what} has no argument '{key}'.{hint} Its signature is {name}{_readable(signature, arguments)}."
             )
     missing = [p.name for p in parameters if p.name in known and p.default is p.empty and p.name not in config]
     if missing:
-        if catalog.entry_of(kind, cls) is None and (text := others.elsewhere(kind, cls.__name__)):
+        if registry.entry_of(kind, cls) is None and (text := others.elsewhere(kind, cls.__name__)):
             raise PluginConfigError(f"{cls.__name__} is not one of the {kind}. {text}.")
         raise PluginConfigError(
             f"{what} needs {', '.join(missing)}. Its signature is {name}{_readable(signature, arguments)}; write "

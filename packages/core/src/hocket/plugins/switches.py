@@ -1,6 +1,7 @@
 """Switches that restrict the installed plug-ins. They match names, before anything is imported.
 
-* ``HOCKET_PLUGINS=0`` permits only core's plug-ins; ``HOCKET_PLUGINS=a,b`` permits these names as well.
+* ``HOCKET_PLUGINS=0`` switches off the autoload of installed plug-ins, but for those of core, checkpoints, cli, data, insight,
+  loggers and testkit; ``HOCKET_PLUGINS=a,b`` permits these names as well.
 * ``HOCKET_DISABLE_PLUGINS=a,dist:b`` disables plug-ins named ``a`` and all plug-ins of the distribution ``b``.
 * ``Trainer(plugins=False)`` or ``plugins=["a", "b"]``, and ``--no-plugins``, do the same for one Trainer or command.
 
@@ -20,10 +21,10 @@ from hocket.errors import WrongType
 from hocket.help import warn
 from hocket.help.names import closest
 from hocket.help.ours import PARTS
-from hocket.plugins.distributions import normal
+from hocket.plugins.entry_points import normal
 
 if TYPE_CHECKING:
-    from hocket.plugins.catalog import Entry
+    from hocket.plugins.registry import Entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch import nn
 
 from hocket.basics.losses import Reduction, reduction_of
 from hocket.basics.run_folder import Run, RunFolder, TemporaryFolder
-from hocket.devices import placement
+from hocket.devices import model_placement
 from hocket.help import optional_packages
 from hocket.hookspecs.attachment import Attachment
 from hocket.loop import whole_batch
@@ -53,7 +53,7 @@ def parts_of(settings: Settings, model: nn.Module) -> Parts:
         from hocket.loop import determinism
 
         determinism.prepare(parts.device)
-    placement.check_model(model, settings.device, parts.strategy.materializes)
+    model_placement.check_model(model, settings.device, parts.strategy.materializes)
     parts.attachments.extend(_stood_for(settings))
     return parts
 
@@ -155,7 +155,7 @@ def set_up(settings: Settings, state: State, joined: Joined) -> tuple[dict[str, 
 
         state.overwrites = may_overwrite(state.task, settings.compile, state.device)
     state.prepared, state.optimization.optimizers = joined.prepare(state.task, optimizers)
-    from hocket.optim.learning_rate import make_schedules
+    from hocket.optim.learning_rate_schedules import make_schedules
 
     state.optimization.schedules = make_schedules(
         settings.schedule, state.optimizers, settings.schedule_every, state.optimizer_names

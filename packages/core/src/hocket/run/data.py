@@ -16,7 +16,7 @@ from hocket.help import optional_packages
 from hocket.loop.evaluate import EvalData, prepare_sets
 from hocket.loop.fit import FitLoop
 from hocket.loop.settings import Settings
-from hocket.run import comparison
+from hocket.run import same_on_ranks
 from hocket.state.state import State
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class RunData:
             with running():
                 self.evaluate_on(data, module.described("eval"))
                 state.content.eval_sets_are_made()
-            sets = {"eval_data": comparison.of_sets(state.eval_sets)}
-            comparison.over_ranks(state.bus, state.strategy.world_size, sets)
+            sets = {"eval_data": same_on_ranks.of_sets(state.eval_sets)}
+            same_on_ranks.over_ranks(state.bus, state.strategy.world_size, sets)
 
     def train_on(self, data: Iterable[Any], argument: str = "train_data") -> None:
         """Train on this data from now on. Raises TypeError, which names the argument, for anything but batches."""

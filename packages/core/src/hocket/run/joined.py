@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from hocket.basics import launch_environment
-from hocket.devices import placement
+from hocket.devices import model_placement
 from hocket.plugins.bus import Bus
-from hocket.run import comparison
+from hocket.run import same_on_ranks
 from hocket.run.resolving import Parts
 
 
@@ -24,7 +24,7 @@ class Joined:
         given: what has to be identical on all ranks.
     """
 
-    def __init__(self, parts: Parts, bus: Bus, devices: int | None, given: comparison.Given) -> None:
+    def __init__(self, parts: Parts, bus: Bus, devices: int | None, given: same_on_ranks.Given) -> None:
         self.bus = bus
         self.strategy, self.precision, self.device_kind = parts.strategy, parts.precision, parts.device
         if devices is not None and devices > 1:
@@ -33,7 +33,7 @@ class Joined:
         self.device: torch.device = bus.setup_environment(parts.device)
         bus.on_rank(self.strategy.rank)
         self.precision.device = self.device
-        comparison.over_ranks(bus, self.world_size, {**comparison.of_plugins(parts.attachments), **given})
+        same_on_ranks.over_ranks(bus, self.world_size, {**same_on_ranks.of_plugins(parts.attachments), **given})
         weakref.finalize(self, parts.strategy.shutdown)
 
     @property
@@ -52,7 +52,7 @@ class Joined:
 
     def place(self, module: nn.Module) -> Any:
         """Move the module to the device, unless the strategy moves it part by part."""
-        return module if self.strategy.places else placement.move(module, self.device)
+        return module if self.strategy.places else model_placement.move(module, self.device)
 
     def prepare(
         self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]

@@ -17,7 +17,7 @@ from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import PrecisionLike, StrategyLike
 from hocket.hookspecs.attachment import Attachment
-from hocket.plugins import catalog
+from hocket.plugins import registry
 from hocket.plugins.building import build
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def resolve(
         built = [build(kind, item) for item in given]
         if kind == "loggers":
             _check_twice(built)
-        for attachment, name in zip(built, catalog.distinct([item.name for item in built]), strict=True):
+        for attachment, name in zip(built, registry.distinct([item.name for item in built]), strict=True):
             attachment.name = name
         attachments += built
     return Parts(attachments, single["strategies"].obj, single["precisions"].obj, single["devices"].obj, reasons)
@@ -133,20 +133,20 @@ def _auto_strategy(devices: int) -> tuple[str, str]:
     return f"{entry.dist}/{entry.name}", f"{entry.name}, because there are {world} processes"
 
 
-def _distributed_strategy(world: int) -> catalog.Entry:
+def _distributed_strategy(world: int) -> registry.Entry:
     """Return the declared default with the highest priority. Candidates are imported only if there are several."""
-    candidates = catalog.defaults(_ROLE)
+    candidates = registry.defaults(_ROLE)
     if not candidates:
         from hocket.help import installing
 
         raise PluginError(
             f"There are {world} processes, but no installed strategy supports several. Type: "
-            f"{installing.command(str(catalog.extra_of('defaults', _ROLE)))}, or train in one process: omit «devices=», "
+            f"{installing.command(str(registry.extra_of('defaults', _ROLE)))}, or train in one process: omit «devices=», "
             "and under a launcher pass «strategy='single'», for independent runs."
         )
     if len(candidates) == 1:
         return candidates[0]
-    priorities: dict[catalog.Entry, float] = {}
+    priorities: dict[registry.Entry, float] = {}
     for entry in candidates:
         try:
             priorities[entry] = getattr(entry.load(), "priority", 0)
@@ -178,7 +178,7 @@ def _check_devices(given: object) -> int:
 def _auto_device() -> tuple[Device, str]:
     """Return the available device with the highest priority. A device that raises is skipped, with a warning."""
     best: tuple[float, str, Device] | None = None
-    for entry in catalog.choices("devices"):
+    for entry in registry.choices("devices"):
         try:
             device: Device = entry.load()()
             if device.available() and (best is None or device.priority > best[0]):

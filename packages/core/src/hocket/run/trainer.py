@@ -30,7 +30,7 @@ from hocket.loop.nonfinite import NonFiniteGuard, Policy
 from hocket.loop.settings import Settings
 from hocket.plugins import switches
 from hocket.plugins.bus import Bus
-from hocket.run import assembly, comparison
+from hocket.run import assembly, same_on_ranks
 from hocket.run.joined import Joined
 from hocket.run.resolving import Parts, shows_only
 from hocket.state import conversions
@@ -219,7 +219,7 @@ class Trainer:
         sanity_eval: int = 0,
         summary: bool = False,
     ) -> None:
-        from hocket.plugins import instance_owners as claims  # here, so that importing this module stays cheap
+        from hocket.plugins import instance_owners  # here, so that importing this module stays cheap
 
         #: The arguments, checked and converted.
         self.settings = settings = Settings(
@@ -247,14 +247,14 @@ class Trainer:
         self._plan = assembly.plan_of(settings, parts, task, bus)
         self._join(parts, task, bus)
         self._assemble()
-        claims.claim(parts.attachments, self.state.run_name)
+        instance_owners.claim(parts.attachments, self.state.run_name)
 
     def _join(self, parts: Parts, task: Task, bus: Bus) -> None:
         """Join the other ranks, and make the state and the loop of the run, which need rank and device."""
         from hocket.run.data import RunData  # here, so that importing this module stays cheap
 
         settings = self.settings
-        self._joined = Joined(parts, bus, settings.devices, comparison.of_settings(settings, task))
+        self._joined = Joined(parts, bus, settings.devices, same_on_ranks.of_settings(settings, task))
         self._randomness = seeding.RandomStream(settings.seed, parts.strategy.data_rank)
         self.state = state = assembly.state_of(settings, parts, task, self._joined)
         self._guard = NonFiniteGuard(settings.nonfinite, parts.device.asynchronous)
@@ -278,7 +278,7 @@ class Trainer:
             if settings.train_data is not None:
                 self._data.train_on(settings.train_data)  # after the content, which holds the position in the data
             self._data.evaluate_on(settings.eval_data)
-            comparison.over_ranks(bus, state.strategy.world_size, comparison.of_assembled(state))
+            same_on_ranks.over_ranks(bus, state.strategy.world_size, same_on_ranks.of_assembled(state))
             bus.before_load(state)
             if settings.resume is not None:
                 bus.resume(state, settings.resume)
@@ -341,10 +341,10 @@ class Trainer:
             pass
         asked = {
             "fit(duration)": duration,
-            "fit(train_data)": comparison.of_data(train_data),
+            "fit(train_data)": same_on_ranks.of_data(train_data),
             "fit(eval_data)": eval_data is not None,
         }
-        comparison.over_ranks(state.bus, state.strategy.world_size, comparison.of_values(asked))
+        same_on_ranks.over_ranks(state.bus, state.strategy.world_size, same_on_ranks.of_values(asked))
         if self.settings.fast:
             duration = "1ep"  # an epoch is limited to the given number of batches
         if train_data is not None:
@@ -416,7 +416,7 @@ class Trainer:
 
         Raises:
             ValueError: there is nothing to evaluate on, or there are no checkpoints.
-            hocket.checkpoints.CheckpointError: there is no such checkpoint, or it does not fit the model.
+            hocket.errors.CheckpointError: there is no such checkpoint, or it does not fit the model.
 
         Example:
             >>> import hocket, torch
@@ -439,10 +439,10 @@ class Trainer:
                 "module:function`», or return it from eval() of the data module."
             )
         asked = {
-            "evaluate(data)": comparison.of_sets(sets),
-            **comparison.of_values({"evaluate(checkpoint)": checkpoint}),
+            "evaluate(data)": same_on_ranks.of_sets(sets),
+            **same_on_ranks.of_values({"evaluate(checkpoint)": checkpoint}),
         }
-        comparison.over_ranks(state.bus, state.strategy.world_size, asked)
+        same_on_ranks.over_ranks(state.bus, state.strategy.world_size, asked)
         if checkpoint is not None:
             with self._weights_of(checkpoint), self._running():
                 return evaluate_unseen(state, sets)

@@ -84,7 +84,7 @@ def loss(given: object) -> Callable[..., Any] | None:
     return given
 
 
-def metrics(given: object) -> Mapping[str, Metric] | Callable[[], Any] | None:
+def metrics(given: object, argument: str = "metrics") -> Mapping[str, Metric] | Callable[[], Any] | None:
     """Convert one metric, a class, a name or a list of them to metrics by name; a function that makes them stays."""
     from hocket.state import simple_metrics
 
@@ -92,14 +92,17 @@ def metrics(given: object) -> Mapping[str, Metric] | Callable[[], Any] | None:
         if isinstance(metric, str):
             name = simple_metrics.find(metric)
             if name is None:
+                near = names.closest(metric, simple_metrics.METRICS)
                 raise WrongValue(
-                    f"«metrics={metric!r}» is not one of hocket's own metrics: {', '.join(simple_metrics.METRICS)}. Others "
-                    f"come from torchmetrics: «metrics={{{metric!r}: torchmetrics.classification.MulticlassAccuracy(10)}}», "
-                    "for instance; or write an object with update, compute and reset."
+                    f"«{argument}={metric!r}» is not one of hocket's own metrics: {', '.join(simple_metrics.METRICS)}. "
+                    f"{f'Did you mean {near!r}? Write «{argument}=[{near!r}]». ' if near else ''}Others come from "
+                    f"torchmetrics, such as «{argument}={{{metric!r}: torchmetrics.classification.MulticlassAccuracy(10)}}¦"
+                    f"{argument}={{{metric!r}: {{'torchmetrics.classification:MulticlassAccuracy': {{'num_classes': 10}}}}}}»; "
+                    "or write an object with update, compute and reset."
                 )
             return name, simple_metrics.METRICS[name]()
         if isinstance(metric, type):
-            return metric.__name__, _instance(metric, "metrics")
+            return metric.__name__, _instance(metric, argument)
         if callable(metric) and not hasattr(metric, "update") and _required(metric) == []:  # a function that makes it
             return named(metric())
         return type(metric).__name__, metric
@@ -110,16 +113,16 @@ def metrics(given: object) -> Mapping[str, Metric] | Callable[[], Any] | None:
     if not is_one and not isinstance(given, Sequence | set):
         if given is not None and (not callable(given) or _required(given)):
             raise WrongType(
-                f"«metrics={short(given)}» is neither metrics nor a function without arguments that makes them. A metric is an "
-                "object with update(outputs, targets), compute() and reset(). Write «metrics='accuracy'», or «metrics={'mine': "
-                "MyMetric()}¦metrics={'mine': 'module:MyMetric'}»."
+                f"«{argument}={short(given)}» is neither metrics nor a function without arguments that makes them. A metric is "
+                f"an object with update(outputs, targets), compute() and reset(). Write «{argument}='accuracy'», or "
+                f"«{argument}={{'mine': MyMetric()}}¦{argument}={{'mine': 'module:MyMetric'}}»."
             )
         return given
     listed = [named(metric) for metric in (given if isinstance(given, Sequence | set) and not is_one else [given])]
     if len(dict(listed)) < len(listed):
         given_names = ", ".join(name for name, _ in listed)
         raise WrongValue(
-            f"«metrics=» lists {given_names}: some have one name. Name each: «metrics={{'first': …, 'second': …}}»."
+            f"«{argument}=» lists {given_names}: some have one name. Name each: «{argument}={{'first': …, 'second': …}}»."
         )
     return dict(listed)
 
@@ -159,7 +162,7 @@ def checkpoints(given: object, runs: object = "runs") -> Checkpoints | None:
     """Convert a folder, a dict of arguments, or True, for a folder in ``runs``, to Checkpoints."""
     if given is None or given is False:
         return None
-    kind: type[Checkpoints] = optional_packages.module("hocket_checkpoints.callback", "checkpoints=").Checkpoints
+    kind: type[Checkpoints] = optional_packages.module("hocket_checkpoints.periodic_saving", "checkpoints=").Checkpoints
     if given is True:
         inside = str(Path(path(runs)) / "checkpoints")
         warn(f"«checkpoints=True» is read as «checkpoints={inside!r}». Write the folder, so that each run has its own.")

@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hocket.basics.plain_data import decode, encode
-from hocket.data.nesting import map_tensors, move
+from hocket.data.batch_placement import move
+from hocket.data.nesting import map_tensors
 from hocket.data.stateful import has_state
 from hocket.help import warn
 from hocket.state.accumulators import Accumulator, Held

@@ -11,7 +11,7 @@ import torch
 
 from hocket.basics.plain_data import decode, encode
 from hocket.basics.short_repr import short
-from hocket.data.nesting import move
+from hocket.data.batch_placement import move
 from hocket.errors import WrongType, WrongValue
 from hocket.hookspecs.strategies import replicas
 from hocket.state import conversions, scalars

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hocket.basics.time import Unit, interval_of
 from hocket.hookspecs.callback import Callback
-from hocket.state.due import Due
+from hocket.state.interval_due import Due
 from hocket.state.state import State
 
 

@@ -391,7 +391,7 @@ class State:
         scalars.log(self, values)
 
     def unlogged(self) -> AbstractContextManager[None]:
-        """Return a context in which `hocket.Task.log` and reductions of `log` count nothing.
+        """Return a context in which `Task.log` and reductions of `log` count nothing.
 
         For passes that are not part of training or evaluation, such as one that scores samples.
         """

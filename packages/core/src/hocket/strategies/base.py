@@ -32,7 +32,7 @@ class Strategy:
     # `hocket.hookspecs.StrategyLike` documents these attributes.
     offers: ClassVar[Need] = Need.FULL_PARAMETERS | Need.SECOND_GRADIENT | Need.SEVERAL_STEPS
     distributed: ClassVar[bool] = False
-    #: "auto" chooses the highest priority among the declared defaults for ``distributed-strategy`` (`hocket.v1.defaults`).
+    #: "auto" chooses the highest priority among the declared defaults for ``distributed-strategy`` (``hocket.v1.defaults``).
     priority: ClassVar[float] = 0
     averages_gradients: bool = True
     microbatch_events: ClassVar[bool] = True

@@ -105,6 +105,7 @@ class EnergyMonitor(Periodic):
     def close(self, state: State) -> None:
         """End the thread."""
         self._ticking.stop()
+        self._samples = int  # without the state of the run
 
 
 def meters(powercap: Path, uuids: Iterable[str]) -> dict[str, list[Callable[[], float]]]:

@@ -24,15 +24,13 @@ class Heartbeat(Callback):
     the longest batch, checkpoint or wait for data. The file is replaced at once when a fit begins and ends, and after an
     exception. It is never incomplete. Rank 0 writes it.
 
-    | key | value |
-    |---|---|
-    | ``status`` | ``"running"``; ``"finished"``: the fit is over; ``"interrupted"``: by Control-C or a signal; ``"failed"`` |
-    | ``error`` | type and message of the exception, or null |
-    | ``time``, ``advanced`` | when it was written, and when a batch was last noticed to have ended; seconds since 1970 |
-    | ``seconds`` | the interval |
-    | ``epoch``, ``batch``, ``sample`` | the position in training |
-    | ``evaluating`` | the label of the current evaluation set, or null |
-    | ``run``, ``name``, ``host``, ``pid`` | the run's id and name, and the process |
+    * ``status``: ``"running"``; ``"finished"``: the fit is over; ``"interrupted"``: by Control-C or a signal; ``"failed"``
+    * ``error``: type and message of the exception, or null
+    * ``time``, ``advanced``: when it was written, and when a batch was last noticed to have ended; seconds since 1970
+    * ``seconds``: the interval
+    * ``epoch``, ``batch``, ``sample``: the position in training
+    * ``evaluating``: the label of the current evaluation set, or null
+    * ``run``, ``name``, ``host``, ``pid``: the run's id and name, and the process
 
     Args:
         seconds: the interval.

@@ -23,16 +23,14 @@ _CHILDREN_EVERY = 12
 class SystemMonitor(Periodic):
     """Log the load of this host, sampled in a thread: the mean since the last report, and the largest value as ``…_max``.
 
-    | name | meaning |
-    |---|---|
-    | ``system/cpu_percent`` | of all processors of the host, 0 to 100 |
-    | ``system/memory_percent`` | used memory of the host, 0 to 100 |
-    | ``system/process_memory``, ``system/workers_memory`` | resident bytes of this process, and of its child processes |
-    | ``system/disk_free`` | free bytes where the run writes; the smallest value, without ``…_max`` |
-    | ``system/disk_read``, ``system/disk_written`` | bytes per second, all disks |
-    | ``system/network_received``, ``system/network_sent`` | bytes per second, all interfaces |
-    | ``system/gpu0_percent`` | share of the time in which the GPU computed, 0 to 100; each visible NVIDIA GPU has a number |
-    | ``system/gpu0_memory``, ``system/gpu0_temperature``, ``system/gpu0_power`` | bytes in use, °C and watts |
+    * ``system/cpu_percent``: of all processors of the host, 0 to 100
+    * ``system/memory_percent``: used memory of the host, 0 to 100
+    * ``system/process_memory``, ``system/workers_memory``: resident bytes of this process, and of its child processes
+    * ``system/disk_free``: free bytes where the run writes; the smallest value, without ``…_max``
+    * ``system/disk_read``, ``system/disk_written``: bytes per second, all disks
+    * ``system/network_received``, ``system/network_sent``: bytes per second, all interfaces
+    * ``system/gpu0_percent``: share of the time in which the GPU computed, 0 to 100; each visible NVIDIA GPU has a number
+    * ``system/gpu0_memory``, ``system/gpu0_temperature``, ``system/gpu0_power``: bytes in use, °C and watts
 
     There is one monitor per host, on its local rank 0; loggers get the values of rank 0's host. Pages that processes share
     count in each of them. If no sample was taken since the last report, nothing is logged.

@@ -102,10 +102,10 @@ def _unknown(what: str, known: Mapping[str, inspect.Parameter], name: str, value
 
 def _ours(argument: str, value: object) -> object:
     """Return hocket's name for a plug-in that another library names otherwise, such as 'cuda' for 'gpu'."""
-    from hocket.plugins import catalog  # only needed for error messages
+    from hocket.plugins import registry  # only needed for error messages
 
     kind = {"device": "devices", "precision": "precisions", "strategy": "strategies"}.get(argument)
-    return names.alias(kind, value, catalog.names(kind)) or value if kind and isinstance(value, str) else value
+    return names.alias(kind, value, registry.names(kind)) or value if kind and isinstance(value, str) else value
 
 
 def _about_it(argument: str) -> str:
@@ -137,14 +137,14 @@ def _role(value: object) -> str:
 
 def _named(text: str) -> str:
     """Return the argument that a name, or a time, given by position is probably meant for, or empty."""
-    from hocket.plugins import catalog  # only needed for error messages
+    from hocket.plugins import registry  # only needed for error messages
 
     name = text.partition("(")[0].strip()
     if named_loss(name):
         return "loss"
     kinds = {"optimizers": "optimizer", "schedules": "schedule", "precisions": "precision", "devices": "device"}
     for kind, argument in kinds.items():
-        there = catalog.names(kind)
+        there = registry.names(kind)
         if name in there or names.alias(kind, name, there):
             return argument
     return "duration" if text[:1].isdigit() else ""

@@ -124,7 +124,7 @@ def _detection(failure: Failure) -> str:
     return (
         "In training a model of detection takes images and targets and returns its losses. Write a hocket.Task whose "
         "forward(self, batch) returns self.network(*batch), whose loss(self, outputs, batch) returns outputs, and whose "
-        "eval_forward(self, batch) returns self.network(batch[0]); docs/your-model.md has it in full."
+        "eval_forward(self, batch) returns self.network(batch[0]); docs/tutorials/your-model.md has it in full."
     )
 
 

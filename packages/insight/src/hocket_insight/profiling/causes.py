@@ -144,7 +144,7 @@ def _phases(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Ca
         "metrics": ["train_metrics= with fewer metrics, or none: those of eval_data stay"],
         "communication": [
             'larger batches, or accumulate="4ba": fewer reductions for the same samples',
-            "gradients in bf16, or another strategy; see docs/strategies.md",
+            "gradients in bf16, or another strategy; see docs/reference/strategies.md",
         ],
         "evaluation": ["eval_every= with a longer interval", "limit_eval=100, a number of batches"],
         "loop": _host_bound(facts),

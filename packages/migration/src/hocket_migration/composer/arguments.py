@@ -194,7 +194,7 @@ def _strategy(parallelism: Any, fsdp: Any) -> str:
         if name not in _FIXED or value != _FIXED[name]:
             raise WrongValue(
                 f"parallelism_config={{'fsdp': {{{name!r}: {value!r}}}}} has no counterpart. Write hocket's own: "
-                "hocket={'strategy': {'fsdp': {…}}}; see docs/strategies.md."
+                "hocket={'strategy': {'fsdp': {…}}}; see docs/reference/strategies.md."
             )
     sharding = str(
         getattr(options.get("sharding_strategy"), "name", options.get("sharding_strategy", "FULL_SHARD"))

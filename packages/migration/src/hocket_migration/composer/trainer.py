@@ -14,7 +14,7 @@ import torch
 from hocket import Decision, EvalSet
 from hocket.errors import WrongValue
 from hocket.hookspecs.attachment import Attachment
-from hocket.optim.learning_rate import make_schedules
+from hocket.optim.learning_rate_schedules import make_schedules
 from hocket_migration.composer import arguments, checkpoint_loading
 from hocket_migration.composer.callbacks import CheckpointSaver
 from hocket_migration.composer.checkpoint_saving import NamedCheckpoints
@@ -61,9 +61,9 @@ REFUSED_OF_FIT: Mapping[str, tuple[Any, str]] = {
 class Trainer:
     """Train a ComposerModel: Composer's arguments and methods, run by a `hocket.Trainer`.
 
-    Each argument means what it means in Composer; docs/from-composer.md lists them, and where the result differs. One that
-    hocket has no counterpart of is refused by name. ``hocket={…}`` gives further arguments of `hocket.Trainer`, which replace
-    those translated from Composer's.
+    Each argument means what it means in Composer; docs/how-to/from-composer.md lists them, and where the result differs. One
+    that hocket has no counterpart of is refused by name. ``hocket={…}`` gives further arguments of `hocket.Trainer`, which
+    replace those translated from Composer's.
 
     Attributes:
         hocket: the `hocket.Trainer`.

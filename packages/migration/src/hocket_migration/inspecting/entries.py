@@ -51,12 +51,13 @@ def functional(source: Source, name: str) -> Entry | None:
 
 def unknown(source: Source, name: str) -> Entry:
     return Entry(
-        "no counterpart", f"{name} of {source.title} is not in the tables; docs/porting.md has what hocket offers"
+        "no counterpart",
+        f"{name} of {source.title} is not in the tables; docs/reference/other-trainers.md has what hocket offers",
     )
 
 
 def in_drop_in(source: Source) -> Entry:
-    return Entry("changes", f"stays in {source.namespace}; docs/porting.md has what hocket.Trainer offers")
+    return Entry("changes", f"stays in {source.namespace}; hocket.Trainer's are in docs/reference/other-trainers.md")
 
 
 def unlisted(source: Source, dotted: str, name: str) -> Entry | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hocket import hookimpl
 from hocket.basics.plugin_errors import PlanError
-from hocket.data.windows import Window
+from hocket.data.batches import Window
 from hocket.errors import WrongState, WrongType
 from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.needs import Need

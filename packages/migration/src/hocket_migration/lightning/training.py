@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from hocket.basics.time import Time, Unit
-from hocket.data.batches import Counts
-from hocket.data.windows import Window
+from hocket.data.batches import Counts, Window
 from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.loop.evaluate import evaluate

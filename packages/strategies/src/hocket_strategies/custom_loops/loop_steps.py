@@ -21,7 +21,7 @@ from hocket.loop import settings
 from hocket.loop.actions import gradients_again
 from hocket.loop.nonfinite import NonFiniteGuard
 from hocket.loop.steps import StepResult, Steps
-from hocket.run.comparison import of_values, over_ranks
+from hocket.run.same_on_ranks import of_values, over_ranks
 from hocket.state.state import State
 from hocket.state.step import parameters_of
 from hocket.state.task import SupervisedTask, Task

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from hocket.data import batches, nesting
+from hocket.data.batch_placement import move
 from hocket.data.source import set_epoch
 from hocket.errors import WrongState, WrongType
 from hocket.help import attributes, warn
@@ -277,7 +278,7 @@ class PreparedData:
                     gradients.batch = gradients.batches[id(self)] = (mine, runtime._sum(mine))
                 elif not counts:
                     warn(_REPEATED)
-                yield runtime.bus.convert_batch(nesting.move(batch, runtime.device))
+                yield runtime.bus.convert_batch(move(batch, runtime.device))
                 runtime.device_kind.batch_end()
         finally:
             gradients.batches.pop(id(self), None)

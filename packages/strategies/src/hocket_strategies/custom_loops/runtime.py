@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from hocket.basics import seeding
 from hocket.data.adapters import prepared
 from hocket.data.checks import check_batches
-from hocket.devices import placement
+from hocket.devices import model_placement
 from hocket.errors import WrongState, WrongType, WrongValue
 from hocket.help import attributes
 from hocket.help.arguments import explained, understood, unknown
@@ -140,7 +140,7 @@ class Runtime(Joined):
         known = {*self._roots}
         before = [list(model.parameters()) for model in models]
         for model, mine in zip(models, before, strict=True):
-            placement.check_model(model, self.device.type, self.strategy.materializes)
+            model_placement.check_model(model, self.device.type, self.strategy.materializes)
             if not known.isdisjoint(mine):
                 raise WrongValue(_TWICE.format(type(model).__name__))
             known.update(mine)
@@ -442,7 +442,7 @@ class Runtime(Joined):
 
     @understood
     def save(self, path: str | Path, **things: Any) -> None:
-        """Write a checkpoint folder (see `hocket.checkpoints.format`), with the RNG states of all ranks and the loss scale.
+        """Write a checkpoint folder, with the RNG states of all ranks and the loss scale.
 
         ``things`` are saved by name: models, optimizers, objects with a ``state_dict``, and numbers, strings, tensors, lists
         and dicts. All ranks have to call it; each writes its shards, and rank 0 the rest.

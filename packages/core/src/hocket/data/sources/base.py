@@ -10,8 +10,8 @@ from hocket.basics import seeding
 from hocket.data import loaders
 from hocket.data.errors import DataError
 from hocket.data.generators import DataGenerators
+from hocket.data.rank_slices import Slices
 from hocket.data.samplers import skip_items
-from hocket.data.slices import Slices
 from hocket.data.source import Position, known_length, set_epoch
 from hocket.data.workers import sheltered
 

@@ -8,8 +8,8 @@ from typing import Any
 from hocket.basics.plain_data import decode, encode
 from hocket.data import loaders
 from hocket.data.errors import DataError
+from hocket.data.rank_slices import Slices
 from hocket.data.samplers import Indices
-from hocket.data.slices import Slices
 from hocket.data.source import Position, known_length
 from hocket.data.sources.base import DataSource
 from hocket.data.stateful import has_state

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hocket.data import loaders
-from hocket.data.slices import Slices
+from hocket.data.rank_slices import Slices
 from hocket.data.source import Position
 from hocket.data.sources.base import DataSource
 from hocket.help import warn

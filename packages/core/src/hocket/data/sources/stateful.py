@@ -8,7 +8,7 @@ from weakref import ReferenceType
 
 from hocket.basics.plain_data import decode, encode
 from hocket.data import loaders
-from hocket.data.slices import Slices
+from hocket.data.rank_slices import Slices
 from hocket.data.source import Position
 from hocket.data.sources.base import DataSource
 

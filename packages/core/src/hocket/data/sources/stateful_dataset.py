@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from hocket.basics.plain_data import decode
 from hocket.data import loaders
-from hocket.data.slices import Slices
+from hocket.data.rank_slices import Slices
 from hocket.data.source import Position
 from hocket.data.sources.stateful import Stateful
 from hocket.data.sources.torchdata import is_loader_state

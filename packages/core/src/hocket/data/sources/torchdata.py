@@ -11,7 +11,7 @@ from typing import Any
 
 from hocket.basics.plain_data import decode
 from hocket.data import loaders
-from hocket.data.slices import Slices
+from hocket.data.rank_slices import Slices
 from hocket.data.source import Position
 from hocket.data.sources.stateful import Stateful
 from hocket.data.stateful import has_state
