@@ -29,7 +29,7 @@ exclude_patterns = ["_build", "_generate", "reference/generated/index.md"]
 myst_heading_anchors = 4
 smartquotes = False  # texts of errors and options are typed, and searched for, as they are
 
-default_role = "py:obj"  # docstrings name what is ours and what is not in `single quotes`
+default_role = "py:obj"  # docstrings name objects of hocket and of others in `single quotes`
 autodoc_typehints_format = "short"
 toc_object_entries_show_parents = "hide"
 maximum_signature_line_length = 100  # a longer signature has a line for each argument

@@ -1,4 +1,4 @@
-"""Which names of distributions are kept for hocket: its own, and those that users would take for one of its own."""
+"""Names of distributions that are kept for hocket: its own, and names that users would take for one of them."""
 
 from __future__ import annotations
 

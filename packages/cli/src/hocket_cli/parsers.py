@@ -104,7 +104,7 @@ class _Parser(argparse.ArgumentParser):
 
 class _ActionParser(_Parser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """Parse the arguments of an action. argparse would report those that are left with the options of the command."""
+        """Parse the arguments of an action. argparse would name the command in an error about its surplus arguments."""
         parsed, others = super().parse_known_args(args, namespace)
         if others:
             self.error(f"unrecognized arguments: {' '.join(others)}")
