@@ -121,6 +121,7 @@ time.sleep(600)  # as with a thread that does not end
 DIED = "It ended the process, with exit code"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "last"),
     [
