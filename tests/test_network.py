@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 #: Each look-up, connection, datagram and port of Python ends the process with exit code 70. At the end no descriptor may be
 #: a socket of the internet's families either, whoever opened it.
 PROGRAM = """
@@ -56,6 +58,7 @@ print("quiet")
 """
 
 
+@pytest.mark.long
 def test_an_ordinary_run_asks_nothing_of_the_network(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False

@@ -27,6 +27,9 @@ def written(folder: Path, seed: str) -> Pages:
     }
 
 
+pytestmark = pytest.mark.long  # the session docs generates these pages too
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("docs") / "reference"
@@ -75,7 +78,6 @@ def test_a_name_that_is_missing_or_twice_is_noticed(pages: Pages) -> None:
     assert {"hocket.Time", "hocket.plugins.names"} <= set(missing_or_twice(changed))
 
 
-@pytest.mark.long
 def test_it_writes_the_same_in_another_process(folder: Path, pages: Pages, tmp_path: Path) -> None:
     assert written(folder.parent / "again", "2") == pages
 
