@@ -148,7 +148,7 @@ class Configuration:
         self._hints["accumulate"] = str | None  # a number of batches, and no other unit
         for key in ("metrics", "train_metrics"):
             self._hints[key] = Mapping[str, Metric | Literal[tuple(simple_metrics.METRICS)]] | self._hints.get(key, Any)  # type: ignore[misc, valid-type]
-        #: The plug-ins by kind and name, their arguments, and those that they take.
+        #: The plug-ins by kind and name, with the arguments that were given and the arguments that they take.
         self._plugins: list[tuple[str, str, Node, str]] = []
         #: The names of their classes, and their arguments.
         self._classes: list[tuple[str, Node]] = []
@@ -376,7 +376,7 @@ class Configuration:
         return [self._plain_value(child) for child in node.value] if isinstance(node.value, list) else node.plain()
 
     def _noted(self, error: BaseException) -> tuple[Node, str] | None:
-        """Return the arguments of the plug-in that an error or its notes name, and those that it takes; or None."""
+        """Return what was given to the plug-in that an error names, and the arguments that it takes; or None."""
         said = "\n".join([str(error), *getattr(error, "__notes__", ())])
         return next(
             ((inside, takes) for kind, name, inside, takes in self._plugins if f"{kind} '{name}'" in said), None

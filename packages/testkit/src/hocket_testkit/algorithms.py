@@ -59,7 +59,7 @@ class AlgorithmConformance(RunConformance):
         assert names_a_source(docs, self._own_links()), (
             f"Neither the docstring of {cls.__name__} nor that of its module says where the method comes from. Name the paper "
             "and the equation, such as `(Neelakantan et al. 2015, eq. 1)`, or write `Source: …`; a link to the plug-in's own "
-            "pages is none."
+            "pages does not count."
         )
 
     def test_has_a_card(self) -> None:

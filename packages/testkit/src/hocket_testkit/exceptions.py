@@ -110,7 +110,7 @@ class Exceptions(Conformance):
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Return an exception and those that its traceback shows before it."""
+    """Return an exception and the exceptions that its traceback shows before it."""
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

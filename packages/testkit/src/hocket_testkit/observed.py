@@ -49,7 +49,7 @@ class Observed:
         self._no_fault("class")
 
     def test_counts_what_the_data_hold(self) -> None:
-        """Epochs, batches and samples are those of the data, with and without it; tokens are those that the model gets."""
+        """The run counts the epochs, batches and samples of the data, and the tokens that the model gets."""
         self._no_fault("counts")
 
     def test_leaves_the_process_as_it_was(self) -> None:

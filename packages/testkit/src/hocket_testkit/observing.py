@@ -165,7 +165,7 @@ class _Watch(hocket.Callback):
         self.epochs = 0
         #: Seconds to wait before measuring.
         self.pause = 0.0
-        #: The latest batch of other tokens than were counted: its number, those counted, and those that the model got.
+        #: The latest batch whose tokens were miscounted: its number, the tokens counted, and the tokens that the model got.
         self.miscounted: tuple[int, int, int] | None = None
         #: Of the plug-in's code: by "sleep" and "print", the number of batches in which it was called.
         self.process: Process | None = None
