@@ -38,10 +38,16 @@ def write(block: Block, folder: Path) -> None:
     (folder / block.words["file"]).write_text(block.text, encoding="utf-8")
 
 
+def sides(block: Block) -> tuple[str, str]:
+    """Return what a block of differences removes and adds, with the lines that both have."""
+    lines = block.text.splitlines(keepends=True)
+    old, new = ("".join(line[1:] or line for line in lines if line[0] in kept) for kept in (" -\n", " +\n"))
+    return old, new
+
+
 def apply(block: Block, folder: Path) -> None:
     """Change a file by a block of differences, ``diff file=NAME``, whose lines begin with a space, a minus or a plus."""
-    file, lines = folder / block.words["file"], block.text.splitlines(keepends=True)
-    old, new = ("".join(line[1:] for line in lines if line[0] in kept) for kept in (" -", " +"))
+    file, (old, new) = folder / block.words["file"], sides(block)
     before = file.read_text(encoding="utf-8")
     assert before.count(old) == 1, f"line {block.line}: {old!r} is not once in\n{before}"
     file.write_text(before.replace(old, new), encoding="utf-8")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pages import ROOT, blocks, write
+from pages import ROOT, blocks, sides, write
 
 GUIDES = ROOT / "docs/how-to"
 #: The environment variable that names the Python in which a framework is installed; see the session `porting` in noxfile.py.
@@ -27,6 +27,7 @@ def test_port(
     framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("sklearn")
+    before, after = _programs(framework)
     for block in blocks(GUIDES / "porting.md"):
         if "file" in block.words:
             write(block, tmp_path)
@@ -34,7 +35,7 @@ def test_port(
     monkeypatch.syspath_prepend(str(tmp_path))
     try:
         with torch.random.fork_rng(devices=[]):
-            exec(compile(_program("port", framework), f"port-from-{framework}.md", "exec"), {"__name__": "__main__"})
+            exec(compile(after, f"port-from-{framework}.md", "exec"), {"__name__": "__main__"})
     finally:
         sys.modules.pop("digits", None)
     ours = _last_number(capsys.readouterr().out)
@@ -43,16 +44,18 @@ def test_port(
     variable = PYTHONS[framework]
     if variable is not None and variable not in os.environ:
         pytest.skip(f"{framework} is in an environment of its own, which nox -s porting makes")
-    (tmp_path / "program.py").write_text(_program("framework", framework), encoding="utf-8")
+    (tmp_path / "program.py").write_text(before, encoding="utf-8")
     python = sys.executable if variable is None else os.environ[variable]
     done = subprocess.run([python, "program.py"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert ours == pytest.approx(_last_number(done.stdout), rel=1e-4 if framework == "composer" else 1e-5)  # it rounds
 
 
-def _program(key: str, framework: str) -> str:
-    (block,) = (block for block in blocks(GUIDES / f"port-from-{framework}.md") if block.words.get(key) == framework)
-    return block.text
+def _programs(framework: str) -> tuple[str, str]:
+    """Return the programs before and after the port: two blocks, or the sides of one block of differences."""
+    shown = blocks(GUIDES / f"port-from-{framework}.md")
+    before, after = sides(*shown) if len(shown) == 1 else (each.text for each in shown)
+    return before, after
 
 
 def _last_number(printed: str) -> float:
