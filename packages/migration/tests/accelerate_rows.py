@@ -1,4 +1,4 @@
-"""The rows of the tables in docs/how-to/from-accelerate.md: each row's `before` uses Accelerate, its `after` hocket.
+"""The rows of the tables in docs/reference/accelerate.md: each row's `before` uses Accelerate, its `after` hocket.
 
 A row returns what has to be equal. Started on several ranks with ``before FOLDER`` or ``after FOLDER``, this program runs the
 rows that several ranks can run, and saves what each rank got.

@@ -1,4 +1,4 @@
-"""docs/how-to/from-accelerate.md, executed: its programs, and each row of its tables with Accelerate and with hocket."""
+"""docs/how-to/from-accelerate.md and docs/reference/accelerate.md, executed: the programs, and each row with both."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pages import ROOT, blocks, sides
 
 import hocket
 from hocket_migration.inspecting.tables import sources
@@ -25,7 +26,7 @@ rows = importlib.util.module_from_spec(_SPEC)
 sys.modules[_SPEC.name] = rows
 _SPEC.loader.exec_module(rows)
 
-PAGE = (Path(__file__).parents[3] / "docs/how-to/from-accelerate.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/reference/accelerate.md").read_text(encoding="utf-8")
 
 
 def table(heading: str) -> list[list[str]]:
@@ -138,11 +139,9 @@ def test_what_inspect_says_to_write_is_in_the_row_of_the_page():
 def test_the_programs_print_the_same(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     forget()
-    names: dict = {"__name__": "__main__"}
     printed = []
-    for side in ("before", "after"):
-        (program,) = re.findall(rf"^```python {side}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-        exec(compile(program, "from-accelerate.md", "exec"), names)
+    for program in sides(*blocks(ROOT / "docs/how-to/from-accelerate.md")):
+        exec(compile(program, "from-accelerate.md", "exec"), {"__name__": "__main__"})
         printed.append(capsys.readouterr().out)
     forget()
     assert len(printed[0].splitlines()) == 3
