@@ -72,6 +72,7 @@ PAGES = (
     pytest.param("docs/how-to/notebooks.md", marks=pytest.mark.long),  # two processes
     pytest.param("docs/how-to/estimating.md", marks=pytest.mark.long),
     "docs/how-to/from-composer.md",
+    "docs/how-to/composer-checkpoints.md",
     "docs/reference/other-trainers.md",
     pytest.param("docs/how-to/runtime.md docs/reference/runtime.md", marks=pytest.mark.long),
 )

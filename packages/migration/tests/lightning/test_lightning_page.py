@@ -1,25 +1,30 @@
-"""The programs of docs/how-to/from-lightning.md run, and the numbers of its table are those of both Trainers."""
+"""The guides to Lightning projects run, and the numbers of docs/reference/drop-in-lightning.md are those of both Trainers."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import modules as m
+import pytest
 import torch
-from pages import ROOT, blocks
+from pages import ROOT, blocks, write
 from torch.utils.data import DataLoader
 
 from hocket_migration.lightning import Trainer
 from hocket_testkit import run_ranks
 
 
-def test_the_programs_of_the_page_run() -> None:
-    page, names = ROOT / "docs/how-to/from-lightning.md", {"__name__": "__main__"}
-    ran = [block for block in blocks(page) if block.language == "python"]
-    for block in ran:
+def test_the_programs_of_the_guides_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/how-to/from-lightning.md is the file that the others, docs/how-to/lightning-*.md, import."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for guide in ("from-lightning", "lightning-plugins", "lightning-checkpoints"):
+        page, names = ROOT / f"docs/how-to/{guide}.md", {"__name__": "__main__"}
+        (block,) = blocks(page)
+        if "file" in block.words:
+            write(block, tmp_path)
         exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), names)
-    assert len(ran) == 4
     assert names["continued"].global_step == 24  # type: ignore[attr-defined]
 
 
