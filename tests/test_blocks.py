@@ -31,9 +31,10 @@ RUN_BY = {
     "docs/how-to/save-plugin-state docs/reference/algorithm-helpers",
     "tests/test_publishing_a_plugin.py": "docs/tutorials/publishing-a-plugin",
     "tests/test_mistakes.py": "docs/reference/errors",
-    "packages/migration/tests/test_pages_migration.py": "docs/how-to/migrating docs/how-to/from-transformers",
+    "packages/migration/tests/test_pages_migration.py": "docs/how-to/migrating docs/reference/migrate "
+    "docs/how-to/from-transformers docs/how-to/transformers-arguments",
     "packages/migration/tests/test_accelerate.py": "docs/how-to/from-accelerate",
-    "packages/migration/tests/lightning/test_lightning_page.py": "docs/how-to/from-lightning",
+    "packages/migration/tests/lightning/test_lightning_page.py": "docs/how-to/from-lightning docs/how-to/lightning-*",
 }
 #: Pages whose programs are parts that leave out the rest: ``Trainer(..., strategy="fsdp")``. The arguments are checked here.
 FRAGMENTS = (

@@ -88,6 +88,12 @@ NEEDS = {
 }
 
 
+#: Guides that are still to be divided.
+LONG_GUIDES = (
+    "configuration-files", "loggers", "logging", "monitors", "language", "releasing", "estimating", "plugins",
+)  # fmt: skip
+
+
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The bucket ``my-bucket`` of a server on this machine."""
@@ -140,6 +146,13 @@ def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, r
             if str(getattr(sys.modules[module], "__file__", None) or "").startswith(str(tmp_path)):
                 del sys.modules[module]
     assert ran
+
+
+def test_a_guide_has_at_most_sixty_lines() -> None:
+    """One program, what to type, and links: tables to look something up in are in docs/reference."""
+    lengths = {page.stem: len(page.read_text(encoding="utf-8").splitlines()) for page in ROOT.glob("docs/how-to/*.md")}
+    too_long = {name: length for name, length in lengths.items() if length > 60}
+    assert too_long.keys() <= {"index", *LONG_GUIDES}, too_long
 
 
 def test_defaults_in_the_table_of_monitors_are_those_of_the_constructors() -> None:

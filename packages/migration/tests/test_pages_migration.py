@@ -1,45 +1,45 @@
-"""The programs of docs/how-to/migrating.md and docs/how-to/from-transformers.md run, in the order of the page."""
+"""The pages about `hocket migrate` and transformers in docs/how-to and docs/reference run, in the order of their programs."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from pathlib import Path
 
 import pytest
+from pages import ROOT, blocks, write
 
-DOCS = Path(__file__).parents[3] / "docs/how-to"
-_BLOCK = re.compile(r"^```python(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+GUIDE = ROOT / "docs/how-to/migrating.md"
 
 
-@pytest.mark.parametrize(("page", "needs"), [("migrating.md", None), ("from-transformers.md", "transformers")])
-def test_page_runs(page, needs, tmp_path, monkeypatch, capsys):
-    if needs is not None:
-        pytest.importorskip(needs)
+@pytest.mark.parametrize(
+    "pages", ["how-to/migrating reference/migrate", "how-to/from-transformers", "how-to/transformers-arguments"]
+)
+def test_page_runs(pages, tmp_path, monkeypatch, capsys):
+    if "transformers" in pages:
+        pytest.importorskip("transformers")
         pytest.importorskip("hocket_general")
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "__main__"}
-    blocks = _BLOCK.findall((DOCS / page).read_text(encoding="utf-8"))
-    assert blocks
+    (tmp_path / "project").mkdir()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, text in blocks:
-            if name:
-                (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-                (tmp_path / name).write_text(text)
+        for block in (block for page in pages.split() for block in blocks(ROOT / f"docs/{page}.md")):
+            if "file" in block.words:
+                write(block, tmp_path)
             else:
-                exec(compile(text, page, "exec"), names)
+                exec(compile(block.text, pages, "exec"), names)
+    assert len(names) > 2
 
 
 def test_the_output_that_the_page_shows_is_that_of_the_command(tmp_path, monkeypatch, capsys):
     from hocket_migration.inspecting import project, report
 
-    text = (DOCS / "migrating.md").read_text(encoding="utf-8")
-    name, program = next(iter(_BLOCK.findall(text)))
-    (tmp_path / name).parent.mkdir()
-    (tmp_path / name).write_text(program)
+    (program,) = blocks(GUIDE)
+    (tmp_path / "project").mkdir()
+    write(program, tmp_path)
     monkeypatch.chdir(tmp_path)
     printed = report.of_inspection(project.inspect("project")).splitlines()
+    text = GUIDE.read_text(encoding="utf-8")
     shown = re.search(r"\$ hocket migrate inspect project\n(.*?)```", text, re.DOTALL)[1].splitlines()
     assert [line for line in shown if line != "…"] == [line for line in printed if line in shown]
     assert len(shown) > 6

@@ -1,7 +1,7 @@
 """Composer's names: change ``from composer import Trainer`` to ``from hocket_migration.composer import Trainer``.
 
 Its Trainer makes a `hocket.Trainer`, which is its attribute ``hocket``. mosaicml itself is not needed.
-docs/how-to/from-composer.md says what maps to what.
+docs/reference/drop-in-composer.md says what maps to what.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ REFUSED_OF_FIT: Mapping[str, tuple[Any, str]] = {
 class Trainer:
     """Train a ComposerModel: Composer's arguments and methods, run by a `hocket.Trainer`.
 
-    Each argument means what it means in Composer; docs/how-to/from-composer.md lists them, and where the result differs. One
-    that hocket has no counterpart of is refused by name. ``hocket={…}`` gives further arguments of `hocket.Trainer`, which
+    Each argument means what it means in Composer; docs/reference/drop-in-composer.md lists them, and where the result differs.
+    One that hocket has no counterpart of is refused by name. ``hocket={…}`` gives further arguments of `hocket.Trainer`, which
     replace those translated from Composer's.
 
     Attributes:

@@ -76,7 +76,7 @@ class Trainer(LoadingTrainer):
         logger: Lightning's loggers, which get the same rows; None and True for Lightning's default, False for none.
         callbacks: Lightning's callbacks. Those that reach into Lightning's loop are refused, with what to write instead.
 
-    The other arguments are Lightning's: ``docs/how-to/from-lightning.md`` lists them all.
+    The other arguments are Lightning's: ``docs/reference/drop-in-lightning.md`` lists them all.
 
     Raises:
         TypeError, ValueError: an argument is unknown, invalid or has no counterpart; the message says what to write.
