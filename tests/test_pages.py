@@ -55,6 +55,7 @@ PAGES = (
     "docs/how-to/evaluating-a-checkpoint.md",
     "docs/how-to/ema.md",
     "docs/how-to/k-fold.md",
+    pytest.param("docs/how-to/repeat-a-run.md", marks=pytest.mark.long),  # three processes
     "docs/how-to/logging.md",
     "docs/how-to/language.md",
     "docs/how-to/parameter-groups.md",
