@@ -21,6 +21,7 @@ import hocket
 #: The programs of a page that is named after another one use what that one has made.
 PAGES = (
     "README.md",
+    pytest.param("docs/how-to/installing.md", marks=pytest.mark.long),
     pytest.param("docs/tutorials/first-run.md", marks=pytest.mark.long),
     pytest.param("docs/tutorials/from-pytorch.md", marks=pytest.mark.long),
     "docs/tutorials/your-model.md",
