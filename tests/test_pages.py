@@ -58,6 +58,8 @@ PAGES = (
     "docs/how-to/k-fold.md",
     pytest.param("docs/how-to/repeat-a-run.md", marks=pytest.mark.long),  # three processes
     "docs/how-to/logging.md",
+    "docs/how-to/log-from-a-callback.md",
+    "docs/how-to/log-a-metric.md",
     "docs/how-to/language.md",
     "docs/how-to/parameter-groups.md",
     "docs/how-to/freezing.md",
@@ -66,7 +68,8 @@ PAGES = (
     pytest.param("docs/how-to/lora.md", marks=pytest.mark.long),  # imports transformers
     "docs/how-to/packing.md",
     "docs/reference/optimizers.md",
-    "docs/how-to/loggers.md",
+    "docs/how-to/loggers.md docs/reference/loggers.md",
+    "docs/how-to/copy-to-a-url.md",
     "docs/how-to/monitors.md",
     "docs/how-to/profiling.md docs/reference/profiles.md",
     pytest.param("docs/how-to/sweeps.md docs/reference/sweeps.md", marks=pytest.mark.long),  # a dozen processes
