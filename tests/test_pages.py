@@ -71,6 +71,7 @@ PAGES = (
     "docs/how-to/loggers.md docs/reference/loggers.md",
     "docs/how-to/copy-to-a-url.md",
     "docs/how-to/monitors.md",
+    "docs/how-to/watch-a-run.md",
     "docs/how-to/profiling.md docs/reference/profiles.md",
     pytest.param("docs/how-to/sweeps.md docs/reference/sweeps.md", marks=pytest.mark.long),  # a dozen processes
     "docs/how-to/compare-runs.md",
@@ -147,7 +148,7 @@ def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, r
 
 
 def test_defaults_in_the_table_of_monitors_are_those_of_the_constructors() -> None:
-    rows = re.findall(r"^\| `([\w-]+)` \|.*\|([^|]*)\|$", (ROOT / "docs/how-to/monitors.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `([\w-]+)` \|.*\|([^|]*)\|$", (ROOT / "docs/reference/monitors.md").read_text(), re.MULTILINE)
     checked = 0
     for name, defaults in rows:
         for argument, value in re.findall(r"`(\w+)=([^`]+)`", defaults):
