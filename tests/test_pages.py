@@ -61,6 +61,8 @@ PAGES = (
     "docs/how-to/log-from-a-callback.md",
     "docs/how-to/log-a-metric.md",
     "docs/how-to/language.md",
+    "docs/how-to/generate.md",
+    "docs/how-to/train-on-text.md",
     "docs/how-to/parameter-groups.md",
     "docs/how-to/freezing.md",
     "docs/how-to/muon.md",
