@@ -67,7 +67,11 @@ MOVED = """architecture benchmarks checkpoints configuration devices durations e
 from-accelerate from-composer from-lightning from-transformers language launching loggers logging losses migrating monitors
 notebooks optimizers performance plugins porting precisions profiling resuming runtime strategies sweeps
 your-model"""
-redirects = {"report": "how-to/compare-runs.html", "steps": "how-to/several-optimizers.html"}
+redirects = {
+    "report": "how-to/compare-runs.html",
+    "steps": "how-to/several-optimizers.html",
+    "how-to/releasing": "../explanation/security.html",
+}
 for old in MOVED.split():
     new = min(DOCS.glob(f"*/{old}*.md"), key=lambda page: (len(page.name), page))
     redirects[old] = new.relative_to(DOCS).with_suffix(".html").as_posix()

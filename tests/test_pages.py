@@ -79,6 +79,7 @@ PAGES = (
     "docs/how-to/compare-runs.md",
     pytest.param("docs/how-to/notebooks.md", marks=pytest.mark.long),  # two processes
     pytest.param("docs/how-to/estimating.md", marks=pytest.mark.long),
+    "docs/how-to/summarize-a-model.md",
     "docs/how-to/from-composer.md",
     "docs/reference/other-trainers.md",
     pytest.param("docs/how-to/runtime.md docs/reference/runtime.md", marks=pytest.mark.long),
