@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import html
 import os
 import posixpath
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -86,6 +89,27 @@ def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += "\n".join(["\n```{toctree}", ":hidden:", "", *below, "```\n"])
 
 
+def name_groups(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Show the headings of index pages in the sidebar, before their first page; captions would show at its top level only."""
+    for heading, first in groups().items():
+        link = rf'(<li class="[^"]*"><a class="[^"]*" href="{re.escape(context["pathto"](first))}">)'
+        caption = rf'<li class="caption"><span class="caption-text">{html.escape(heading)}</span></li>\1'
+        context["furo_navigation_tree"] = re.sub(link, caption, context["furo_navigation_tree"])
+
+
+@functools.cache
+def groups() -> dict[str, str]:
+    """Return the headings of index pages, and the first page of each."""
+    found, named = {}, set[str]()
+    for index in sorted(DOCS.glob("*/index.md")):
+        for section in index.read_text(encoding="utf-8").split("\n## ")[1:]:
+            pages = [f"{index.parent.name}/{name}" for name in re.findall(r"\]\(([\w-]+)\.md\)", section)]
+            if new := [name for name in pages if name not in named]:
+                found[section.splitlines()[0]] = new[0]
+                named.update(new)
+    return found
+
+
 def generated_index() -> str:
     """Return the table of the pages that docs/_generate wrote, which the repository does not hold."""
     text = (DOCS / GENERATED / "index.md").read_text(encoding="utf-8")
@@ -123,5 +147,6 @@ def hide_edit_links(app: Sphinx, page: str, template: str, context: dict[str, ob
 def setup(app: Sphinx) -> None:
     app.connect("doctree-read", mend)
     app.connect("html-page-context", hide_edit_links)
+    app.connect("html-page-context", name_groups, priority=900)  # after the theme, which makes the tree
     app.connect("source-read", add_navigation)
     app.connect("source-read", link_to_repository)
