@@ -151,7 +151,9 @@ def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, r
 
 
 def test_defaults_in_the_table_of_monitors_are_those_of_the_constructors() -> None:
-    rows = re.findall(r"^\| `([\w-]+)` \|.*\|([^|]*)\|$", (ROOT / "docs/reference/monitors.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([\w-]+)` \|.*\|([^|]*)\|$", (ROOT / "docs/reference/monitors.md").read_text(), re.MULTILINE
+    )
     checked = 0
     for name, defaults in rows:
         for argument, value in re.findall(r"`(\w+)=([^`]+)`", defaults):
