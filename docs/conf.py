@@ -94,7 +94,8 @@ def name_groups(app: Sphinx, page: str, template: str, context: dict[str, Any], 
     for heading, first in groups().items():
         link = rf'(<li class="[^"]*"><a class="[^"]*" href="{re.escape(context["pathto"](first))}">)'
         caption = rf'<li class="caption"><span class="caption-text">{html.escape(heading)}</span></li>\1'
-        context["furo_navigation_tree"] = re.sub(link, caption, context["furo_navigation_tree"])
+        context["furo_navigation_tree"], shown = re.subn(link, caption, context["furo_navigation_tree"])
+        assert shown == 1, f"The sidebar of {page} has {first} {shown} times."
 
 
 @functools.cache
