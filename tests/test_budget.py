@@ -15,7 +15,7 @@ BUDGETS = {
     "algorithms-general": 3610,
     "algorithms-nlp": 3490,
     "algorithms-vision": 2420,
-    "checkpoints": 5140,
+    "checkpoints": 5170,
     "cli": 5620,
     "core": 15980,
     "data": 500,

@@ -189,6 +189,7 @@ class Checkpoints(Callback):
         """
         if not self._weights_only:
             plugin_components.check(state)
+        of_run(state).configuration.take_changes()
         with seeding.preserved(devices=False):
             ranks_of(state).first(lambda: self._owned.acquire(state.run.name, writable=self._on_error == "stop"))
 
@@ -247,6 +248,7 @@ class Checkpoints(Callback):
         if self._weights_only or self._writer.saved != self._moment(state):
             self._save(state)
         self._writer.wait(state)
+        of_run(state).configuration.note()
         self._signals.stop()
         self._release()
         if self._signals.anywhere(state):
