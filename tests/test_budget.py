@@ -20,7 +20,7 @@ BUDGETS = {
     "core": 15980,
     "data": 500,
     "insight": 4930,
-    "loggers": 1430,
+    "loggers": 1440,
     "migration": 10140,
     "report": 1070,
     "strategies": 4570,
