@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import threading
 import time
@@ -20,6 +21,7 @@ from hocket_checkpoints.algorithm_records import recorded_algorithms
 from hocket_checkpoints.storage import manifest
 from hocket_checkpoints.storage.store import Store
 from hocket_checkpoints.weight_files import read_weights
+from hocket_cli import main
 from hocket_testkit import run_ranks
 
 EPOCHS, BATCHES = 3, 6
@@ -72,9 +74,24 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]
 
 def test_the_latest_are_kept_and_the_end_is_written() -> None:
     result = make(policy={"every": "2ba", "keep": 2}).fit()
-    assert list(result.checkpoints) == ["ep2-ba18", "ep3-ba18"]
-    assert sorted(path.name for path in Path("checkpoints").iterdir()) == ["ep2-ba18", "ep3-ba18", "latest"]
+    assert list(result.checkpoints) == ["ep2-ba16", "ep3-ba18"]
+    assert sorted(path.name for path in Path("checkpoints").iterdir()) == ["ep2-ba16", "ep3-ba18", "latest"]
     assert list(make("odd", policy={"every": "4ba"}).fit().checkpoints) == ["ep1-ba12", "ep2-ba16", "ep3-ba18"]
+
+
+@pytest.mark.parametrize("keep", [2, None])
+def test_one_position_has_one_checkpoint(keep: int | None) -> None:
+    """Of an interval and of the best at the end of an epoch, after one batch; the best by another evaluation there stays."""
+    best = ("eval/loss", "min", 5)
+    result = make(policy={"every": "3ba", "keep": keep, "best": best}, duration="2ep").fit()
+    names = [*result.checkpoints]
+    assert names == ["ep0-ba3", "ep1-ba6", "ep1-ba9", "ep2-ba12"][-4 if keep is None else -3 :]
+    weights = [read_weights(f"checkpoints/{name}")["first.weight"] for name in names]
+    assert not any(torch.equal(one, other) for one, other in itertools.pairwise(weights))
+    data = [(torch.ones(8, 8), torch.zeros(8, dtype=torch.long))]
+    sets = {"a": hocket.EvalSet(data, every="2ba"), "b": data}
+    policy = {"every": "1ep", "keep": 1, "best": ("a/loss", "min", 9)}
+    assert {"ep0-ba6", "ep1-ba6"} <= {*make("two", policy=policy, duration="1ep", eval_data=sets).fit().checkpoints}
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -115,13 +132,12 @@ def test_what_others_have_put_there_stays() -> None:
 
 
 def test_the_end_is_written_with_what_was_evaluated_then() -> None:
-    """Also where the last batch was saved before. Again only where there is news."""
+    """Also where the last batch was saved before, which it replaces. Again only where there is news."""
     trainer = make(policy={"every": "2ba", "keep": None}, duration="1ep")
     result = trainer.fit()
     store = hocket.Checkpoints("checkpoints").store
-    assert list(result.checkpoints) == ["ep0-ba2", "ep0-ba4", "ep0-ba6", "ep1-ba6"]
-    evaluated = {"eval/loss": result.metrics["eval/loss"]}
-    assert store.about("ep1-ba6")["metrics"] == evaluated != store.about("ep0-ba6")["metrics"]
+    assert list(result.checkpoints) == ["ep0-ba2", "ep0-ba4", "ep1-ba6"]
+    assert store.about("ep1-ba6")["metrics"] == {"eval/loss": result.metrics["eval/loss"]}
     assert list(make("odd", policy={"every": "2ba"}, duration="1ep", eval_data=None).fit().checkpoints)[-1] == "ep0-ba6"
 
 
@@ -370,3 +386,54 @@ class Plain(Network):
     def __init__(self) -> None:
         super().__init__()
         self.dropout = nn.Dropout(0.0)
+
+
+# --- by name
+
+
+def test_best_and_latest_are_names_wherever_a_path_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    """Compared with the path that the result names, and with each checkpoint's own value."""
+    policy: dict[str, Any] = {"every": "1ep", "keep": None, "best": ("eval/loss", "min", 1)}
+    trainer = make(policy=policy, duration="1ep", algorithms=[])
+    result = trainer.fit()
+    with torch.no_grad():
+        trainer.state.model.head.weight.mul_(-30)  # worse from here
+    result = trainer.fit("1ep")
+    assert result.best is not None and result.best.path.endswith("ep1-ba6")
+    for name, is_now in (("best", "ep1-ba6"), ("latest", "ep2-ba12")):
+        path, expected = f"checkpoints/{name}", read_weights(f"checkpoints/{is_now}")
+        assert same(read_weights(path), expected)
+        other = make("other", algorithms=[])
+        other.load_weights(path)
+        assert same(dict(other.model_state_dict()), expected)
+        assert make("other", resume=path, algorithms=[]).state.timestamp.batch == int(is_now.partition("ba")[2])
+        for value in (trainer.evaluate(path), trainer.evaluate(checkpoint=Path(path))):
+            assert value == trainer.evaluate(checkpoint=f"checkpoints/{is_now}")
+        data = [(torch.ones(2, 8), torch.zeros(2, dtype=torch.long))]
+        predicted = (trainer.predict(data, checkpoint=where)[0] for where in (path, f"checkpoints/{is_now}"))
+        assert torch.equal(*predicted)
+        for arguments in (["inspect", path], ["verify", path], ["export", path, f"{name}.safetensors"]):
+            assert main(["checkpoint", *arguments]) == 0, arguments
+        assert same(read_weights(f"{name}.safetensors"), expected)
+        assert main(["checkpoint", "diff", path, f"checkpoints/{is_now}"]) == 0
+    shutil.copytree("checkpoints/ep2-ba12", "checkpoints/best")
+    assert same(read_weights("checkpoints/best"), read_weights("checkpoints/latest"))  # what is there comes first
+    capsys.readouterr()
+
+
+def test_there_is_no_best_where_none_was_ranked() -> None:
+    trainer = make(duration="2ba")
+    trainer.fit()
+    for action in (trainer.load_weights, trainer.evaluate, read_weights, lambda path: make("other", resume=path)):
+        with pytest.raises(CheckpointError, match=r"no 'best' checkpoint: .*best=.*It has ep0-ba1, ep0-ba2.*'latest'"):
+            action("checkpoints/best")
+
+
+@pytest.mark.parametrize("given", ["1ep", "500ba", "30min", "0.1dur"])
+def test_an_interval_is_no_folder(given: str) -> None:
+    for make_it in (lambda: make_trainer(checkpoints=given), lambda: hocket.Checkpoints(given)):
+        with pytest.raises(ValueError, match=rf"'{given}' is an interval.*every='{given}'\).*'\./{given}'"):
+            make_it()
+    assert not Path(given).exists()
+    Path(given).mkdir()
+    assert hocket.Checkpoints(given).store.names() == hocket.Checkpoints(f"./{given}").store.names() == []

@@ -8,6 +8,7 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -414,6 +415,47 @@ def resumed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def test_another_configuration_is_said_in_one_line(before: Any, now: Any, words: str) -> None:
     (said,) = resumed(before, now)
     assert "configured differently from the checkpoint's" in said and words in said
+
+
+@pytest.mark.filterwarnings("ignore:Network.seen changed in training")
+@pytest.mark.parametrize("schedule", [None, "linear"])
+def test_a_resumed_run_records_the_learning_rate_in_effect(schedule: str | None, tmp_path: Path) -> None:
+    """In which the optimizer's own parameter group says what is in effect."""
+
+    def run(rate: float, until: str, change: float | None = None) -> tuple[float, list[str]]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer = make(
+                algorithms=[], schedule=schedule, optimizer=f"sgd(lr={rate})", duration="9ep",
+                checkpoints=str(tmp_path / "runs"), resume="auto",
+            )  # fmt: skip
+            said = [str(each.message) for each in caught if "configured differently" in str(each.message)]
+        group = trainer.state.optimizers[0].param_groups[0]
+        if change is not None:
+            group["lr" if schedule is None else "initial_lr"] = change
+        with trainer:
+            trainer.fit(until)
+        return group["lr" if schedule is None else "initial_lr"], [each.partition(";")[0] for each in said]
+
+    assert run(0.1, "1ba") == (0.1, [])
+    rate, (said,) = run(0.9, "1ba")
+    assert rate == 0.1 and "optimizers.0.lr was and stays 0.1, not 0.9" in said
+    assert run(0.1, "1ba") == (0.1, [])
+    rate, (said,) = run(0.9, "1ba", change=0.5)
+    assert rate == 0.5 and "optimizers.0.lr was and stays 0.1, not 0.9" in said
+    assert run(0.5, "1ba") == (0.5, [])
+
+
+def test_a_learning_rate_that_is_not_loaded_is_not_said_to_stay() -> None:
+    usual: dict[str, Any] = {"algorithms": [], "schedule": None}
+    one, other = make(**usual), make(**usual, optimizer="sgd(lr=0.3, momentum=0.9)")
+    one.fit("1ba")
+    tree = one.state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other.load_state_dict(tree, ignore=["optimizers.*"])
+    assert other.state.optimizers[0].param_groups[0]["lr"] == 0.3
+    assert "0.3" in other.state_dict()["configuration"]["optimizers"]["optimizers.0.lr"]
 
 
 @pytest.mark.parametrize(

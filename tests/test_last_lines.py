@@ -210,7 +210,7 @@ def test_the_command_line_says_them_without_loggers() -> None:
         assert done.returncode == code, done.stderr
         lines.append([line for line in done.stderr.splitlines() if line.startswith("hocket: ")])
     assert lines[0] == [
-        "hocket: resume='auto': there is no checkpoint in runs/a yet, so a new run begins",
+        f"hocket: resume='auto': there is no checkpoint in {Path('runs/a').resolve()} yet, so a new run begins",
         "hocket: interrupted at ep 0 ba 2: 1 checkpoint in runs/a, the newest is ep0-ba2",
         "hocket: config.yaml in runs/b",
         "hocket: to continue: hocket train c.yaml resume=auto",

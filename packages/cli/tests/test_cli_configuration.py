@@ -1028,7 +1028,10 @@ def test_a_package_that_is_missed_late_is_named_in_one_paragraph(
 
 def test_a_run_that_is_over_and_one_that_begins(hocket: Hocket) -> None:
     text = changed(run_name="r", loggers=[], checkpoints="ck", resume="auto", duration="1ep")
-    assert "there is no checkpoint in ck yet, so a new run begins" in hocket(text, "train")[2]
+    Path("ck").mkdir()
+    Path("ck/notes.txt").touch()
+    begins = f"there is no checkpoint in {Path('ck').resolve()} yet, only notes.txt, so a new run begins"
+    assert begins in hocket(text, "train")[2]
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         code, _, said = hocket(text, "train")

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from hocket.plugins import PluginError
+from hocket.plugins import PluginError, registry
 from hocket_cli import main
 from hocket_cli.index import install, simple, wheels
 
@@ -314,6 +315,35 @@ def test_other_names_are_anybodys(name: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(install, "_plan", lambda arguments: called.append(arguments) or [])
     assert main(["plugins", "install", name, "--yes"]) == 0
     assert called == [[name]]
+
+
+@pytest.mark.parametrize("tool", ["uv", "pip"])
+def test_a_name_that_no_index_has_is_said_in_our_words(
+    tool: str, index: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if (program := shutil.which(tool, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")) is None:
+        pytest.skip(f"there is no {tool} here")
+    monkeypatch.setattr(install, "_tool", lambda: (tool, [program]))
+    monkeypatch.setenv("PIP_INDEX_URL", index)
+    monkeypatch.setenv("UV_INDEX_URL", index)
+    assert main(["plugins", "install", "hocket-clip", "--yes"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"no wheel of 'hocket-clip' for this Python in the index that {tool} asks" in said
+    assert "ERROR" not in said and "No solution" not in said
+    assert main(["plugins", "install", "hocket-acme>99", "--yes"]) == 2
+    assert "cannot install this" in capsys.readouterr().err  # with the versions that there are
+
+
+def test_a_plugin_of_ours_is_not_looked_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(install, "_call", pytest.fail)
+    for name, of in (("jsonl", "hocket-loggers has it, and is installed"), ("cosine", "hocket has it, and is")):
+        assert main(["plugins", "install", name, "--yes"]) == 2
+        assert f"'{name}' is a plug-in" in (said := capsys.readouterr().err) and of in said
+    monkeypatch.setattr(registry, "entries", lambda kind: [])
+    with pytest.raises(
+        PluginError, match=r"algorithm 'ema', and not a distribution: a package of .* has it. Type: pip i"
+    ):
+        install._refuse_plugins("ema")
 
 
 @pytest.mark.parametrize("name", ["hocket-acme @ http://127.0.0.1/x.whl", "./folder", "git+http://127.0.0.1/x"])

@@ -160,6 +160,28 @@ def test_the_summary_says_how_the_run_ended_and_what_it_was() -> None:
         assert (latest, least, greatest) == (column[-1], min(column), max(column)), name
 
 
+def test_an_evaluation_after_a_fit_is_part_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the table and in the page; as in the lines that jsonl writes, and for a Trainer that only evaluates, too."""
+    late = [(torch.ones(2, 3), torch.zeros(2, 1))] * 3
+    on_request = {"test": late, "late": hocket.EvalSet(late, every="0ba")}
+    with make(callbacks=[], eval_data=on_request) as trainer:
+        folder = trainer.fit().run_folder
+        first = trainer.evaluate()["late/loss"]
+        (only,) = trainer.evaluate({"only": late}).values()
+    value = ((trainer.state.model(late[0][0]) - late[0][1]) ** 2).mean().item()
+    assert first == pytest.approx(value) and only == pytest.approx(value)
+    assert run_listing.read(folder).values["only/loss"] == (only, only, only)
+    with make(callbacks=[], eval_data={"later": late}) as again:
+        again.evaluate()
+    names = ["late/loss", "later/loss", "only/loss"]
+    assert main(["runs", "runs", "--metrics", ",".join(names)]) == 0
+    head, row = capsys.readouterr().out.splitlines()[:2]
+    assert all(name in head for name in names) and row.count(f"{value:.6g}") >= 3 and "finished" in row
+    assert main(["report", str(folder), "--out", "page.html"]) == 0
+    assert all(name in Path("page.html").read_text() for name in names)
+    assert {*names} <= {name for line in files.objects(folder / "metrics.jsonl") for name in line}
+
+
 def test_the_summary_of_a_resumed_run_counts_the_lines_before_it() -> None:
     with pytest.raises(ValueError, match="as asked"):
         make(fails=8).fit()

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
+import subprocess
 import sys
 import textwrap
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import hocket
 from hocket_cli import main
+from hocket_cli.check import _print
+from hocket_testkit import AlgorithmConformance
 from hocket_testkit.check import Check, Result, _Session, check
 from hocket_testkit.examples import keywords, maker
 from hocket_testkit.handlers import silent_handlers
+from hocket_testkit.session import suite_of
 
 DATA = '''
 """Three batches."""
@@ -62,7 +69,8 @@ def test_the_tier_is_the_highest_below_which_nothing_failed(failed, tier):
 def test_gold_needs_its_checks_to_pass_and_silver_lets_exemptions_through():
     checks = [Check("works with microbatches", "skipped", "why"), Check("has a card", "passed")]
     assert Result("algorithms", "x", "acme-x", "1", checks).tier == "gold"
-    assert Result("algorithms", "x", "acme-x", "1", [*checks, Check("has evidence", "skipped", "why")]).tier == "silver"
+    for other in (Check("has evidence", "skipped", "why"), Check("has an effect", "skipped", "not tried: no block")):
+        assert Result("algorithms", "x", "acme-x", "1", [*checks, other]).tier == "silver"
 
 
 @pytest.fixture
@@ -96,6 +104,89 @@ def test_a_hang_and_a_crash_are_failed_lines_and_the_other_checks_follow(acme, c
     assert failed["refuses other splits"] == "It did not end within 20 s."
     assert checks["continues in the middle of an epoch"]["outcome"] == "passed"
     assert checks["has a card"]["outcome"] == "passed"
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Return a function that installs a callback named acme-odd, whose module is the text."""
+
+    def install(text):
+        (tmp_path / "acme_odd.py").write_text(text)
+        folder = tmp_path / "acme_odd-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-odd\nVersion: 1.0\n")
+        (folder / "entry_points.txt").write_text("[hocket.v1.callbacks]\nacme-odd = acme_odd:Odd\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        hocket.plugins.refresh()
+
+    yield install
+    monkeypatch.undo()
+    hocket.plugins.refresh()
+
+
+@pytest.mark.long
+def test_an_exception_of_the_constructor_is_said_once(installed, capsys):
+    installed(
+        "import hocket\nclass Odd(hocket.Callback):\n    def __init__(self):\n        raise OSError('no acme server')\n"
+    )
+    assert main(["plugins", "check", "acme-odd"]) == 1
+    out = capsys.readouterr().out
+    assert out.count("no acme server") == 1 and "OSError: no acme server" in out and "none: bronze needs" in out
+
+
+def test_a_repeated_message_names_the_first_check(capsys):
+    said = {}
+    for number in range(3):
+        _print(said, Check(f"check {number}", "failed" if number else "passed", "OSError: gone" if number else ""))
+    assert [" ".join(each.split()) for each in capsys.readouterr().out.splitlines()] == [
+        "passed check 0", "failed check 1: OSError: gone", "failed check 2: as 'check 1'"
+    ]  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_processes_of_the_check(number, installed, tmp_path):
+    """With a process that the plug-in has started, too."""
+    file = tmp_path / "pids"
+    installed(
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(file)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}} ')\n"
+        "time.sleep(600)\n"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        "import sys, hocket_cli; sys.exit(hocket_cli.main())",
+        "plugins",
+        "check",
+        "acme-odd",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not (file.exists() and file.read_text().endswith(" ")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        pids = [int(each) for each in file.read_text().split()]
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
+        for pid in pids:
+            assert ended(pid), pid
+    finally:
+        process.kill()
+
+
+def ended(pid):
+    """Whether a process is gone, or dead and not yet collected by its parent."""
+    for _ in range(100):
+        try:
+            if ") Z " in Path(f"/proc/{pid}/stat").read_text():
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.1)
+    return False
 
 
 PROCESS = """
@@ -202,6 +293,24 @@ def test_plugins_of_this_repository_have_no_fault(name):
     found = check(*name.split("/"))
     assert [each for each in found.failed if each.tier != "gold"] == []
     assert len(found.checks) > 10
+
+
+@pytest.mark.long
+def test_an_effect_is_not_tried_on_a_model_that_the_plugin_says_does_not_suit_it(tmp_path):
+    """But it is in a suite of the author's, who can choose the model; and one that says nothing has no effect."""
+    suite = suite_of("algorithms", "stochastic-depth")()
+    suite.folder = tmp_path
+    with pytest.raises(
+        pytest.skip.Exception, match=r"not tried: the example's model .*found nothing to change in Sequential"
+    ):
+        suite.test_has_an_effect()
+    author = type("Suite", (AlgorithmConformance,), {"make": lambda self: suite.make()})()
+    silent = suite_of("algorithms", "stochastic-depth")()
+    silent.make = hocket.Algorithm
+    for each in (author, silent):
+        each.folder = tmp_path
+        with pytest.raises(AssertionError, match="bitwise identical to training without it"):
+            each.test_has_an_effect()
 
 
 class Smoothing:

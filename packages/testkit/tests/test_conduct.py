@@ -258,6 +258,16 @@ class DropsRows(Writes):
         return rows[: len(rows) // 2]
 
 
+class DropsRowsLate(DropsRows):
+    """Still has all rows in memory when a run that does not wait for it ends."""
+
+    deadline = 0.01
+
+    def close(self, state):
+        time.sleep(0.3)
+        super().close(state)
+
+
 class Reverses(Writes):
     def chosen(self, rows):
         return rows[::-1]
@@ -675,6 +685,7 @@ BAD = [
     (DrawsFromTorch, NUMBERS, (), "global generator of torch in apply: each rank"),
     (DrawsFromRandom, NUMBERS, (), "global generator of random in apply"),
     (DropsRows, WRITES, (), "8 values that were logged the folder of the run has 4"),
+    (DropsRowsLate, WRITES, (), "8 values that were logged the folder of the run has 4"),
     (Reverses, WRITES, (), "in another order"),
     (Overwrites, WRITES, (), "the folder of the run has 1"),
     (OverwritesTheFile, WRITES, (), "the folder of the run has 1"),
@@ -698,7 +709,7 @@ GOOD = [
     (WritesTheLatestFirst, LOGGED[:3]),
 ]  # fmt: skip
 #: Of those that take seconds, the ones that are tried in every session.
-QUICK = {SetsAVariable, PatchesALayer, DropsRows, WrapsTheForward, ReturnsTheOutputs, CatchesWhatItHandles, Writes}
+QUICK = {SetsAVariable, PatchesALayer, DropsRowsLate, WrapsTheForward, ReturnsTheOutputs, CatchesWhatItHandles, Writes}
 
 
 def marked(*case):

@@ -23,6 +23,7 @@ from hocket.help import warn
 from hocket.loop.agreement import ranks_of
 from hocket.state.component import Check, Component, ContentError, Like, PerRank, Saved, Tree
 from hocket.state.state import State
+from hocket_checkpoints.components.configuration import Configuration
 from hocket_checkpoints.components.data import EvaluationData, TrainingData
 
 #: Counts up when the tree changes; see :meth:`Content.load_state_dict`.
@@ -45,6 +46,7 @@ class Content:
 
     Args:
         components: in the order in which they are saved and loaded. The last one comes after the components of plug-ins.
+        configuration: that of the components which takes changes of the user before a fit.
         training_data, evaluation_data: those of the components that wait for data.
     """
 
@@ -52,10 +54,11 @@ class Content:
         self,
         state: State,
         components: Sequence[Component],
+        configuration: Configuration,
         training_data: TrainingData,
         evaluation_data: EvaluationData,
     ) -> None:
-        self._state, self._own = state, list(components)
+        self._state, self._own, self.configuration = state, list(components), configuration
         #: Called by the Trainer when its data is set, which may be after loading.
         self.train_data_is_set, self.eval_sets_are_made = training_data.data_is_set, evaluation_data.sets_are_made
         #: The exception that interrupted loading, so that this run has parts of a checkpoint only; or empty.

@@ -32,11 +32,17 @@ from hocket_checkpoints.content import Content
 def content_of(state: State, parts: Parts) -> Content:
     """Return the content of a run's checkpoints."""
     training, evaluation = TrainingData(state, parts.loop, parts.module), EvaluationData(state)
-    return Content(state, _components(state, parts, training, evaluation), training, evaluation)
+    configuration = Configuration(state, parts.arguments, parts.hyperparameters)
+    components = _components(state, parts, configuration, training, evaluation)
+    return Content(state, components, configuration, training, evaluation)
 
 
 def _components(
-    state: State, parts: Parts, training_data: TrainingData, evaluation_data: EvaluationData
+    state: State,
+    parts: Parts,
+    configuration: Configuration,
+    training_data: TrainingData,
+    evaluation_data: EvaluationData,
 ) -> list[Component]:
     """Return core's own components, in the order in which they are saved and loaded."""
     progress = state.progress
@@ -45,7 +51,6 @@ def _components(
         Description("run_name", lambda: state.run_name),
         Description("world_size", lambda: state.strategy.world_size),
         Description("attached", lambda: described(state.bus.attachments)),
-        Configuration(state, parts.arguments, parts.hyperparameters),
         Description("config", lambda: state.identity.config),
         Description("model_prefix", lambda: state.model_prefix),
         Omitted(state),
@@ -53,6 +58,7 @@ def _components(
         Modes(state),
         Optimizers(state),  # after the model: sharded optimizers look at the parameters
         Schedules(state),
+        configuration,  # after the optimizers, whose values it records
         Plugins(state),
         Stateful("timestamp", progress.timestamp),
         Stateful("previous", progress.previous),

@@ -52,9 +52,17 @@ def ignoring(tree: Mapping[str, Any], own: Mapping[str, Any], globs: Sequence[st
 
     made = merge(tree, own, "")
     made["attached"] = attached(tree, False) + attached(own, True)
+    if "configuration" in made:  # the hyperparameters go with their optimizer
+        settings, mine = made["configuration"], own["configuration"]["optimizers"]
+        keys = [name for name in mine if any(map(ignored, ("optimizers", *_paths_to_groups(name.split(".")[1]))))]
+        made["configuration"] = {**settings, "optimizers": settings["optimizers"] | {key: mine[key] for key in keys}}
     if unused := [glob for glob in globs if glob not in used]:
         raise WrongValue(
             f"«ignore={unused!r}» matches nothing. Give globs of paths as `hocket checkpoint inspect` shows them, such as "
             "'model.head.*', 'optimizers.*' or 'plugins.algorithms.ema'."
         )
     return made
+
+
+def _paths_to_groups(number: str) -> Sequence[str]:
+    return f"optimizers.{number}", f"optimizers.{number}.state", f"optimizers.{number}.state.param_groups"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -17,7 +18,7 @@ from hocket.basics.dtensors import local
 from hocket.basics.plain_data import encode
 from hocket.basics.plugin_errors import PlanError
 from hocket.basics.sparse_quantized import taken_apart
-from hocket.basics.time import Interval
+from hocket.basics.time import Interval, Time, TimeError
 from hocket.errors import WrongValue
 from hocket.help.arguments import understood
 from hocket.hookspecs import hookimpl
@@ -55,7 +56,8 @@ class Checkpoints(Callback):
         folder: the target: any folder, or a URL that fsspec supports, such as ``"s3://bucket/runs/a"``. If ranks hold shards,
             all of them must be able to write to it.
         every: the interval: ``"500ba"``, ``"1ep"``, ``"0.1dur"``, ``"30min"``; None for only at the end and on request.
-        keep: the number of latest checkpoints to keep; None for all. Copies under other names, and links, stay.
+        keep: the number of latest checkpoints to keep; None for all. Copies under other names, and links, stay. A checkpoint
+            at the end of an epoch replaces that of an interval after the same batch, which has the same weights.
         best: ``(metric, "max" | "min", number)``: after an evaluation in which the metric, such as ``"test/accuracy"``, is
             among the best ``number``, write a checkpoint, and keep those. A value that a plug-in logs with ``state.log`` is
             looked at after each evaluation and each epoch in which it was logged.
@@ -111,6 +113,7 @@ class Checkpoints(Callback):
         self._retention = Retention(keep, best)
         if on_error not in ("stop", "warn"):
             raise WrongValue(f"«on_error={on_error!r}» is neither 'stop' nor 'warn'.")
+        _check_folder(folder)
         self.store = Store(conversions.path(folder))
         self._owned = Ownership(self.store, overwrite)
         #: What this run has written so far.
@@ -189,6 +192,7 @@ class Checkpoints(Callback):
         """
         if not self._weights_only:
             plugin_components.check(state)
+        of_run(state).configuration.take_changes()
         with seeding.preserved(devices=False):
             ranks_of(state).first(lambda: self._owned.acquire(state.run.name, writable=self._on_error == "stop"))
 
@@ -247,6 +251,7 @@ class Checkpoints(Callback):
         if self._weights_only or self._writer.saved != self._moment(state):
             self._save(state)
         self._writer.wait(state)
+        of_run(state).configuration.note()
         self._signals.stop()
         self._release()
         if self._signals.anywhere(state):
@@ -330,6 +335,7 @@ class Checkpoints(Callback):
         about = {
             "metrics": self._measured.values(state),
             "evaluated": [name for name in self._measured.values(state) if self._measured.is_new(state, name)],
+            "ranked_by": self._retention.rule and list(self._retention.rule),
             "timestamp": {"epoch": now.epoch, "batch": now.batch, "sample": now.sample},
             "plugins": [f"{v.kind}/{v.name} {v.dist} {v.version}".strip() for v in state.bus.attachments],
             "weights_only": self._weights_only, "omitted": list(omitted), "run": self._owned.about(),
@@ -343,3 +349,15 @@ class Checkpoints(Callback):
     def _moment(self, state: State) -> tuple[int, dict[str, tuple[int, int]]]:
         """Return the batch and the evaluations until now, after which nothing is left to save."""
         return state.timestamp.batch, dict(self._measured.evaluated)
+
+
+def _check_folder(folder: object) -> None:
+    """Raise ValueError for an interval, unless there is a folder of this name."""
+    if isinstance(folder, str) and not os.path.lexists(folder):
+        with suppress(TimeError):
+            Time.parse(folder)
+            raise WrongValue(
+                f"«checkpoints={folder!r}» is an interval, and checkpoints need a folder. Write "
+                f"«checkpoints=hocket.Checkpoints('runs/a', every={folder!r})¦checkpoints={{'folder': 'runs/a', 'every': "
+                f"{folder!r}}}»; for a folder of this name, './{folder}'."
+            )

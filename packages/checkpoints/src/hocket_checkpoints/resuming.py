@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from hocket.state.ranks import Ranks
 from hocket_checkpoints.content import of_run
 from hocket_checkpoints.storage.manifest import LATEST
 from hocket_checkpoints.storage.store import Store
+from hocket_checkpoints.weight_differences import some
 
 if TYPE_CHECKING:
     from hocket.state.state import State
@@ -49,7 +51,9 @@ def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = No
             found = store.read_latest(of_run(state).like(), ranks)
         if found is None:
             if state.strategy.rank == 0:
-                line = f"resume='auto': there is no checkpoint in {store.folder} yet, so a new run begins"
+                line = (
+                    f"resume='auto': there is no checkpoint in {store.where} yet{_instead(store)}, so a new run begins"
+                )
                 print(f"hocket: {line}", file=sys.stderr, flush=True)
             checkpoints.begin_run(state, readable=False)
             return
@@ -88,6 +92,14 @@ def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = No
     state.identity.resumed_from = f"{str(store.folder).rstrip('/')}/{name}"
     if checkpoints is not None and store is own:
         checkpoints.note_saved(state)
+
+
+def _instead(store: Store) -> str:
+    """Return what a local folder has that is no checkpoint; empty for an empty one and for a URL."""
+    with suppress(OSError):
+        names = sorted(name for name in os.listdir(store.where) if not name.startswith("."))
+        return f", only {some(names, 6)}" if names else ""
+    return ""
 
 
 def check(where: str | Path, searches: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -10,11 +9,12 @@ from hocket.basics.direction import check_mode, mode_of
 from hocket.errors import CheckpointError, WrongValue
 from hocket.help import warn
 from hocket_checkpoints.ownership import Ownership
+from hocket_checkpoints.ranking import finite, ranked
 from hocket_checkpoints.storage.store import Store
 
 
 class Retention:
-    """Keep the latest ``keep`` checkpoints (None: all) and the best: ``(metric, "max" | "min", how many)``."""
+    """Keep the latest ``keep`` checkpoints, one a batch (None: all), and the best: ``(metric, "max" | "min", how many)``."""
 
     def __init__(self, keep: int | None, best: tuple[str, Literal["max", "min"], int] | None) -> None:
         if keep is not None and keep < 1:
@@ -58,13 +58,14 @@ class Retention:
     def prune(self, store: Store, owned: Ownership) -> None:
         """Remove the run's checkpoints that are neither among the latest nor among the best.
 
+        Of several after one batch, such as that of an interval and that of the epoch, the later one stands for both.
+
         Called after each complete write, on the rank and in the thread that wrote (`hocket_checkpoints.writing`), and never
         otherwise. A checkpoint that cannot be removed is a warning, and is tried again after the next write.
         """
-        if self._keep is None:
-            return
         there = owned.own()
-        kept = {*list(there)[-self._keep :], *(name for _, name in self.ranking(there))}
+        latest = list({name.partition("-")[2]: name for name in there}.values())  # by the batch in the name
+        kept = {*latest[-(self._keep or 0) :], *(name for _, name in self.ranking(there))}
         for name in there:
             if name not in kept:
                 try:
@@ -77,16 +78,7 @@ class Retention:
         if self._best is None:
             return []
         metric, mode, count = self._best
-        values = [
-            (self._value(about["metrics"]), name)
-            for name, about in abouts.items()
-            if metric in about.get("evaluated", ())
-        ]
-        known = [(value, name) for value, name in values if value is not None]
-        return sorted(known, key=lambda item: item[0], reverse=mode == "max")[:count]
+        return ranked(abouts, metric, mode)[:count]
 
     def _value(self, metrics: Mapping[str, float]) -> float | None:
-        if self._best is None:
-            return None
-        value = metrics.get(self._best[0], math.nan)
-        return value if math.isfinite(value) else None
+        return None if self._best is None else finite(metrics.get(self._best[0]))

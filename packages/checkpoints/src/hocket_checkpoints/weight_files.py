@@ -72,7 +72,7 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
     """Return weights by name, on the CPU.
 
     Args:
-        path: a checkpoint of hocket or its URL (by the model's own names), ``latest`` in a folder of them for the newest, a
+        path: a checkpoint of hocket or its URL (by the model's own names), ``latest`` or ``best`` in a folder of them, a
             ``.safetensors`` file, a file of ``torch.save`` that holds a ``state_dict`` or is a checkpoint of Lightning or
             Composer, or a folder of Hugging Face, sharded or not.
             Prefixes of all names are removed if they come from a wrapper: ``module.``, ``_orig_mod.``, and for Lightning

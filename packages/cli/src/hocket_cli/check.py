@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from typing import Any
@@ -22,9 +23,8 @@ def run(args: argparse.Namespace) -> int:
     for entry in entries:
         if not args.json:
             print(f"{entry.kind}/{entry.name} ({entry.dist} {entry.version})", flush=True)
-        result = kit.check(
-            entry.kind, f"{entry.dist}/{entry.name}", timeout=args.timeout, note=_progress if args.json else _print
-        )
+        note = _progress if args.json else functools.partial(_print, dict[str, str]())
+        result = kit.check(entry.kind, f"{entry.dist}/{entry.name}", timeout=args.timeout, note=note)
         results.append(result)
         if not args.json:
             print(_verdict(result, kit.TIERS), end="\n\n", flush=True)
@@ -53,8 +53,11 @@ def _strangers(kind: str | None) -> list[Entry]:
     return entries
 
 
-def _print(check: Any) -> None:
-    print(f"  {check.outcome:<8} {check.name}{f': {check.message}' if check.message else ''}", flush=True)
+def _print(said: dict[str, str], check: Any) -> None:
+    """Print the line of a check; ``said`` are the messages until now, by which a repeated one names the first check."""
+    first = said.setdefault(check.message, check.name)
+    message = check.message if first == check.name else f"as '{first}'"
+    print(f"  {check.outcome:<8} {check.name}{f': {message}' if check.message else ''}", flush=True)
 
 
 def _progress(check: Any) -> None:

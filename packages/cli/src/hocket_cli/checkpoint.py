@@ -56,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
 def _within(place: str) -> list[str]:
     """Return the checkpoints in a folder of checkpoints, damaged and unfinished ones too, the newest last; else the place."""
     from hocket_checkpoints.storage import manifest
+    from hocket_checkpoints.storage.urls import resolved
 
+    place = str(resolved(place))
     if is_url(place):
         return _stored(place) or [place]
     if os.path.exists(os.path.join(place, manifest.NAME)) or os.path.isfile(place):
@@ -81,10 +83,10 @@ def _stored(folder: str) -> list[str]:
 
 def _inspect(args: argparse.Namespace) -> int:
     from hocket_checkpoints.storage import format as formats, references, tree_json
-    from hocket_checkpoints.storage.urls import local_folder
+    from hocket_checkpoints.storage.urls import local_folder, resolved
 
     *_, newest = _within(args.path)
-    if newest != args.path:
+    if newest != resolved(args.path):
         print(f"hocket: {args.path} is a folder of checkpoints. This is {newest}, the newest.", file=sys.stderr)
     with local_folder(newest, args.only) as path:
         about, structure = formats.about(path), formats.structure(path, args.only)

@@ -233,14 +233,14 @@ def _of_checkpoint(place: str) -> str:
     from hocket.errors import CheckpointError
     from hocket_checkpoints.storage import format as formats
     from hocket_checkpoints.storage.store import Store
-    from hocket_checkpoints.storage.urls import local_folder, newest
+    from hocket_checkpoints.storage.urls import local_folder, resolved
 
-    if not is_url(place) and not os.path.lexists(place):
-        raise ConfigError(
-            f"--from {place}", "It does not exist. Give the folder of a run, such as runs/a, or a checkpoint."
-        )
     try:
-        place = str(newest(place))
+        place = str(resolved(place))
+        if not is_url(place) and not os.path.lexists(place):
+            raise ConfigError(
+                f"--from {place}", "It does not exist. Give the folder of a run, such as runs/a, or a checkpoint."
+            )
         if os.path.isdir(place) and (names := Store(place).names()):
             place = f"{place.rstrip('/')}/{names[-1]}"
         with local_folder(place, ["config"]) as folder:

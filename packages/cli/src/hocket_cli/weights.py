@@ -39,9 +39,9 @@ def trainer_with_weights(args: argparse.Namespace) -> Iterator[tuple[Trainer, st
 def _in_folder(where: str) -> str:
     """Return the weights in the folder of a run or of checkpoints, and say so in one line; any other path unchanged."""
     from hocket_checkpoints.storage.store import Store
-    from hocket_checkpoints.storage.urls import newest
+    from hocket_checkpoints.storage.urls import resolved
 
-    where = str(newest(where))
+    where = str(resolved(where))
     if not os.path.isdir(where) or _is_checkpoint(where):
         return where
     names = Store(where).names()

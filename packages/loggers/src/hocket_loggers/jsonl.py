@@ -35,7 +35,7 @@ class JSONLinesLogger(Logger):
     at most 16 images of 1,024 × 1,024 pixels, 100 rows or 20,000 characters, and a run 100 MB of images; lines have the number
     ``omitted``.
     ``summary.json`` has the state of the run, its plan, the software and the costs of plug-ins, as of the last start or end of
-    a fit.
+    a fit. Evaluations after a fit add their values.
 
     A fit that resumes from a checkpoint truncates the files to their length at that checkpoint, so that no line appears twice.
     Nothing is removed if it is another file, or was changed since. A file of an earlier run is kept as
@@ -146,6 +146,12 @@ class JSONLinesLogger(Logger):
         self._summary.end(state, "finished")
         self._raise()
         self._lines.check()
+
+    def eval_standalone_end(self, state: State) -> None:
+        """Write the waiting lines, and add the values to the summary of the run."""
+        self._flush()
+        self._summary.evaluated(self._path(state), state)
+        self._raise()
 
     def exception(self, state: State) -> None:
         """Write the waiting lines and the summary of the run, which names the exception."""

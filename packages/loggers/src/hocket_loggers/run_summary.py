@@ -15,7 +15,7 @@ import torch
 
 from hocket.basics import safe_files
 from hocket.basics.history import POSITION
-from hocket.basics.run_files import SUMMARY, number, objects, started
+from hocket.basics.run_files import SUMMARY, content, number, objects, started
 from hocket.basics.timestamp import Timestamp
 from hocket.plugins import registry
 from hocket.plugins.plan import calls
@@ -43,13 +43,9 @@ class RunSummary:
 
     def begin(self, metrics: Path, state: State) -> None:
         """Write that the run is being trained. ``metrics`` is the file of its metrics, whose earlier lines are read."""
-        self._path = metrics.with_name(SUMMARY) if metrics.stem == "metrics" else None
-        if self._path is None:  # another file of the same run, or another rank
+        self._path = self._beside(metrics)
+        if self._path is None:
             return
-        if not self._read:
-            self._read, self._values = True, {}
-            for line in objects(metrics):
-                self.add({name: number(value) for name, value in line.items() if name not in POSITION})
         self._began, self._first, self._now = time.time(), state.timestamp.batch, state.timestamp
         listings = (getattr(each.obj, "listing", None) for each in state.bus.attachments)
         best = next((each.rule for each in listings if each is not None), None)
@@ -65,6 +61,23 @@ class RunSummary:
             "system": system(state),
         }
         self._write(state, "running")
+
+    def _beside(self, metrics: Path) -> Path | None:
+        """Return the summary's path after the metrics were read once; None for another file of the run, or another rank."""
+        if metrics.stem != "metrics":
+            return None
+        if not self._read:
+            self._read, self._values = True, {}
+            for line in objects(metrics):
+                self.add({name: number(value) for name, value in line.items() if name not in POSITION})
+        return metrics.with_name(SUMMARY)
+
+    def evaluated(self, metrics: Path, state: State) -> None:
+        """Add the values of an evaluation after a fit to the summary that the run's latest fit has written."""
+        path = self._beside(metrics)
+        if path is not None and (there := content(path)).get("run") == state.run.id:
+            there |= {"evaluated": sorted(state.metrics), "values": self._values}
+            safe_files.replace(path, encode(there) + "\n")
 
     def add(self, metrics: Mapping[str, Any]) -> None:
         """Note the latest values."""
@@ -101,7 +114,7 @@ class RunSummary:
             for (plugin, hook), (count, seconds, inside) in state.bus.account.items()
             if count and state.bus.profile  # not those of a few batches that a profile measured
         ]
-        content = self._content | {
+        summary = self._content | {
             "status": status,
             "error": None if error is None else f"{type(error).__name__}: {error}"[:2000].rstrip(": "),
             "stop_reason": state.stop_reason,
@@ -115,7 +128,7 @@ class RunSummary:
             "fit_seconds": self._seconds,
             "fit_batches": self._batches,
         }  # fmt: skip
-        safe_files.replace(self._path, encode(content) + "\n")
+        safe_files.replace(self._path, encode(summary) + "\n")
 
 
 def _plan(state: State) -> dict[str, Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from pathlib import Path
 from typing import ClassVar
 
 import hocket
 from hocket.hookspecs import Event
 from hocket.plugins import registry
+from hocket.surgery import NoEffectWarning
 from hocket_testkit.cards import names_a_source, own_links, stale
 from hocket_testkit.compare import difference
 from hocket_testkit.conformance import parameters_of, weights
@@ -96,13 +98,20 @@ class AlgorithmConformance(RunConformance):
 
     def test_has_an_effect(self) -> None:
         """The weights, or the evaluation metrics, differ from those of a run without it."""
-        with_it, without = self.trainer(self.make()), self.trainer()
-        metrics = with_it.fit().metrics, without.fit().metrics
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", NoEffectWarning)
+            with_it, without = self.trainer(self.make()), self.trainer()
+            metrics = with_it.fit().metrics, without.fit().metrics
         differs = difference(weights(with_it), weights(without)) or difference(*metrics)
+        if differs is None and (of_model := [each for each in said if issubclass(each.category, NoEffectWarning)]):
+            self.finds_nothing(str(of_model[0].message))
         assert differs is not None, (
             "Training with the algorithm is bitwise identical to training without it. Choose settings in make(), or a "
             "model, for which it acts; declare an algorithm that must not change the numbers in `exempt`."
         )
+
+    def finds_nothing(self, message: str) -> None:
+        """Called with the warning of an algorithm that finds nothing to change in `model`. In a suite of its own that fails."""
 
     def test_records_and_previews_surgery(self) -> None:
         """Replaced modules are in ``state.replacements``, and in the plan of the run."""

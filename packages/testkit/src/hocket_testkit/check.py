@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,9 +65,10 @@ class Result:
         return [check for check in self.checks if check.outcome == "failed"]
 
     def lacking(self, tier: str) -> list[Check]:
-        """Return the checks that keep it from a tier: failed ones, and for gold skipped ones of gold, too."""
-        checks = [check for check in self.checks if check.tier == tier]
-        return [each for each in checks if each.outcome == "failed" or (tier == "gold" and each.outcome == "skipped")]
+        """Return the checks that keep it from a tier: failed ones, and for gold skipped ones of gold and untried ones, too."""
+        failed = [each for each in self.checks if each.tier == tier and each.outcome == "failed"]
+        skipped = [each for each in self.checks if each.tier == tier or each.message.startswith("not tried: ")]
+        return failed + [each for each in skipped if tier == "gold" and each.outcome == "skipped"]
 
     @property
     def tier(self) -> str:
@@ -122,8 +124,9 @@ def check(
     result = Result(kind, entry.name, entry.dist, entry.version)
     with tempfile.TemporaryDirectory() as folder:
         session = _Session(kind, f"{entry.dist}/{entry.name}", Path(folder), timeout, note)
-        while session.run():
-            pass
+        with _ended_by_exception():
+            while session.run():
+                pass
     if [each.name for each in session.checks] == ["can be made"] and not session.checks[0].message:
         session.checks[0] = Check("can be made", "failed", "No check ran: pytest found none in its suite.")
     result.checks += session.checks
@@ -202,6 +205,23 @@ class _Session:
             outcome, message = min(cases, key=lambda case: ("failed", "skipped", "passed").index(case[0]))
             self.checks.append(Check(test.removeprefix("test_").replace("_", " "), outcome, message))
             self._note(self.checks[-1])
+
+
+@contextlib.contextmanager
+def _ended_by_exception() -> Iterator[None]:
+    """Let the signals that end a process raise SystemExit, so that the process of the checks is ended, too."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    mine = threading.current_thread() is threading.main_thread()
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if mine and hasattr(signal, name)]
+    before = {each: signal.signal(each, end) for each in numbers if signal.getsignal(each) is signal.SIG_DFL}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _kill(process: subprocess.Popen[Any]) -> None:

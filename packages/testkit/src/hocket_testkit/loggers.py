@@ -16,6 +16,8 @@ from hocket.loggers.memory import MemoryLogger
 from hocket_testkit.callbacks import CallbackConformance
 from hocket_testkit.compare import difference
 
+#: Seconds that a run waits for a logger: more than a check may take.
+_DEADLINE = 600.0
 _UNUSUAL = (
     "with space", "Ärger/größe", "100%", "a\"quote'", "back\\slash", "{braces}", "$dollar", "new\nline", "x" * 300,
     "../outside", "/absolute", "", "π",
@@ -43,6 +45,12 @@ class LoggerConformance(CallbackConformance):
         """Return a new logger that writes into the run's folder, or only into memory."""
         logger: hocket.Logger = super().make()  # type: ignore[assignment]
         return logger
+
+    def trainer(self, plugin: Any = None, **changes: Any) -> hocket.Trainer:
+        """Return the Trainer of `Conformance.trainer`, which waits for the logger: on a busy machine, too, all is read."""
+        if plugin is not None:
+            plugin.deadline = max(getattr(plugin, "deadline", 0.0), _DEADLINE)
+        return super().trainer(plugin, **changes)
 
     def written(self, logger: Any, folder: Path) -> Mapping[str, Sequence[float]]:
         """Return the values of a run that the closed ``logger`` has written: every value by name, in order.

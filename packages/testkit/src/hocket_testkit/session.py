@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -141,13 +141,48 @@ def _members(kind: str, entry: Entry, obj: Any) -> dict[str, Any]:
         return {"make": lambda self: obj}
     if kind == "datasets":
         return {"make": lambda self: functools.partial(obj, **keywords(obj))}
-    make = maker(obj)
-    members: dict[str, Any] = {"make": lambda self: make()}
+    members: dict[str, Any] = {"make": _Maker(maker(obj)).of_suite}
+    if kind == "algorithms":
+        members["finds_nothing"] = _not_tried
     if kind == "precisions":
         members["gradient_tolerance"] = 0.05  # as few bits as there may be; a declared suite demands more
     if kind == "strategies":
         members["world_size"] = 2 if obj.distributed else 1
     return members
+
+
+class NotMadeError(Exception):
+    """The plug-in cannot be made, so that no check can begin."""
+
+
+class _Maker:
+    """Make plug-ins; an exception of the first one is a `NotMadeError`."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make, self._made = make, False
+
+    @property
+    def of_suite(self) -> Callable[[Any], Any]:
+        """The method of the suite."""
+
+        def make(suite: Any) -> Any:
+            try:
+                plugin = self._make()
+            except Exception as error:
+                if self._made:
+                    raise
+                raise NotMadeError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+            self._made = True
+            return plugin
+
+        return make
+
+
+def _not_tried(suite: Any, message: str) -> None:
+    pytest.skip(
+        f"not tried: the example's model does not suit it. It says: {message} Name a suite with a model() for which it acts in "
+        f"the entry-point group {SUITES}"
+    )
 
 
 class Recorder:
@@ -173,6 +208,11 @@ class Recorder:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Note the check that begins."""
         self.write(begin=_name(nodeid))
+
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
+        """End the session with the first check if the plug-in cannot be made: each of the others would say the same."""
+        if call.excinfo is not None and call.excinfo.errisinstance(NotMadeError):
+            item.session.shouldfail = "the plug-in cannot be made"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note the outcome of a phase, and write that of the check with its last one."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hocket.basics.plain_data import decode, json_like
+from hocket.optim.groups import hyperparameters as hyperparameters_of
 from hocket.plugins import registry
 from hocket.schedules import Schedule
 from hocket.state.component import Check, Component, Saved, Tree
@@ -21,7 +22,7 @@ _ATTACHED = ("algorithms", "callbacks", "precisions", "actions")
 
 
 class Configuration(Component):
-    """Arguments and hyperparameters, as plain data. Nothing is loaded; a resumed run warns of differences.
+    """Arguments and hyperparameters, as plain data. A resumed run warns of differences, and records what is in effect.
 
     Args:
         arguments: those of the Trainer.
@@ -32,6 +33,8 @@ class Configuration(Component):
 
     def __init__(self, state: State, arguments: Mapping[str, Any], hyperparameters: Mapping[str, str]) -> None:
         self._state, self._arguments, self._hyperparameters = state, arguments, dict(hyperparameters)
+        #: The optimizers' values when the Trainer was made, a checkpoint was loaded or a fit ended.
+        self._noted = dict(hyperparameters)
 
     def state_dict(self, gather: bool) -> Tree:
         """Return both as text."""
@@ -57,14 +60,35 @@ class Configuration(Component):
             "Trainer the same arguments as then."
             + (_HOW_TO_CHANGE if any(" and stays " in each for each in found) else "")
         )
-        return Check(warnings=[message] if found else [])
+        return Check({} if saved is None else saved["optimizers"], warnings=[message] if found else [])
 
     def absent(self, checkpoint: Saved) -> Check:
         """Compare only the attached plug-ins: older checkpoints record nothing else."""
         return self.check(None, checkpoint)
 
-    def load_state_dict(self, saved: Any) -> None:
-        """Do nothing."""
+    def load_state_dict(self, saved: Mapping[str, str]) -> None:
+        """Take over the saved hyperparameters that were loaded into the optimizers before."""
+        before = self._noted
+        self.note()
+        loaded = {name for name, value in self._noted.items() if value != before.get(name)}
+        self._hyperparameters |= {name: value for name, value in saved.items() if name in loaded}
+
+    def note(self) -> None:
+        """Note the optimizers' values, before code of the user can change them."""
+        self._noted = self._in_effect()
+
+    def take_changes(self) -> None:
+        """Record the hyperparameters that the user has set in the optimizers since `note`. Called before a fit."""
+        now, before, self._noted = self._in_effect(), self._noted, {}  # during the fit, plug-ins change them
+        self._hyperparameters |= {name: value for name, value in now.items() if value != before.get(name, value)}
+
+    def _in_effect(self) -> dict[str, str]:
+        """Return the current hyperparameters, with the learning rate that a schedule begins with."""
+        now = hyperparameters_of(self._state.optimizers)
+        return {
+            name: now.get(f"{name[:-2]}initial_lr" if name.endswith(".lr") else name, now.get(name, value))
+            for name, value in self._hyperparameters.items()
+        }
 
 
 _HOW_TO_CHANGE = (

@@ -18,6 +18,7 @@ from hocket.basics.run_folder import is_url
 from hocket.errors import CheckpointError, DamagedCheckpointWarning, WrongType, WrongValue
 from hocket.help import warn
 from hocket.state.ranks import ALONE, Ranks
+from hocket_checkpoints.ranking import BEST, best_of
 from hocket_checkpoints.storage import disk, format as formats, locks, manifest as manifests, partials
 from hocket_checkpoints.storage.locks import InUse, Lock
 from hocket_checkpoints.storage.manifest import LATEST, Manifest, Unfinished
@@ -192,9 +193,20 @@ class Store:
         return list(self._valid())
 
     def named(self, name: str) -> str:
-        """Return the name of a checkpoint; ``latest`` stands for the newest, if there is one."""
-        there = self.names() if name == LATEST else []
-        return there[-1] if there else name
+        """Return the name of a checkpoint; ``latest`` stands for the newest, if there is one, and ``best`` for the best.
+
+        Raises CheckpointError if there are checkpoints, and none of this name nor one that is ranked as the best.
+        """
+        there = self.abouts() if name in (LATEST, BEST) else {}
+        if not there or name in there:
+            return name
+        found = next(reversed(there)) if name == LATEST else best_of(there)
+        if found is None:
+            raise CheckpointError(
+                f"{self} has no '{BEST}' checkpoint: its run ranked none by «best=(metric, 'max' or 'min', number)» of "
+                f"«hocket.Checkpoints¦checkpoints». It has {', '.join(there)}. Give one of these, or '{LATEST}'."
+            )
+        return found
 
     def abouts(self) -> dict[str, dict[str, Any]]:
         """Return the descriptions of these, in the same order, read at one moment."""

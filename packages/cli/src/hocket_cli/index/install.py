@@ -20,12 +20,14 @@ from packaging.utils import canonicalize_name
 
 from hocket.basics.safe_files import printable
 from hocket.help import installing
-from hocket.plugins import PluginError
+from hocket.plugins import KINDS, PluginError, registry
 from hocket_cli import own_names
 from hocket_cli.index import simple, wheels
 
 #: Nothing of a distribution may run before the user has agreed, as it does where a source distribution is built.
 _WHEELS = ("--only-binary", ":all:")
+#: What pip and uv say of a name of which the index has nothing that fits.
+_ABSENT = re.compile(r"satisfies the requirement ([\w.-]+)\S* \(from versions: none\)|Because ([\w.-]+) was not found")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,6 +66,8 @@ def _requirement(text: str, index: str | None) -> Requirement:
         ) from error
     if requirement.url:
         raise PluginError(f"{text!r} is an address. Write the name of a distribution, with --index URL if need be.")
+    if index is None:
+        _refuse_plugins(requirement.name)
     if index is None or own_names.reserved(requirement.name) or simple.has(index, requirement.name):
         return requirement
     providers = [
@@ -87,6 +91,16 @@ def _refuse_ours(names: Iterable[str]) -> None:
             raise PluginError(
                 f"{name} {reason}. These names are not registered in public indexes yet: there it could be anybody's. {write}"
             )
+
+
+def _refuse_plugins(name: str) -> None:
+    """Refuse the name of an installed plug-in or of one of hocket's: in an index it could be anything."""
+    for kind in KINDS:
+        what = f"'{name}' is a plug-in, {registry.singular(kind)} '{name}', and not a distribution"
+        if entry := next((each for each in registry.entries(kind) if each.name == name), None):
+            raise PluginError(f"{what}: {entry.dist} has it, and is installed. Type: hocket plugins info {name}")
+        if extra := registry.known().get(kind, {}).get(name):
+            raise PluginError(f"{what}: a package of hocket's has it. Type: {installing.command(extra)}")
 
 
 def _plan(arguments: list[str]) -> list[str]:
@@ -116,6 +130,13 @@ def _call(*arguments: str) -> str:
     else:
         options = ["install", "--no-input", "--disable-pip-version-check"]
     done = subprocess.run([*command, *options, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode and (found := _ABSENT.search(done.stderr)):
+        absent = found[1] or found[2]
+        raise PluginError(
+            f"There is no wheel of '{absent}' for this Python in the index that {name} asks. Write the name of a distribution "
+            "that its author has published, such as hocket-NAME, and for another index add --index URL. The plug-ins that are "
+            "installed already are in `hocket plugins list`."
+        )
     if done.returncode:
         raise PluginError(f"{name} cannot install this: {' '.join(done.stderr.split())}")
     return done.stderr + done.stdout if name == "uv" else done.stdout
