@@ -53,8 +53,9 @@ GENERAL = Package("algorithms-general", "hocket-algorithms-general", "[optimizer
 VISION = Package("algorithms-vision", "hocket-algorithms-vision", "[datasets]")
 NLP = Package("algorithms-nlp", "hocket-algorithms-nlp", "[peft]")
 REPORT = Package("report", "hocket-report")
+STREAMING = Package("streaming", "hocket-streaming", "[s3,parquet,zstd]")
 MIGRATION = Package("migration", "hocket-migration")
-PACKAGES = (*STANDARD, GENERAL, VISION, NLP, REPORT, MIGRATION)
+PACKAGES = (*STANDARD, GENERAL, VISION, NLP, REPORT, STREAMING, MIGRATION)
 
 
 def with_extra(package: Package, extra: str) -> tuple[Package, ...]:

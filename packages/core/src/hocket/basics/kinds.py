@@ -16,6 +16,7 @@ KINDS = (
     "optimizers",
     "precisions",
     "schedules",
+    "shards",
     "strategies",
 )
 #: The base class of a kind, imported together with the first plug-in of that kind. Other kinds only need a callable.
