@@ -243,6 +243,6 @@ def _warn_of_small_cache(streams: Sequence[StreamDataset], lanes: float, window:
     if remote and (limit := remote[0].cache.limit) < needed:
         warn(
             f"«cache_limit={limit / 1e9:.3g} GB» is less than a machine reads from at a time, so it fetches chunks again and "
-            f"again. Give {needed / 1e9:.3g} GB or more (2 × {int(lanes)} lanes × a window of {window} × the largest chunk), or "
-            "a smaller lanes= or window=."
+            f"again. Give {needed / 1e9:.3g} GB or more (2 × {int(lanes)} lanes × a window of {window} × the largest chunk), "
+            "or a smaller lanes= or window=."
         )
