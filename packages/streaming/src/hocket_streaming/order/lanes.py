@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,27 +33,26 @@ def shuffled(number: int, *key: object) -> Ids:
     return np.argsort(raw, kind="stable")
 
 
-@dataclass(frozen=True)
-class Block:
-    """The samples of a window of chunks of one lane, which are read in the same stretch of time.
+class Block(NamedTuple):
+    """A window of chunks of one lane, which are read in the same stretch of time.
 
     Attributes:
+        number: of the block in its lane.
         begin, end: its range of offsets in the lane.
-        ids: the samples in their order, (end - begin,).
-        chunks: the numbers of its chunks.
+        places: of its chunks in the line of all chunks.
     """
 
+    number: int
     begin: int
     end: int
-    ids: Ids
-    chunks: Ids
+    places: range
 
 
 class Pass:
     """One pass over a data set of ``n`` samples: position p is in lane ``p % lanes``, at offset ``p // lanes``.
 
-    Chunks are shuffled and laid end to end; each lane is a stretch of that line, of ``n / lanes`` samples. A lane is read in blocks
-    of ``window`` chunks, whose samples are shuffled among each other.
+    Chunks are shuffled and laid end to end; each lane is a stretch of that line, of ``n / lanes`` samples. A lane is read in
+    blocks of ``window`` chunks, whose samples are shuffled among each other.
 
     Args:
         starts: the number of the first sample of each chunk, and after the last one the number of samples; (chunks + 1,).
@@ -76,24 +77,36 @@ class Pass:
 
     def block(self, lane: int, offset: int) -> Block:
         """Return the block of a lane that has this offset."""
-        each, more = divmod(self.samples, self.lanes)
-        low = lane * each + min(lane, more)
+        low = self._low(lane)
         high = low + self.length(lane)
-        first = int(np.searchsorted(self._edges, low, "right")) - 1
-        here = int(np.searchsorted(self._edges, low + offset, "right")) - 1
-        number = (here - first) // self.window
+        first = self._place(low)
+        number = (self._place(low + offset) - first) // self.window
         begin = first + number * self.window
-        end = min(begin + self.window, int(np.searchsorted(self._edges, high, "left")))
+        end = min(begin + self.window, self._place(high - 1) + 1)
+        edges = self._edges
+        return Block(number, max(0, int(edges[begin]) - low), min(high, int(edges[end])) - low, range(begin, end))
+
+    def ids(self, lane: int, block: Block) -> Ids:
+        """Return the samples of a block in their order; (end - begin,)."""
+        low = self._low(lane)
         pieces = []
-        for place in range(begin, end):
-            edge, chunk = int(self._edges[place]), int(self._line[place])
-            start, stop = max(low, edge), min(high, int(self._edges[place + 1]))
-            pieces.append(np.arange(start - edge, stop - edge) + self._starts[chunk])
+        for place in block.places:
+            edge = int(self._edges[place])
+            start, stop = max(low + block.begin, edge), min(low + block.end, int(self._edges[place + 1]))
+            pieces.append(np.arange(start - edge, stop - edge) + self._starts[self._line[place]])
         ids = np.concatenate(pieces)
-        if self._key is not None:
-            ids = ids[shuffled(len(ids), *self._key, lane, number)]
-        start = max(low, int(self._edges[begin])) - low
-        return Block(start, start + len(ids), ids, self._line[begin:end])
+        return ids if self._key is None else ids[shuffled(len(ids), *self._key, lane, block.number)]
+
+    def chunks(self, block: Block) -> list[int]:
+        """Return the numbers of the chunks of a block."""
+        return [int(chunk) for chunk in self._line[block.places.start : block.places.stop]]
+
+    def _low(self, lane: int) -> int:
+        each, more = divmod(self.samples, self.lanes)
+        return lane * each + min(lane, more)
+
+    def _place(self, sample: int) -> int:
+        return int(np.searchsorted(self._edges, sample, "right")) - 1
 
 
 @dataclass
@@ -114,7 +127,9 @@ class Passes:
     window: int = 1
     shuffle: bool = True
     _passes: dict[int, Pass] = field(default_factory=dict, repr=False)
-    _blocks: dict[int, tuple[int, Block]] = field(default_factory=dict, repr=False)
+    _blocks: dict[int, tuple[int, Block, Ids]] = field(default_factory=dict, repr=False)
+    #: Increases when a lane begins another block.
+    blocks_begun: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._starts: Ids = np.concatenate([[0], np.cumsum(np.asarray(self.sizes, dtype=np.int64))])
@@ -140,38 +155,37 @@ class Passes:
             for lane in range(one.lanes):
                 offset, last = -((lane - begin) // one.lanes), -((lane - end) // one.lanes)
                 while offset < last:
-                    block = self._block(one, at, lane, offset)
-                    piece = block.ids[offset - block.begin : last - block.begin]
+                    block, ids = self._block(one, at, lane, offset)
+                    piece = ids[offset - block.begin : last - block.begin]
                     lanes[lane].append(piece)
                     offset += len(piece)
             start += end - begin
         return lanes
 
-    def _block(self, one: Pass, at: int, lane: int, offset: int) -> Block:
+    def _block(self, one: Pass, at: int, lane: int, offset: int) -> tuple[Block, Ids]:
         known = self._blocks.get(lane)
         if known is None or known[0] != at or not known[1].begin <= offset < known[1].end:
-            known = self._blocks[lane] = at, one.block(lane, offset)
-        return known[1]
+            block = one.block(lane, offset)
+            known = self._blocks[lane] = at, block, one.ids(lane, block)
+            self.blocks_begun += 1
+        return known[1:]
 
     def chunks_after(self, position: int, lanes: range, blocks: int) -> list[int]:
-        """Return the chunks that these lanes read from a position on, in the order in which they are needed.
+        """Return the chunks that some lanes read in a pass from a position on, in the order in which they are needed.
 
         Args:
-            lanes: of this process; lanes beyond those of the data set are left out.
-            blocks: how many blocks of each lane.
+            position: in samples, over all passes.
+            blocks: of each lane, from the one at the position.
         """
-        wanted: list[tuple[int, int, Ids]] = []
         at, begin = divmod(position, self.samples)
         one = self.number(at)
+        wanted: list[tuple[int, int, Block]] = []
         for lane in lanes:
-            if lane >= one.lanes:
-                continue
             offset = -((lane - begin) // one.lanes)
             for ahead in range(blocks):
-                if offset >= one.length(lane):
+                if lane >= one.lanes or offset >= one.length(lane):
                     break
-                block = self._block(one, at, lane, offset) if not ahead else one.block(lane, offset)
-                wanted.append((block.begin if ahead else 0, lane, block.chunks))
+                block = one.block(lane, offset)
+                wanted.append((offset if ahead else 0, lane, block))
                 offset = block.end
-        ordered = sorted(wanted, key=lambda each: each[:2])
-        return list(dict.fromkeys(int(chunk) for _, _, chunks in ordered for chunk in chunks))
+        return list(dict.fromkeys(chunk for *_, block in sorted(wanted) for chunk in one.chunks(block)))

@@ -35,7 +35,7 @@ class Mixing:
         >>> from hocket_streaming.order.mixing import Mixing, Stage
         >>> mixing = Mixing([Stage(0, (Fraction(3), Fraction(1)))])
         >>> [mixing.counts(t) for t in (0, 1, 2, 4, 1000)]
-        [(0, 0), (1, 0), (1, 1), (3, 1), (750, 250)]
+        [(0, 0), (1, 0), (2, 0), (3, 1), (750, 250)]
     """
 
     def __init__(self, stages: Sequence[Stage]) -> None:
@@ -45,6 +45,9 @@ class Mixing:
         for (begin, weights), end in zip(self._stages, ends, strict=False):
             self._before.append(_sum(self._before[-1], divided(end - begin, weights)))
 
+    def __repr__(self) -> str:
+        return f"Mixing({self._stages})"
+
     def counts(self, position: int) -> tuple[int, ...]:
         """Return the number of samples of each data set among the first ``position``."""
         at = max(number for number, (begin, _) in enumerate(self._stages) if begin <= position)
@@ -53,7 +56,7 @@ class Mixing:
 
 
 def divided(samples: int, weights: Sequence[int]) -> tuple[int, ...]:
-    """Return how the first samples are divided by whole weights; of two that come at the same time, the first one comes first."""
+    """Return how the first samples are divided by whole weights; of data sets whose turn it is, the first one."""
     total = sum(weights)
     counts = [(2 * weight * samples + total) // (2 * total) for weight in weights]
     used = [number for number, weight in enumerate(weights) if weight]

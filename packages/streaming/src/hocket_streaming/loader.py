@@ -1,0 +1,248 @@
+"""What users write: `stream`, a DataLoader over a data set in chunks, and `mix`, over several."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from hocket.errors import WrongType, WrongValue
+from hocket.help import warn
+from hocket_streaming.dataset import StreamDataset, Together
+from hocket_streaming.order.mixing import Mixing, Stage
+from hocket_streaming.order.sampler import GlobalOrder
+
+#: Arguments of a loader that the order of a stream decides.
+_DECIDED = ("sampler", "batch_sampler", "dataset")
+
+
+class StreamLoader(DataLoader[Any]):
+    """A DataLoader over streams; see `stream`. Its ``batch_sampler`` is a `GlobalOrder`, its ``dataset`` a `StreamDataset`.
+
+    Example:
+        >>> import numpy, tempfile
+        >>> from hocket_streaming import StreamLoader, stream
+        >>> numpy.save(path := tempfile.mkdtemp() + "/x.npy", numpy.zeros((6, 2)))
+        >>> isinstance(stream(path), StreamLoader)
+        True
+    """
+
+    def __init__(self, datasets: Sequence[StreamDataset], order: GlobalOrder, **loader: Any) -> None:
+        for name in _DECIDED:
+            if name in loader:
+                raise WrongType(
+                    f"A stream has its own order, so «{name}=» has no meaning. Omit it, and write shuffle=, lanes= or window=."
+                )
+        if loader.get("num_workers"):
+            loader = {"persistent_workers": True} | loader
+        dataset = datasets[0] if len(datasets) == 1 else Together(datasets)
+        super().__init__(dataset, batch_sampler=order, **loader)
+        self.streams = list(datasets)
+
+    def __iter__(self) -> Any:
+        order = self.batch_sampler
+        lanes = getattr(order, "lanes", 1) if getattr(order, "shuffle", False) else 1
+        on_machine = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) / int(os.environ.get("WORLD_SIZE", 1))
+        _warn_of_small_cache(self.streams, -(-lanes * on_machine // 1), getattr(order, "window", 1))
+        return super().__iter__()
+
+
+def stream(
+    path: str,
+    *,
+    format: str | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    batch_size: int = 1,
+    shuffle: bool = True,
+    seed: int | None = None,
+    lanes: int | None = None,
+    window: int = 4,
+    drop_last: bool = False,
+    epoch_size: int | None = None,
+    cache: str | None = None,
+    cache_limit: int | str = "20GB",
+    on_error: str = "raise",
+    storage_options: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    **loader: Any,
+) -> StreamLoader:
+    """Return a loader over a data set in chunks, in an object store or on disk.
+
+    Its global batches are the same on any number of ranks and workers, and a run is resumed from any step at once. Pass it as
+    ``train_data=`` or ``eval_data=`` of a Trainer, or iterate it in a loop of your own.
+
+    Args:
+        path: a folder or a file, as a path or a URL that fsspec knows, such as ``"s3://bucket/mds"``.
+        format: the name of a format, such as ``"mds"``; None to find it out.
+        transform: called with a sample, in the process that loads it; what it returns is the sample.
+        batch_size: samples in a batch of one rank; ``Trainer(global_batch=)`` sets that of all ranks together.
+        shuffle: False for the order of the data, as evaluations want it.
+        seed: of the order; None for the seed of the run.
+        lanes: at most so many stretches of the data are read beside each other; None for 16, or a lane for 64 samples of a
+            global batch where these are more. With as many lanes as machines or more, each machine fetches its own part.
+        window: chunks of a lane whose samples are shuffled among each other.
+        drop_last: whether an epoch ends before a batch of fewer samples.
+        epoch_size: samples in an epoch; the next one goes on where it ended. None for all samples.
+        cache: a folder for chunks, shared by all processes of a machine; None for that of the user.
+        cache_limit: the most bytes of that folder, as a number or as ``"20GB"``.
+        on_error: ``"raise"``, or ``"skip"`` to leave out samples of chunks that cannot be read, with a warning for each chunk.
+        storage_options: what the file system of fsspec is made with, such as an endpoint.
+        options: of the format, such as ``{"length": 2048, "dtype": "uint16"}``.
+        loader: arguments of torch's DataLoader, such as ``num_workers`` and ``collate_fn``.
+
+    Raises:
+        StreamError: nothing can be read at the path.
+        ValueError: an argument is not possible.
+        TypeError: an argument of the loader that the order decides, such as ``sampler``.
+
+    Example:
+        >>> import numpy, tempfile
+        >>> import hocket_streaming
+        >>> numpy.save(path := tempfile.mkdtemp() + "/x.npy", numpy.arange(12).reshape(6, 2))
+        >>> loader = hocket_streaming.stream(path, batch_size=3, seed=17)
+        >>> [batch.shape for batch in loader]
+        [torch.Size([3, 2]), torch.Size([3, 2])]
+    """
+    dataset = StreamDataset(
+        path, format=format, transform=transform, cache=cache, cache_limit=cache_limit, on_error=on_error,
+        storage_options=storage_options, options=options,
+    )  # fmt: skip
+    order = GlobalOrder(
+        [dataset],
+        batch_size,
+        seed=seed,
+        lanes=lanes,
+        window=window,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        samples=epoch_size,
+    )
+    return StreamLoader([dataset], order, **loader)
+
+
+def mix(
+    streams: Mapping[str, StreamLoader],
+    *,
+    weights: Mapping[str, float] | Mapping[int, Mapping[str, float]] | None = None,
+    repeats: Mapping[str, int] | None = None,
+    batch_size: int = 1,
+    epoch_size: int | None = None,
+    seed: int | None = None,
+    lanes: int | None = None,
+    window: int = 4,
+    drop_last: bool = False,
+    **loader: Any,
+) -> StreamLoader:
+    """Return a loader over several streams, whose samples are mixed in each global batch.
+
+    Of the first t samples of a run each stream has its share, rounded by the method of Webster and Sainte-Laguë. A stream that
+    ends begins another pass, shuffled anew.
+
+    Args:
+        streams: by name; of each its data is used, not its order or its loader's arguments.
+        weights: of each name; only their ratios count. Or, for a curriculum, weights by the number of samples of the run from
+            which they hold, the first of which is 0.
+        repeats: instead of weights, how often each stream is read in an epoch, which has as many samples.
+        epoch_size: samples in an epoch with weights; None for as many as all streams have.
+        batch_size, seed, lanes, window, drop_last, loader: as of `stream`.
+
+    Raises:
+        ValueError: weights and repeats are both given or both missing, or their names or numbers are not possible.
+
+    Example:
+        >>> import numpy, tempfile
+        >>> import hocket_streaming
+        >>> numpy.save(web := tempfile.mkdtemp() + "/x.npy", numpy.zeros((8, 2)))
+        >>> numpy.save(code := tempfile.mkdtemp() + "/x.npy", numpy.ones((4, 2)))
+        >>> streams = {"web": hocket_streaming.stream(web), "code": hocket_streaming.stream(code)}
+        >>> loader = hocket_streaming.mix(streams, weights={"web": 3, "code": 1}, batch_size=4, seed=17)
+        >>> [batch[:, 0].mean().item() for batch in loader]
+        [0.25, 0.25, 0.25]
+    """
+    if (weights is None) == (repeats is None):
+        given = "neither" if weights is None else "both"
+        raise WrongValue(
+            f"Of «weights=» and «repeats=» {given} is given. Write one, such as weights={{'web': 3, 'code': 1}}."
+        )
+    if not streams:
+        raise WrongValue("There is no stream to mix. Write mix({'web': stream(…), 'code': stream(…)}, weights={…}).")
+    datasets = [_only(name, given) for name, given in streams.items()]
+    if repeats is not None:
+        if epoch_size is not None:
+            raise WrongValue("«repeats=» decides how many samples an epoch has. Omit «epoch_size=», or write weights=.")
+        shares = _shares(repeats, streams, "repeats", whole=True)
+        counts = [int(share) * len(dataset) for share, dataset in zip(shares, datasets, strict=True)]
+        stages, epoch_size = [Stage(0, tuple(map(Fraction, counts)))], sum(counts)
+    else:
+        assert weights is not None
+        by_position: dict[Any, Any] = dict(weights) if isinstance(next(iter(weights), ""), int) else {0: weights}
+        stages = [Stage(_position(at), _shares(now, streams, "weights")) for at, now in sorted(by_position.items())]
+        if stages[0].begin:
+            raise WrongValue(
+                f"The first weights hold from sample {stages[0].begin}, so those before it are missing. Add 0: {{…}}."
+            )
+    order = GlobalOrder(
+        datasets,
+        batch_size,
+        seed=seed,
+        lanes=lanes,
+        window=window,
+        drop_last=drop_last,
+        mixing=Mixing(stages),
+        samples=epoch_size,
+    )
+    return StreamLoader(datasets, order, **loader)
+
+
+def _only(name: str, given: object) -> StreamDataset:
+    if not isinstance(given, StreamLoader) or len(given.streams) != 1:
+        raise WrongType(f"Stream {name!r} is {type(given).__name__}. Give what hocket_streaming.stream(…) returns.")
+    return given.streams[0]
+
+
+def _position(at: object) -> int:
+    if isinstance(at, bool) or not isinstance(at, int) or at < 0:
+        raise WrongValue(
+            f"Weights hold from a number of samples on, but {at!r} is none. Write such as 1_000_000: {{…}}."
+        )
+    return at
+
+
+def _shares(given: Any, streams: Mapping[str, Any], what: str, whole: bool = False) -> tuple[Fraction, ...]:
+    """Return the weight of each stream. Raises ValueError, which names what is missing, unknown or not a number."""
+    if not isinstance(given, Mapping) or given.keys() != streams.keys():
+        names = list(given) if isinstance(given, Mapping) else given
+        raise WrongValue(
+            f"«{what}=» names {names!r}, but the streams are {list(streams)}. Give a number for each stream."
+        )
+    shares = []
+    for name in streams:
+        value = given[name]
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 <= value < float("inf")
+            or (whole and value % 1)
+        ):
+            raise WrongValue(
+                f"«{what}={{{name!r}: {value!r}}}» is not possible. Write {'an int' if whole else 'a number'} of 0 or more."
+            )
+        shares.append(Fraction(str(value)))
+    if not any(shares):
+        raise WrongValue(f"All {what} are 0, so there is no sample. Give one stream more.")
+    return tuple(shares)
+
+
+def _warn_of_small_cache(streams: Sequence[StreamDataset], lanes: float, window: int) -> None:
+    """Warn, with the number that is needed, of a cache in which chunks would be fetched again and again."""
+    remote = [each for each in streams if not each.files.local]
+    needed = sum(each.needs(int(lanes) * window) for each in remote)
+    if remote and (limit := remote[0].cache.limit) < needed:
+        warn(
+            f"«cache_limit={limit / 1e9:.3g} GB» is less than a machine reads from at a time, so it fetches chunks again and "
+            f"again. Give {needed / 1e9:.3g} GB or more (2 × {int(lanes)} lanes × a window of {window} × the largest chunk), "
+            "or a smaller lanes= or window=."
+        )
