@@ -139,7 +139,7 @@ def test_shuffle_is_uniform(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_every_permutation_is_as_frequent(tmp_path: Path) -> None:
     counts: dict[bytes, int] = {}
-    for seed in range(4800):
+    for seed in range(720):
         names = []
         for part in range(2):
             samples = (bytes([2 * part + row]) for row in range(2))
@@ -149,7 +149,7 @@ def test_every_permutation_is_as_frequent(tmp_path: Path) -> None:
         order = b"".join(runs.read(opened, whole))
         counts[order] = counts.get(order, 0) + 1
     assert len(counts) == 24
-    assert sum((count - 200) ** 2 / 200 for count in counts.values()) < 23 + 4 * 46**0.5
+    assert sum((count - 30) ** 2 / 30 for count in counts.values()) < 23 + 4 * 46**0.5
 
 
 def test_tokens_are_cut_exactly(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_files_have_all_samples_once_for_any_sizes(tmp_path: Path, cut: bool) ->
         wanted = runs.ranges(opened, filling, most=rng.choice([1, 10, 1000]))
         read = [runs.read(opened, each) for each in wanted]
         keys = {part: runs.keys_of(part, True, case) for part in range(3)}
-        order = sorted((next(keys[number % 3]), sample) for number, sample in enumerate(samples) if True)
+        order = sorted((next(keys[number % 3]), sample) for number, sample in enumerate(samples))
         assert b"".join(b"".join(each) for each in read) == b"".join(sample for _, sample in order)
         assert sum(each.samples for each in wanted) == len(samples) or (cut and not any(samples))
         if cut:
@@ -285,14 +285,14 @@ def process(target: Path, workers: int, source: str = "numbered", size: int = 20
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 3])
 def test_bytes_after_kills_are_those_without(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOCKET_TEST_SAMPLES", "40000")
+    monkeypatch.setenv("HOCKET_TEST_SAMPLES", "120000")
     assert process(tmp_path / "whole", 0).wait() == 0
     target, kills = tmp_path / "killed", 0
     rng = random.Random(workers)
     while not target.exists():
         writer = process(target, workers)
         try:
-            writer.wait(0.3 + rng.random() * (1.0 + kills / 3))
+            writer.wait(0.3 + rng.random() * (0.5 + kills / 3))
             break
         except subprocess.TimeoutExpired:
             kills += 1
