@@ -6,19 +6,6 @@ import sys
 import time
 from types import TracebackType
 
-_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-
-
-def shown(size: float) -> str:
-    """Return bytes for people, in powers of 1000.
-
-    Example:
-        >>> from hocket_streaming.writing.progress import shown
-        >>> shown(25e9), shown(512)
-        ('25.0 GB', '512 B')
-    """
-    return next((f"{size / number:.1f} {unit}" for unit, number in _UNITS if size >= number), f"{size:.0f} B")
-
 
 class Progress:
     """Shows progress in one line of stderr if that is a terminal, at most ten times a second; a context manager."""

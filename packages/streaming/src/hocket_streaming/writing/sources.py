@@ -121,10 +121,12 @@ class Read(Source):
     """A data set of a format that hocket reads; a part is some of its chunks."""
 
     def __init__(self, shards: Shards, size: int = PART) -> None:
+        from hocket_streaming.indexes import indexed
+
         self._shards = shards
         self._parts: list[list[Chunk]] = []
         full = size
-        for chunk in shards.chunks():
+        for chunk in indexed(shards):
             if full >= size:
                 self._parts.append([])
                 full = 0
