@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from hocket_streaming.store.files import Files
+
+#: The file beside the data in which hocket keeps an index, and files that are no data.
+INDEX = "hocket-index.json"
+_HIDDEN = re.compile(rf"(^|/)(\.|{re.escape(INDEX)}$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,8 @@ class Chunk:
         parts: where its bytes are; joined in this order.
         samples: how many samples it has.
         checksum: of the joined bytes as they are fetched, as ``"xxh64:…"`` or ``"sha256:…"``, in hexadecimal; "" for none.
-        stored: bytes that `Shards.unpack` makes of it; 0 where it makes as many as are fetched.
+        stored: bytes that `Shards.unpack` makes of it, an estimate where they are not known before; 0 where `unpack` returns
+            the bytes that were fetched.
         extra: what else the format needs to open it: plain data that JSON can hold.
     """
 
@@ -68,15 +74,25 @@ class Shards:
     Args:
         files: the files of the data set.
 
-    Options of a format are further arguments of its constructor, by keyword, plain data. Objects are pickled into worker
-    processes and must hold no open file.
+    Options of a format are further arguments of its constructor, by keyword, plain data, and attributes of the same names.
+    Objects are pickled into worker processes and must hold no open file.
     """
 
     #: Whether `chunks` reads an index that the data set has. Otherwise it reads the data, and the result is kept as an index.
     indexed: ClassVar[bool] = True
+    #: How the names of files with samples end, such as ``(".tar",)``; empty for every file.
+    suffixes: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, files: Files) -> None:
         self.files = files
+
+    def data_files(self) -> dict[str, int]:
+        """Return the files with samples, by path, with their bytes, sorted. Hidden files and hocket's index are left out."""
+        return {
+            name: size
+            for name, size in sorted(self.files.names().items())
+            if name.endswith(self.suffixes or ("",)) and not _HIDDEN.search(name)
+        }
 
     @classmethod
     def serves(cls, files: Files) -> bool:
