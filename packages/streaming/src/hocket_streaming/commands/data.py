@@ -26,7 +26,9 @@ def run(args: argparse.Namespace) -> int:
         return _write(args)
     reports = []
     for path in args.paths:
-        reports.append(report := {"path": path, **{"index": _index, "check": _check, "plan": _plan}[args.action](path, args)})
+        reports.append(
+            report := {"path": path, **{"index": _index, "check": _check, "plan": _plan}[args.action](path, args)}
+        )
         if not args.json:
             print(printable(report.pop("text")), flush=True)
     if args.json:
@@ -74,7 +76,8 @@ def _checked(path: str, found: Checked) -> str:
     lines = [f"{path}: {found.chunks:,} chunks, {found.samples:,} samples, {shown(found.bytes)}: "
              f"{len(found.damages):,} chunks are damaged"]  # fmt: skip
     lines += [
-        f"  chunk {each.chunk} (samples {each.first} to {each.last}) of {each.url}: {each.cause}" for each in found.damages
+        f"  chunk {each.chunk} (samples {each.first} to {each.last}) of {each.url}: {each.cause}"
+        for each in found.damages
     ]
     if found.unverified:
         lines.append(
@@ -106,7 +109,10 @@ def _plan(path: str, args: argparse.Namespace) -> dict[str, Any]:
         cache_limit=size_of(args.cache_limit),
         network=Network(size_of(args.bandwidth), args.latency, args.requests),
     )
-    report = {**dataclasses.asdict(found), **{key: getattr(found, key)._asdict() for key in ("machine", "all", "restart")}}
+    report = {
+        **dataclasses.asdict(found),
+        **{key: getattr(found, key)._asdict() for key in ("machine", "all", "restart")},
+    }
     return {**report, "text": f"{path}\n{_planned(found)}"}
 
 
@@ -124,7 +130,9 @@ def _planned(found: Plan) -> str:
         "restart": f"{shown(found.restart.bytes)} by a machine until the first batch: {found.seconds_to_restart:.1f} s",
     }
     if not found.cache_suffices:
-        rows["warning"] = "the limit of the cache is less than that: chunks are fetched again and again. Raise --cache-limit."
+        rows["warning"] = (
+            "the limit of the cache is less than that: chunks are fetched again and again. Raise --cache-limit."
+        )
     return "\n".join(f"  {name:<21} {text}" for name, text in rows.items())
 
 
@@ -163,7 +171,9 @@ def _write(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(dataclasses.asdict(done), indent=1))
     else:
-        text = f"{done.path}: {done.samples:,} samples in {done.files:,} files, {shown(done.bytes)}, {done.seconds:.1f} s"
+        text = (
+            f"{done.path}: {done.samples:,} samples in {done.files:,} files, {shown(done.bytes)}, {done.seconds:.1f} s"
+        )
         print(printable(text))
     return 0
 
