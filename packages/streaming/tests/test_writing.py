@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def read_mds(folder: Path) -> Iterator[dict[str, Any]]:
         config = json.loads(raw[4 * (count + 2) : offsets[0]])
         assert {key: shard[key] for key in config} == config
         assert offsets[-1] == len(raw)
-        for start, end in zip(offsets, offsets[1:], strict=False):
+        for start, end in pairwise(offsets):
             yield decoded(shard, raw[start:end])
 
 
@@ -173,7 +174,9 @@ def test_files_have_all_samples_once_for_any_sizes(tmp_path: Path, cut: bool) ->
         samples = [bytes([rng.randrange(256)]) * rng.choice([0, 1, 7, 50]) for _ in range(rng.randrange(1, 80))]
         names = []
         for part in range(3):
-            names += runs.write_runs(samples[part::3], runs.keys_of(part, True, case), folder, part, rng.choice([1, 300, 9999]))
+            names += runs.write_runs(
+                samples[part::3], runs.keys_of(part, True, case), folder, part, rng.choice([1, 300, 9999])
+            )
         opened = [runs.Run(folder / name) for name in names]
         filling = runs.Filling(40, 0 if cut else 3, 0 if cut else 2, cut)
         wanted = runs.ranges(opened, filling, most=rng.choice([1, 10, 1000]))
@@ -195,7 +198,9 @@ def test_parquet_is_read_by_pyarrow(tmp_path: Path) -> None:
           compression="zstd")  # fmt: skip
     files = sorted((tmp_path / "p").iterdir())
     assert len(files) > 1 and parquet.ParquetFile(files[0]).num_row_groups > 2
-    rows = sorted((row for file in files for row in parquet.read_table(file).to_pylist()), key=lambda row: row["number"])
+    rows = sorted(
+        (row for file in files for row in parquet.read_table(file).to_pylist()), key=lambda row: row["number"]
+    )
     assert [{**row, "x": np.array(row["x"])} for row in rows][7]["x"].shape == (2, 3)
     assert all(map(equal, rows, expected()))
 
@@ -211,7 +216,10 @@ def test_writer_as_context_manager(tmp_path: Path) -> None:
 
 
 def test_no_index_after_an_error(tmp_path: Path) -> None:
-    with pytest.raises(WrongValue, match="'a' is 'int', and a sample has str"), MDSWriter(str(tmp_path), {"a": "int"}) as out:
+    with (
+        pytest.raises(WrongValue, match="'a' is 'int', and a sample has str"),
+        MDSWriter(str(tmp_path), {"a": "int"}) as out,
+    ):
         out.write({"a": 1})
         out.write({"a": "x"})
     assert not (tmp_path / "index.json").exists()
@@ -264,7 +272,9 @@ def test_memory_store(tmp_path: Path) -> None:
     write("writing_source:numbered", "memory://bucket/mds", parts=2, size_limit=30_000)
     write("writing_source:numbered", str(tmp_path / "a"), parts=2, size_limit=30_000)
     system = fsspec.filesystem("memory")
-    assert {name.rpartition("/")[2]: system.cat(name) for name in system.find("/bucket/mds")} == contents(tmp_path / "a")
+    assert {name.rpartition("/")[2]: system.cat(name) for name in system.find("/bucket/mds")} == contents(
+        tmp_path / "a"
+    )
     with pytest.raises(ExistingFile):
         write("writing_source:numbered", "memory://bucket/mds", parts=2)
 

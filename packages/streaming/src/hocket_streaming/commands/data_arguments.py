@@ -69,6 +69,8 @@ def _write(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--group", default="8MiB", metavar="SIZE", help="of a row group of Parquet; default: 8MiB")
     parser.add_argument("--compression", default="", help="zstd, or zstd:7 with a level; default: none")
     parser.add_argument("--hashes", default="xxh64", help="checksums of MDS: xxh64,sha1,sha256; default: xxh64")
-    parser.add_argument("--tokenizer", default="", help="of tokens: a tokenizer.json of the library tokenizers, or byte")
+    parser.add_argument(
+        "--tokenizer", default="", help="of tokens: a tokenizer.json of the library tokenizers, or byte"
+    )
     parser.add_argument("--length", type=int, default=0, metavar="TOKENS", help="of a row of tokens")
     parser.add_argument("--work", metavar="FOLDER", help="a local folder for the runs that are sorted")
