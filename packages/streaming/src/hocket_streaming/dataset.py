@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from hocket_streaming.store.cache import Cache
 from hocket_streaming.store.counters import Counters
 from hocket_streaming.store.fetching import Chunks
 from hocket_streaming.store.files import Files
+from hocket_streaming.store.folders import default_folder
+from hocket_streaming.writing.sizes import size_of
 
 #: What may be done with a chunk that cannot be read.
 ON_ERROR = ("raise", "skip")
@@ -36,6 +39,7 @@ class StreamDataset(Dataset[Any]):
         cache: a folder for chunks; None for the user's.
         cache_limit: the most bytes of that folder, as a number or as ``"20GB"``.
         on_error: ``"raise"``, or ``"skip"`` to leave out samples of chunks that cannot be read, with a warning for each chunk.
+        keep: how many chunks a process keeps open.
         storage_options: what the file system of fsspec is made with, such as an endpoint.
         options: of the format, such as ``{"length": 2048, "dtype": "uint16"}``.
 
@@ -62,6 +66,7 @@ class StreamDataset(Dataset[Any]):
         cache: str | None = None,
         cache_limit: int | str = "20GB",
         on_error: str = "raise",
+        keep: int = 256,
         storage_options: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -70,14 +75,18 @@ class StreamDataset(Dataset[Any]):
         self.files = Files(path, storage_options)
         self.shards = formats.find(self.files, format, **(options or {}))
         self.transform, self.on_error = transform, on_error
-        self.cache = Cache(cache, cache_limit)
+        self.cache = Cache(default_folder("chunks") if cache is None else cache, size_of(str(cache_limit)))
         self.counters = Counters()
         chunks = indexes.indexed(self.shards)
         #: Samples of each chunk.
         self.sizes = [chunk.samples for chunk in chunks]
         self._starts = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)]).tolist()
-        self.identity = indexes.identity(chunks)
-        self.chunks = Chunks(self.shards, chunks, self.cache, self.counters)
+        #: A digest of the chunks, wherever they are.
+        self.identity = hashlib.blake2b(
+            "".join(chunk.identity() for chunk in chunks).encode(), digest_size=8
+        ).hexdigest()
+        self.chunks = Chunks(self.shards, chunks, self.cache, keep, self.counters)
+        self._skipped: set[int] = set()
         self._ahead: Ahead | None = None
 
     def __len__(self) -> int:
@@ -108,8 +117,10 @@ class StreamDataset(Dataset[Any]):
         try:
             self.chunks.open(chunk)
         except StreamError as error:
-            if self.counters.skipped(chunk):
-                warn(f"Chunk {chunk} is left out: {error}")
+            if chunk not in self._skipped:
+                self._skipped.add(chunk)
+                self.counters.add(skipped=1)
+                warn(f"{self.sizes[chunk]} samples are left out in this process: {error}")
             return False
         return True
 
@@ -118,12 +129,12 @@ class StreamDataset(Dataset[Any]):
         if self.files.local:
             return
         if self._ahead is None:
-            self._ahead = Ahead(self.chunks)
+            self._ahead = Ahead(self.chunks, self.cache.limit // 2)
         self._ahead.want(chunks)
 
     def needs(self, chunks: int) -> int:
         """Return the bytes of a cache in which so many chunks, and as many that are fetched ahead, have room."""
-        return 2 * min(chunks, len(self.sizes)) * self.chunks.largest
+        return 2 * min(chunks, len(self.sizes)) * max(chunk.kept for chunk in self.chunks.chunks)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_ahead": None}
