@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def read_mds(folder: Path) -> Iterator[dict[str, Any]]:
         config = json.loads(raw[4 * (count + 2) : offsets[0]])
         assert {key: shard[key] for key in config} == config
         assert offsets[-1] == len(raw)
-        for start, end in zip(offsets, offsets[1:], strict=False):
+        for start, end in pairwise(offsets):
             yield decoded(shard, raw[start:end])
 
 

@@ -19,6 +19,6 @@ if TYPE_CHECKING:
     from hocket_streaming.shards import Chunk as Chunk, Part as Part, Shards as Shards
     from hocket_streaming.store.files import Files as Files
     from hocket_streaming.writing.mds import MDSWriter as MDSWriter
-    from hocket_streaming.writing.write import write as write
+    from hocket_streaming.writing.write import Written as Written, write as write
 
 __getattr__, __dir__ = lazy(__name__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.basics.safe_files import printable
 from hocket.errors import WrongValue
 from hocket.hookspecs.command import Command
+from hocket_cli.exit_codes import ExitCode
 from hocket_streaming.commands.data_arguments import add_arguments
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
             print(printable(report.pop("text")), flush=True)
     if args.json:
         print(json.dumps([{key: value for key, value in each.items() if key != "text"} for each in reports], indent=1))
-    return int(any(each.get("damages") for each in reports))
+    return ExitCode.FAILED if any(each.get("damages") for each in reports) else ExitCode.DONE
 
 
 def _shards(path: str, args: argparse.Namespace) -> Shards:
@@ -45,18 +47,24 @@ def _shards(path: str, args: argparse.Namespace) -> Shards:
 
 def _index(path: str, args: argparse.Namespace) -> dict[str, Any]:
     from hocket_streaming import indexes
-    from hocket_streaming.writing.sizes import shown
+    from hocket_streaming.writing.sizes import counted, shown
 
     shards = _shards(path, args)
+    if list(shards.files.names()) == [os.path.basename(shards.files.path)]:
+        raise WrongValue(f"{path} is one file, and an index is stored beside files. Give the folder of this file.")
     chunks = indexes.indexed(shards, checksums=True)
+    samples = sum(chunk.samples for chunk in chunks)
     report = {
         "index": indexes.store(shards, chunks),
         "chunks": len(chunks),
-        "samples": sum(chunk.samples for chunk in chunks),
+        "samples": samples,
         "bytes": sum(chunk.size for chunk in chunks),
     }
-    text = "{index}: {chunks:,} chunks, {samples:,} samples".format(**report)
-    return {**report, "text": f"{text}, {shown(report['bytes'])}"}
+    size = shown(sum(chunk.size for chunk in chunks))
+    return {
+        **report,
+        "text": f"{report['index']}: {counted(len(chunks), 'chunk')}, {counted(samples, 'sample')}, {size}",
+    }
 
 
 def _check(path: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -71,17 +79,17 @@ def _check(path: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _checked(path: str, found: Checked) -> str:
-    from hocket_streaming.writing.sizes import shown
+    from hocket_streaming.writing.sizes import counted, shown
 
-    lines = [f"{path}: {found.chunks:,} chunks, {found.samples:,} samples, {shown(found.bytes)}: "
-             f"{len(found.damages):,} chunks are damaged"]  # fmt: skip
+    read = f"{counted(found.chunks, 'chunk')}, {counted(found.samples, 'sample')}, {shown(found.bytes)}"
+    lines = [f"{path}: {read}: {len(found.damages) or 'none'} damaged"]
     lines += [
         f"  chunk {each.chunk} (samples {each.first} to {each.last}) of {each.url}: {each.cause}"
         for each in found.damages
     ]
     if found.unverified:
         lines.append(
-            f"  {found.unverified:,} chunks have no checksum: wrong bytes in them may go unseen. hocket data index adds them."
+            f"  without a checksum: {found.unverified:,}, in which wrong bytes may go unseen. hocket data index adds checksums."
         )
     return "\n".join(lines)
 
@@ -98,7 +106,6 @@ def _plan(path: str, args: argparse.Namespace) -> dict[str, Any]:
         [chunk.samples for chunk in chunks],
         [chunk.size for chunk in chunks],
         [chunk.kept for chunk in chunks],
-        indexes.identity(chunks),
     )
     found = plan(
         data,
@@ -124,9 +131,9 @@ def _planned(found: Plan) -> str:
         "order": f"global batches of {found.global_batch:,}, {found.lanes:,} lanes × a window of {found.window}",
         "fetched in an epoch": f"{shown(found.machine.bytes)} in {found.machine.gets:,} requests by a machine; by all "
         f"{found.machines:,}: {shown(found.all.bytes)}, {found.all.bytes / found.bytes:.2f} × the data",
-        "cache of a machine": f"{shown(found.cache)} or more: 2 × {found.lanes_of_machine} lanes × {found.window} × the largest chunk",
+        "cache of a machine": f"{shown(found.cache)}: 2 × {found.lanes_of_machine} lanes × {found.window} × the largest chunk",
         "limit of the network": f"{found.samples_per_second:,.0f} samples/s by all machines",
-        "shuffle": f"χ² per degree of freedom {found.quality:.2f} if the data are sorted by class; 1 if the writer shuffled them",
+        "shuffle": f"χ² per degree of freedom {found.quality:.2f} for data sorted by class; 1 if the writer shuffled them",
         "restart": f"{shown(found.restart.bytes)} by a machine until the first batch: {found.seconds_to_restart:.1f} s",
     }
     if not found.cache_suffices:
@@ -138,7 +145,7 @@ def _planned(found: Plan) -> str:
 
 def _write(args: argparse.Namespace) -> int:
     from hocket_streaming.writing.progress import Progress
-    from hocket_streaming.writing.sizes import shown, size_of
+    from hocket_streaming.writing.sizes import counted, shown, size_of
     from hocket_streaming.writing.write import write
 
     columns = _texts(args.columns)
@@ -171,11 +178,9 @@ def _write(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(dataclasses.asdict(done), indent=1))
     else:
-        text = (
-            f"{done.path}: {done.samples:,} samples in {done.files:,} files, {shown(done.bytes)}, {done.seconds:.1f} s"
-        )
-        print(printable(text))
-    return 0
+        text = f"{counted(done.samples, 'sample')} in {counted(done.files, 'file')}, {shown(done.bytes)}, {done.seconds:.1f} s"
+        print(printable(f"{done.path}: {text}"))
+    return ExitCode.DONE
 
 
 def _texts(pairs: Iterable[str]) -> dict[str, str]:

@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -121,10 +120,3 @@ def folder(path: Path, settings: Any, staging: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def cache_folder() -> Path:
-    """Return the folder of the user's cache for jobs whose target is not local: ``$XDG_CACHE_HOME``, or the system's."""
-    home = Path.home()
-    system = home / ("Library/Caches" if sys.platform == "darwin" else ".cache")
-    return Path(os.environ.get("XDG_CACHE_HOME") or system) / "hocket/writing"

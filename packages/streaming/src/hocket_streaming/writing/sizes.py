@@ -26,6 +26,17 @@ def size_of(text: str) -> int:
     return int(float(known[1]) * _UNITS[known[2]])
 
 
+def counted(number: int, name: str) -> str:
+    """Return a number with the name of what it counts.
+
+    Example:
+        >>> from hocket_streaming.writing.sizes import counted
+        >>> counted(1, "chunk"), counted(2000, "chunk")
+        ('1 chunk', '2,000 chunks')
+    """
+    return f"{number:,} {name}" + "s" * (number != 1)
+
+
 def shown(size: float) -> str:
     """Return bytes for people, in powers of 1000.
 

@@ -17,8 +17,9 @@ from hocket.basics.masking import masked
 from hocket.basics.run_folder import is_url
 from hocket.basics.safe_files import replace
 from hocket.errors import ExistingFile, WrongFile, WrongValue
+from hocket_streaming.store.folders import default_folder
 from hocket_streaming.writing import sources
-from hocket_streaming.writing.job import Job, cache_folder, folder
+from hocket_streaming.writing.job import Job, folder
 from hocket_streaming.writing.mds import refuse_existing, target as files_of
 from hocket_streaming.writing.processes import computed
 from hocket_streaming.writing.progress import Progress
@@ -130,7 +131,8 @@ def write(
     final = Path(target).absolute()
     staging = final.with_name(f".{final.name}.files")
     digest = hashlib.sha256(target.encode()).hexdigest()[:16]
-    work = Path(work or (cache_folder() / digest if remote else final.with_name(f".{final.name}.writing"))).absolute()
+    beside = final.with_name(f".{final.name}.writing")
+    work = Path(work or (default_folder("writing") / digest if remote else beside)).absolute()
     files = files_of(target if remote else str(staging), storage_options if remote else None)
     report = work / "complete.json"
     if not (work if remote else report).exists():
