@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import data_sets
+import pytest
 import torch
 from stand_in import StandIn
 
@@ -15,6 +16,7 @@ from hocket.loggers.memory import MemoryLogger
 from hocket_streaming import StreamMonitor
 
 
+@pytest.mark.long
 class TestStreamMonitor(hocket.testkit.CallbackConformance):
     def make(self) -> StreamMonitor:
         return StreamMonitor(every="1ba")
