@@ -108,7 +108,7 @@ def offsets(shards: Shards, chunk: Chunk, data: memoryview) -> NDArray[np.uint32
     found = table[1 : count + 2]
     if count != chunk.samples or len(found) != count + 1:
         raise damaged(shards, chunk, f"it has {count} samples, not {chunk.samples}")
-    if int(found[0]) != 4 * (count + 2) or int(found[-1]) != len(data) or bool(np.any(found[1:] < found[:-1])):
+    if int(found[0]) < 4 * (count + 2) or int(found[-1]) != len(data) or bool(np.any(found[1:] < found[:-1])):
         raise damaged(
             shards, chunk, f"its offsets of samples are not in order, or do not end at its {len(data):,} bytes"
         )
