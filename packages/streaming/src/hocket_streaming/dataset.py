@@ -126,14 +126,14 @@ class StreamDataset(Dataset[Any]):
 
     def ahead(self, chunks: Sequence[int]) -> None:
         """Fetch these chunks in a process of its own, in this order, instead of those asked for before."""
-        if self.files.local:
-            return
         if self._ahead is None:
             self._ahead = Ahead(self.chunks, self.cache.limit // 2)
         self._ahead.want(chunks)
 
     def needs(self, chunks: int) -> int:
-        """Return the bytes of a cache in which so many chunks, and as many that are fetched ahead, have room."""
+        """Return the bytes of a cache in which so many chunks, and as many that are fetched ahead, have room; 0 without one."""
+        if all(map(self.chunks.in_place, range(len(self.sizes)))):
+            return 0
         return 2 * min(chunks, len(self.sizes)) * max(chunk.kept for chunk in self.chunks.chunks)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -128,9 +128,8 @@ def stream(
 
 def _warn_of_small_cache(streams: Sequence[StreamDataset], lanes: float, window: int) -> None:
     """Warn, with the number that is needed, of a cache in which chunks would be fetched again and again."""
-    remote = [each for each in streams if not each.files.local]
-    needed = sum(each.needs(int(lanes) * window) for each in remote)
-    if remote and (limit := remote[0].cache.limit) < needed:
+    needed, limit = sum(each.needs(int(lanes) * window) for each in streams), streams[0].cache.limit
+    if limit < needed:
         warn(
             f"«cache_limit={limit / 1e9:.3g} GB» is less than a machine reads from at a time, so it fetches chunks again and "
             f"again. Give {needed / 1e9:.3g} GB or more (2 × {int(lanes)} lanes × a window of {window} × the largest chunk), "

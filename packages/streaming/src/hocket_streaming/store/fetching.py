@@ -62,6 +62,7 @@ class Chunks:
         self._data_set = f"{shards.files.path} {kind.__module__}.{kind.__qualname__}"
         self._opened: OrderedDict[int, Any] = OrderedDict()
         self._verified: set[int] = set()
+        self._names: dict[int, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": OrderedDict(), "_verified": set()}
@@ -88,8 +89,10 @@ class Chunks:
 
     def name(self, number: int) -> str:
         """Return the name of a chunk in the cache: a digest of the data set, the format and the chunk."""
-        text = f"{self._data_set} {self.chunks[number].identity()}"
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        if number not in self._names:
+            text = f"{self._data_set} {self.chunks[number].identity()}"
+            self._names[number] = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return self._names[number]
 
     def fetch_ahead(self, number: int) -> None:
         """Fetch a chunk into the cache if it is not there."""
