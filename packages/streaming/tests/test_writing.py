@@ -22,7 +22,7 @@ import writing_source
 import xxhash
 
 from hocket.errors import ExistingFile, WrongFile, WrongState, WrongValue
-from hocket_streaming.writing import runs
+from hocket_streaming.writing import job, runs
 from hocket_streaming.writing.columns import Columns, infer
 from hocket_streaming.writing.mds import MDSWriter
 from hocket_streaming.writing.write import write
@@ -117,6 +117,19 @@ def test_bytes_depend_on_neither_memory_nor_size_of_runs(tmp_path: Path) -> None
     write("writing_source:numbered", str(tmp_path / "c"), parts=3, size_limit=30_000, seed=1)
     a, b, c = (contents(tmp_path / name) for name in "abc")
     assert a == b != c
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_many_runs_are_merged_first(tmp_path: Path, shuffle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("writing_source:numbered", str(tmp_path / "a"), parts=7, size_limit=30_000, shuffle=shuffle)
+    monkeypatch.setattr(job, "MOST", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(job.Job, "make", None)  # ends after the merges, as a kill would
+        with pytest.raises(TypeError):
+            write("writing_source:numbered", str(tmp_path / "b"), parts=7, size_limit=30_000, shuffle=shuffle)
+    assert sum(path.name.startswith(("run-", "merged")) for path in (tmp_path / ".b.writing").iterdir()) == 2
+    write("writing_source:numbered", str(tmp_path / "b"), parts=7, size_limit=30_000, shuffle=shuffle)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
 def test_without_shuffle_parts_are_in_order_and_shards_full(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         _write(action)
         _data(action)
     write.add_argument(
-        "--parts", type=int, default=0, help="parts of a function with the arguments part and parts; default: CPUs"
+        "--parts", type=int, default=0, help="parts of a function with the arguments part and parts; default: 64"
     )
 
 

@@ -6,10 +6,10 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from hocket_streaming.writing.sources import Source
     from hocket_streaming.writing.targets import Entry, Target
 
+#: Most runs that are merged at a time.
+MOST = 1024
+
 
 @dataclass
 class Job:
@@ -32,6 +35,7 @@ class Job:
         source, target, shuffle, seed: as `write` was asked.
         work: the folder of runs and of what is done.
         memory: bytes of samples that a process sorts at a time.
+        names: of the runs that files are made of.
     """
 
     source: Source
@@ -41,6 +45,7 @@ class Job:
     shuffle: bool
     seed: int
     memory: int
+    names: list[str] = field(default_factory=list)
 
     def sort(self, part: int) -> None:
         """Read a part of the source into runs."""
@@ -48,6 +53,28 @@ class Job:
         samples = map(self.target.encode, self.source.read(part))
         names = runs.write_runs(samples, keys, self.work, part, self.memory)
         replace(self.work / f"part-{part:06}.json", json.dumps(names))
+
+    def merge(self, groups: Sequence[Sequence[str]], level: int, number: int) -> None:
+        """Merge a group of runs into one."""
+        opened = [runs.Run(self.work / name) for name in groups[number]]
+        runs.merge(opened, self.work / f"merged-{level}-{number:06}", self.memory)
+
+    def merges(self) -> Iterator[tuple[Callable[[int], None], list[int], int]]:
+        """Yield tasks until there are few runs: a task, the numbers that it is not done for, and how many there are."""
+        state = self.work / "runs.json"
+        if not state.exists():
+            names = [name for part in range(self.source.parts) for name in _json(self.work / f"part-{part:06}.json")]
+            replace(state, json.dumps([0, names]))
+        level, self.names = _json(state)
+        while len(self.names) > MOST:
+            groups = [self.names[at : at + MOST] for at in range(0, len(self.names), MOST)]
+            there, merged = set(os.listdir(self.work)), [f"merged-{level}-{number:06}" for number in range(len(groups))]
+            missing = [number for number, name in enumerate(merged) if name not in there]
+            yield partial(self.merge, groups, level), missing, len(groups)
+            before, self.names, level = self.names, merged, level + 1
+            replace(state, json.dumps([level, merged]))
+            for name in before:
+                (self.work / name).unlink()
 
     def make(self, number: int) -> Entry:
         """Write a file of the data set, and return what the last file says about it."""
@@ -59,7 +86,7 @@ class Job:
 
     @cached_property
     def ranges(self) -> list[runs.Range]:
-        """Which samples belong to which file, once all parts are read."""
+        """Which samples belong to which file, once all parts are read and merged."""
         path = self.work / "ranges.json"
         if not path.exists():
             replace(path, json.dumps(runs.ranges(self._runs, self.target.filling)))
@@ -67,16 +94,15 @@ class Job:
 
     @cached_property
     def _runs(self) -> list[runs.Run]:
-        names = [name for part in range(self.source.parts) for name in _json(self.work / f"part-{part:06}.json")]
-        return [runs.Run(self.work / name) for name in names]
+        return [runs.Run(self.work / name) for name in self.names]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_runs"}
 
-    def done(self, kind: str, count: int) -> list[int]:
-        """Return the numbers of "part" or "file" that are done."""
-        there = {name for name in os.listdir(self.work) if name.startswith(kind)}
-        return [number for number in range(count) if f"{kind}-{number:06}.json" in there]
+    def missing(self, kind: str, count: int) -> list[int]:
+        """Return the numbers of "part" or "file" that are not done."""
+        there = set(os.listdir(self.work))
+        return [number for number in range(count) if f"{kind}-{number:06}.json" not in there]
 
     def written(self, count: int) -> list[tuple[str, int, Entry]]:
         """Return the names, bytes and entries of the files."""

@@ -99,6 +99,24 @@ class Run:
 
 
 _LAST = (1 << 64) - 1
+#: Keys that are sorted at a time where runs are merged.
+_BLOCK = 1 << 20
+
+
+def merge(runs: Sequence[Run], path: Path, memory: int) -> None:
+    """Write the samples of several runs as one."""
+    with replacing(path) as file:
+        file.write(np.uint64(sum(run.samples for run in runs)).tobytes())
+        for keys, _ in merged(runs, _BLOCK):
+            file.write(keys.tobytes())
+        end = np.uint64(0)
+        file.write(end.tobytes())
+        for _, sizes in merged(runs, _BLOCK):
+            ends = end + np.cumsum(sizes, dtype=np.uint64)
+            file.write(ends.tobytes())
+            end = ends[-1] if len(ends) else end
+        for wanted in ranges(runs, Filling(memory)):
+            file.writelines(read(runs, wanted))
 
 
 class Range(NamedTuple):
@@ -149,7 +167,7 @@ class Filling:
     cut: bool = False
 
 
-def ranges(runs: Sequence[Run], filling: Filling, most: int = 1 << 20) -> list[Range]:
+def ranges(runs: Sequence[Run], filling: Filling, most: int = _BLOCK) -> list[Range]:
     """Return which samples belong to which file. It reads keys and sizes, about ``most`` of them at a time."""
     if not runs:
         return []

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 #: Bytes of a part of a source of files, about.
 PART = 1 << 26
 _BLOCK = 1 << 22
+#: Parts of a function, unless it is said: not the number of CPUs, because the order of samples depends on it.
+_PARTS = 64
 
 
 class Source:
@@ -55,7 +57,7 @@ class Called(Source):
                 "Write def samples(part, parts), which yields every sample in one of the parts."
             )
         self._parted = wanted
-        self.parts = parts or (os.cpu_count() or 1 if wanted else 1)
+        self.parts = parts or (_PARTS if wanted else 1)
         self.identity = [name, self.parts]
 
     def _function(self) -> Any:

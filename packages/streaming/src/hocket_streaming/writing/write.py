@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -96,7 +96,7 @@ def write(
         hashes: checksums in the index of MDS: xxh64, sha1, sha256.
         tokenizer: of ``format="tokens"``: a file of the library tokenizers, or "byte"; "" for columns of tokens.
         length: tokens of a row, of ``format="tokens"``.
-        parts: of a function with the arguments ``part`` and ``parts``; 0 for the number of CPUs.
+        parts: of a function with the arguments ``part`` and ``parts``; 0 for 64. Another number gives another order.
         source_format: the format of the source, where several would serve.
         source_options: of the format of the source, such as ``{"dtype": "uint16", "length": 2048}`` for tokens.
         work: a local folder for runs; by default beside a local target, or in the user's cache.
@@ -140,8 +140,11 @@ def write(
     with folder(work, settings, staging), progress or Progress(False) as shown:
         if not report.exists():
             job = Job(found, made, files, work, shuffle, seed, max(1 << 16, memory // (2 * max(1, workers))))
-            _compute(job.sort, job, "part", found.parts, "parts read:", workers, shown)
-            _compute(job.make, job, "file", len(job.ranges), "files written:", workers, shown)
+            _compute(job.sort, job.missing("part", found.parts), found.parts, "parts read:", workers, shown)
+            for task, missing, count in job.merges():
+                _compute(task, missing, count, "runs merged:", workers, shown)
+            count = len(job.ranges)
+            _compute(job.make, job.missing("file", count), count, "files written:", workers, shown)
             written = job.written(len(job.ranges))
             samples = sum(each.samples for each in job.ranges)
             if made.last:
@@ -168,8 +171,9 @@ def _first(source: Source) -> list[Any]:
     raise WrongFile(f"The source {source.identity} has no samples.")
 
 
-def _compute(task: Any, job: Job, kind: str, count: int, what: str, workers: int, progress: Progress) -> None:
-    done = set(job.done(kind, count))
-    progress.start(what, count, len(done))
-    for _ in computed(task, [number for number in range(count) if number not in done], workers):
+def _compute(
+    task: Callable[[int], object], missing: list[int], count: int, what: str, workers: int, progress: Progress
+) -> None:
+    progress.start(what, count, count - len(missing))
+    for _ in computed(task, missing, workers):
         progress.step()
