@@ -256,3 +256,18 @@ def test_streams_are_data_like_any_other(tmp_path: Path) -> None:
     for ranks in (1, 2):
         for evaluated in run_ranks(rank_main, ranks):
             assert evaluated == list(range(SAMPLES))
+
+
+def noisy(sample: Any) -> torch.Tensor:
+    return tensors(sample)[0] + torch.rand(1)
+
+
+@pytest.mark.long
+def test_augmentation_is_that_of_the_sample_in_any_process(tmp_path: Path) -> None:
+    path, options = data_sets.write("npy", tmp_path / "data")
+    how = {"transform": noisy, "options": options, "batch_size": BATCH, "seed": 1, "seeded": True}
+    here = torch.cat(list(hocket_streaming.stream(path, **how)))
+    workers = hocket_streaming.stream(path, **how, num_workers=2)
+    assert torch.equal(torch.cat(list(workers)), here) and len(here.unique()) == SAMPLES
+    workers.dataset.set_epoch(1)
+    assert not torch.equal(torch.cat(list(workers)), here)
