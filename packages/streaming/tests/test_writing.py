@@ -20,9 +20,11 @@ import numpy as np
 import pytest
 import writing_source
 import xxhash
+from stand_in import Rule, serving
 
 from hocket.errors import ExistingFile, WrongFile, WrongState, WrongValue
-from hocket_streaming.writing import job, runs
+from hocket_streaming.errors import AccessDenied
+from hocket_streaming.writing import job, progress, runs
 from hocket_streaming.writing.columns import Columns, infer
 from hocket_streaming.writing.mds import MDSWriter
 from hocket_streaming.writing.write import write
@@ -181,7 +183,7 @@ def test_tokens_are_cut_exactly(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [False, True])
 def test_files_have_all_samples_once_for_any_sizes(tmp_path: Path, cut: bool) -> None:
     rng = random.Random(5)
-    for case in range(25):
+    for case in range(10):
         folder = tmp_path / str(case)
         folder.mkdir()
         samples = [bytes([rng.randrange(256)]) * rng.choice([0, 1, 7, 50]) for _ in range(rng.randrange(1, 80))]
@@ -342,3 +344,42 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
         for each in (base, code)
     )
     assert large - small < 60_000_000, "of 200 MB of samples"
+
+
+def test_a_store_that_fails_now_and_then_and_one_that_refuses(tmp_path: Path) -> None:
+    pytest.importorskip("s3fs")
+    options = {"parts": 2, "size_limit": 100_000}
+    write("writing_source:numbered", str(tmp_path / "a"), **options)  # type: ignore[arg-type]
+    with serving() as store:
+        options["storage_options"] = store.options()
+        store.rules.append(Rule("shard.00000", 503, times=2))
+        write("writing_source:numbered", "s3://bucket/mds", **options)  # type: ignore[arg-type]
+        assert {name.removeprefix("bucket/mds/"): data for name, data in store.files.items()} == contents(
+            tmp_path / "a"
+        )
+        assert list(store.files)[-1] == "bucket/mds/index.json"
+        store.rules.append(Rule("other/shard.00001", 403))
+        began = time.monotonic()
+        with pytest.raises(AccessDenied, match=r"s3://bucket/other/shard\.00001"):
+            write("writing_source:numbered", "s3://bucket/other", **options)  # type: ignore[arg-type]
+        assert "bucket/other/index.json" not in store.files and time.monotonic() - began < 10
+        store.rules.clear()
+        write("writing_source:numbered", "s3://bucket/other", **options)  # type: ignore[arg-type]
+        assert {name.rpartition("/")[2]: data for name, data in store.files.items() if "other" in name} == contents(
+            tmp_path / "a"
+        )
+
+
+def test_progress_says_what_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(now)))
+    with progress.Progress() as quiet:
+        quiet.start("files:", 9)
+    assert not capsys.readouterr().err, "not a terminal"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with progress.Progress() as line:
+        line.start("files:", 9, done=5)
+        line.step()
+        line.step()
+    first, *_, last, end = capsys.readouterr().err.split("\r\033[K")[1:]
+    assert (first, end) == ("files: 5 of 9", "") and last.startswith("files: 7 of 9, 0:0") and last.endswith(" left")
