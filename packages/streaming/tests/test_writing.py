@@ -281,6 +281,20 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         write("writing_source:late", str(tmp_path / "b"))
 
 
+def test_tokens_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(WrongValue, match="uint8 in the first sample, and int64 that do not fit"):
+        write("writing_source:tokens", str(tmp_path / "a"), format="tokens", length=2)
+    write("writing_source:latin", str(tmp_path / "b"), format="tokens", length=2, tokenizer="byte")
+    assert np.fromfile(tmp_path / "b/tokens.00000.bin", "<u2").tolist() == [*b"caf\xe9", 256]
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<eos>": 0}, unk_token="<eos>"))
+    made.save(str(tmp_path / "t.json"))
+    with pytest.raises(WrongValue, match="not text in UTF-8"):
+        write(
+            "writing_source:latin", str(tmp_path / "c"), format="tokens", length=2, tokenizer=str(tmp_path / "t.json")
+        )
+
+
 def test_memory_store(tmp_path: Path) -> None:
     import fsspec
 

@@ -25,6 +25,16 @@ def documents() -> Iterator[str]:
     yield from ("do", "ré mi", "", "fa sol la si" * 30)
 
 
+def tokens() -> Iterator[dict[str, Any]]:
+    yield {"tokens": np.arange(5, dtype="uint8")}
+    yield {"tokens": np.arange(5)}
+    yield {"tokens": np.arange(250, 260)}
+
+
+def latin() -> Iterator[bytes]:
+    yield b"caf\xe9"
+
+
 def nothing() -> Iterator[str]:
     yield from ()
 

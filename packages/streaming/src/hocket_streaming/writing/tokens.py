@@ -45,14 +45,27 @@ class Tokenizing:
             raise WrongValue(f"A sample has no column {self._column!r}, but {', '.join(map(repr, sample))}.")
         value = sample[self._column]
         if not self._file:
-            return np.asarray(value).astype(self.dtype).tobytes()
-        text = value if isinstance(value, str) else bytes(value).decode(errors="replace")
+            tokens = np.asarray(value)
+            if tokens.dtype.kind not in "iu" or bool((tokens.astype(self.dtype) != tokens).any()):
+                raise WrongValue(
+                    f"Column {self._column!r} has tokens of {self.dtype.name} in the first sample, and {tokens.dtype.name} "
+                    "that do not fit in a later one. Yield arrays of one dtype."
+                )
+            return tokens.astype(self.dtype).tobytes()
         if self._file == "byte":
-            tokens: Any = np.frombuffer(text.encode(), np.uint8)
+            tokens = np.frombuffer(value.encode() if isinstance(value, str) else value, np.uint8)
         else:
             self._loaded = self._loaded or _loaded(self._file)
-            tokens = self._loaded.encode(text, add_special_tokens=False).ids
+            tokens = self._loaded.encode(self._text(value), add_special_tokens=False).ids
         return np.append(np.asarray(tokens, self.dtype), np.asarray([self._end], self.dtype)).tobytes()
+
+    def _text(self, value: str | bytes) -> str:
+        try:
+            return value if isinstance(value, str) else value.decode()
+        except UnicodeDecodeError as error:
+            raise WrongValue(
+                f"Column {self._column!r} has bytes that are not text in UTF-8: {error}. Convert them, or use tokenizer 'byte'."
+            ) from None
 
 
 def tokenizing(first: Sequence[Any], tokenizer: str) -> Tokenizing:
