@@ -24,9 +24,11 @@ from stand_in import Rule, serving
 
 from hocket.errors import ExistingFile, WrongFile, WrongState, WrongValue
 from hocket_streaming.errors import AccessDenied
+from hocket_streaming.order.sampler import GlobalOrder
 from hocket_streaming.writing import job, progress, runs
 from hocket_streaming.writing.columns import Columns, infer
 from hocket_streaming.writing.mds import MDSWriter
+from hocket_streaming.writing.planning import Sized
 from hocket_streaming.writing.write import write
 
 HERE = Path(__file__).parent
@@ -397,3 +399,21 @@ def test_progress_says_what_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         line.step()
     first, *_, last, end = capsys.readouterr().err.split("\r\033[K")[1:]
     assert (first, end) == ("files: 5 of 9", "") and last.startswith("files: 7 of 9, 0:0") and last.endswith(" left")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("shuffle", "least", "most"), [(True, 0.9, 1.1), (False, 0.75 * 17, 1.25 * 17)])
+def test_classes_in_batches_of_sorted_data(tmp_path: Path, shuffle: bool, least: float, most: float) -> None:
+    """Shuffled by the writer, batches are as a full shuffle; sorted, χ² per degree of freedom is about 1 + G / K."""
+    write("writing_source:sorted_by_class", str(tmp_path / "a"), shuffle=shuffle, size_limit=2300)
+    labels = np.array([sample["number"] for sample in read_mds(tmp_path / "a")])
+    index = json.loads((tmp_path / "a/index.json").read_text())
+    sizes = [shard["samples"] for shard in index["shards"]]
+    assert 100 < np.mean(sizes) < 200
+    order = GlobalOrder([Sized(sizes, sizes, sizes)], 256, seed=3, lanes=1, window=16, drop_last=True)
+    found = []
+    for epoch in range(4):
+        order.set_epoch(epoch)
+        found += [np.bincount(labels[batch], minlength=10) for batch in order]
+    chi = [((counts - 25.6) ** 2 / 25.6).sum() / 9 for counts in found]
+    assert least < float(np.mean(chi)) < most

@@ -43,3 +43,9 @@ def late() -> Iterator[dict[str, Any]]:
     """Yield a sample that does not fit the first thousand."""
     for number in range(1500):
         yield {"score": number if number < 1200 else "none"}
+
+
+def sorted_by_class(part: int, parts: int) -> Iterator[dict[str, Any]]:
+    """Yield 40,000 samples of 10 classes, class after class."""
+    for number in range(part * 40_000 // parts, (part + 1) * 40_000 // parts):
+        yield {"number": number // 4000}
