@@ -17,7 +17,7 @@ BUDGETS = {
     "algorithms-vision": 2420,
     "checkpoints": 5140,
     "cli": 5620,
-    "core": 15980,
+    "core": 15990,
     "data": 500,
     "insight": 4930,
     "loggers": 1430,

@@ -10,7 +10,6 @@ import hashlib
 import inspect
 import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from hocket.plugins import registry
 from hocket_streaming.checksums import DEFAULT, matches, started
 from hocket_streaming.formats.common import BLOCK, below, in_threads, whole
 from hocket_streaming.shards import INDEX, Chunk, Part, Shards
+from hocket_streaming.store.folders import default_folder
 
 if TYPE_CHECKING:
     from hocket_streaming.store.files import Files
@@ -61,7 +61,7 @@ def indexed(shards: Shards, checksums: bool = False, cache: str | os.PathLike[st
         chunks = list(shards.chunks())
         if _enough(chunks, checksums):
             return chunks
-    folder = Path(cache) if cache is not None else _default()
+    folder = Path(cache) if cache is not None else default_folder("indexes")
     listing = shards.data_files()
     described = json.dumps(
         [shards.files.url(), _format(shards), options(shards), sorted(listing.items())], sort_keys=True
@@ -224,11 +224,6 @@ def _beside(shards: Shards) -> list[Chunk] | None:
     except WrongFile as error:
         warn(f"{shards.files.url(INDEX)} is not used: {error}. Write it again by `hocket data index`.")
         return None
-
-
-def _default() -> Path:
-    home, system = Path.home(), {"darwin": "Library/Caches", "win32": "AppData/Local"}
-    return Path(os.environ.get("XDG_CACHE_HOME") or home / system.get(sys.platform, ".cache")) / "hocket" / "indexes"
 
 
 @contextmanager

@@ -104,7 +104,7 @@ class Shards:
         raise NotImplementedError
 
     def unpack(self, chunk: Chunk, fetched: bytes) -> bytes:
-        """Return what the cache keeps of a chunk that was fetched and checked: decompressed, or in another form."""
+        """Return what the cache keeps of a chunk that was fetched: decompressed, or in a form that is opened faster."""
         return fetched
 
     def open(self, chunk: Chunk, data: memoryview) -> Any:

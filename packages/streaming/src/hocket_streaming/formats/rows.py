@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Bytes of a chunk, unless it is said.
 UNIT = 1 << 21
+#: What `hocket data write` says about tokens.
+ABOUT = "tokens.json"
 #: Most bytes of a header.
 _HEADER = 1 << 27
 #: Types of safetensors that numpy has, too.
@@ -116,8 +118,8 @@ class Tokens(Rows):
 
     Args:
         files: the files of the data set.
-        dtype: the type of the numbers, such as ``"uint16"``.
-        length: numbers of a sample.
+        dtype: the type of the numbers, such as ``"uint16"``; by default that of the ``tokens.json`` of `hocket data write`.
+        length: numbers of a sample; by default that of ``tokens.json``.
         skip: bytes at the beginning of every file that are not numbers.
         chunk_bytes: bytes of a chunk, about.
 
@@ -149,6 +151,10 @@ class Tokens(Rows):
         skip: int = 0,
         chunk_bytes: int = UNIT,
     ) -> None:
+        if (dtype is None or length is None) and files.has(ABOUT):
+            about = safe_files.parsed(files.read(ABOUT))
+            if isinstance(about, dict):
+                dtype, length = dtype or about.get("dtype"), length or about.get("length")
         super().__init__(files, length=length, chunk_bytes=chunk_bytes)
         try:
             kind = np.dtype(dtype) if isinstance(dtype, str) else None
