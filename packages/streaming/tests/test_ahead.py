@@ -123,6 +123,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_ends_when_the_parent_is_killed(server: StandIn, chunks: Chunks) -> None:
     server.rules = [Rule("data", "slow", seconds=30)]

@@ -19,6 +19,7 @@ from records import Records, record
 from stand_in import Rule, StandIn, serving
 
 from hocket_streaming.errors import StreamError
+from hocket_streaming.store.ahead import Ahead
 from hocket_streaming.store.cache import Cache
 from hocket_streaming.store.counters import Counters
 from hocket_streaming.store.fetching import Chunks
@@ -195,6 +196,7 @@ EXIT = """
 import multiprocessing, os, sys
 sys.path.append({tests!r})
 from records import Records
+from hocket_streaming.store.ahead import Ahead
 from hocket_streaming.store.cache import Cache
 from hocket_streaming.store.fetching import Chunks
 from hocket_streaming.store.files import Files
@@ -256,3 +258,61 @@ def test_a_stopped_process_holds_nobody_up_for_ever(
     assert chunks.shards.get(chunks.open(3), 7) == record(3 * EACH + 7, SIZE)
     process.kill()
     process.join()
+
+
+def worker(chunks: Chunks, asked: Any, said: Any) -> None:
+    """Read the records of batches, as a worker of a DataLoader does."""
+    while (batch := asked.get()) is not None:
+        said.put(all(chunks.shards.get(chunks.open(n // EACH), n % EACH) == record(n, SIZE) for n in batch))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fetches_ahead", [True, False])
+def test_at_the_computed_minimum_of_the_cache(server: StandIn, tmp_path: Path, fetches_ahead: bool) -> None:
+    """Lanes × window chunks are open and as many come next: room for both is enough to fetch almost every chunk once."""
+    lanes, window, batch = 4, 2, 64
+    chunks = make(server, tmp_path / "cache", 2 * lanes * window * (CHUNK + 16))
+    draws, order, blocks = random.Random(0), list(range(COUNT)), []
+    draws.shuffle(order)
+    streams: list[list[int]] = []
+    for lane in range(lanes):
+        mine = order[lane * COUNT // lanes : (lane + 1) * COUNT // lanes]
+        blocks.append([mine[k : k + window] for k in range(0, len(mine), window)])
+        stream = []
+        for block in blocks[-1]:
+            records = [number * EACH + row for number in block for row in range(EACH)]
+            draws.shuffle(records)
+            stream += records
+        streams.append(stream)
+    context = multiprocessing.get_context("fork")
+    asked, said = [context.Queue(), context.Queue()], context.Queue()
+    workers = [context.Process(target=worker, args=(chunks, one, said)) for one in asked]
+    for process in workers:
+        process.start()
+    peak = Peak(chunks.cache.folder)
+    ahead = Ahead(chunks, chunks.cache.limit // 2) if fetches_ahead else None
+    sent = done = 0
+    part, total = batch // lanes, len(streams[0]) * lanes // batch
+    while done < total:
+        if sent < total and sent - done < 4:
+            at = sent * part // (window * EACH)
+            if ahead and sent * part % (window * EACH) < part:
+                ahead.want(
+                    [number for k in (at, at + 1) for lane in blocks for number in (lane[k] if k < len(lane) else [])]
+                )
+            asked[sent % 2].put([n for stream in streams for n in stream[sent * part : (sent + 1) * part]])
+            sent += 1
+            continue
+        assert said.get(timeout=30)
+        done += 1
+    for one, process in zip(asked, workers, strict=True):
+        one.put(None)
+        process.join()
+    if ahead:
+        ahead.close()
+    largest, counted = peak.stop(), chunks.counters.read()
+    print(
+        f"ahead {fetches_ahead}: {server.gets()} GETs of {COUNT}, peak {largest / CHUNK:.2f} of {2 * lanes * window}, {counted}"
+    )
+    assert server.gets() <= 1.25 * COUNT
+    assert largest <= chunks.cache.limit + (8 + 2) * (CHUNK + 16)
