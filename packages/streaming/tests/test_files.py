@@ -89,6 +89,8 @@ def test_says_what_is_missing(files: Files) -> None:
         files.read("none.bin")
     with pytest.raises(DamagedData, match=r"a\.bin has 10 bytes from byte 4,990"):
         files.read("a.bin", 4990, 20)
+    with pytest.raises(DamagedData, match=r"a\.bin (is shorter|has 0 bytes)"):
+        files.read("a.bin", 5000, 20)
 
 
 @pytest.mark.long
