@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -123,6 +124,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_ends_when_the_parent_is_killed(server: StandIn, chunks: Chunks) -> None:
     server.rules = [Rule("data", "slow", seconds=30)]
@@ -158,3 +160,52 @@ def test_counters_of_several_processes(method: str) -> None:
     for process in processes:
         process.join()
     assert counters.read()["bytes_fetched"] == 15_000 and counters.read()["waited"] == 2500
+
+
+RUN = """
+import multiprocessing, random, sys
+sys.path.append({tests!r})
+from records import Records, record
+from hocket_streaming.store.ahead import Ahead
+from hocket_streaming.store.cache import Cache
+from hocket_streaming.store.fetching import Chunks
+from hocket_streaming.store.files import Files
+shards = Records(Files({url!r}), chunks=20, each=50)
+chunks = Chunks(shards, shards.chunks(), Cache({folder!r}, 8 * 3216), 2)
+def read(seed):
+    draws = random.Random(seed)
+    while True:
+        n = draws.randrange(1000)
+        if shards.get(chunks.open(n // 50), n % 50) != record(n):
+            print("wrong", flush=True)
+ahead = Ahead(chunks, 4 * 3216)
+[multiprocessing.get_context("fork").Process(target=read, args=(seed,)).start() for seed in (1, 2)]
+draws = random.Random(3)
+print("begun", flush=True)
+while True:
+    ahead.want(draws.sample(range(20), 6))
+    chunks.open(draws.randrange(20))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_nothing_is_left_after_all_are_killed(server: StandIn, chunks: Chunks) -> None:
+    server.latency = 0.003
+    text = RUN.format(
+        tests=str(Path(__file__).parent), url=f"{server.url}/bucket/data", folder=str(chunks.cache.folder)
+    )
+    draws = random.Random(int(os.environ.get("HOCKET_FAULTS_SEED", "0")))
+    small = Chunks(chunks.shards, chunks.chunks, Cache(chunks.cache.folder, 8 * KEPT), 1)
+    parts = 0
+    for _ in range(8):
+        run = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert run.stdout and run.stdout.readline() == "begun\n"
+        time.sleep(draws.uniform(0.3, 1.0))
+        os.killpg(run.pid, signal.SIGKILL)
+        assert run.communicate()[0] == ""
+        parts += len(list(chunks.cache.folder.glob("*.part")))
+    assert parts > 0, "no kill met a fetch"
+    for number in range(COUNT):
+        assert small.shards.get(small.open(number), 3) == record(number * EACH + 3)
+    assert not list(chunks.cache.folder.glob("*.part")) and len(there(small)) == 8

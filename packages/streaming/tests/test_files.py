@@ -7,11 +7,15 @@ import pickle
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
+from records import Records, record
 from stand_in import Rule, StandIn, serving
 
 from hocket_streaming.errors import AccessDenied, DamagedData, MissingData, StreamError, Unreachable
+from hocket_streaming.store.cache import Cache
+from hocket_streaming.store.fetching import Chunks
 from hocket_streaming.store.files import Files
 
 DATA = os.urandom(5000)
@@ -85,8 +89,11 @@ def test_says_what_is_missing(files: Files) -> None:
         files.read("none.bin")
     with pytest.raises(DamagedData, match=r"a\.bin has 10 bytes from byte 4,990"):
         files.read("a.bin", 4990, 20)
+    with pytest.raises(DamagedData, match=r"a\.bin (is shorter|has 0 bytes)"):
+        files.read("a.bin", 5000, 20)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", [500, 503, "cut", "short"])
 def test_tries_again_after_what_may_pass(files: Files, server: StandIn, fault: int | str) -> None:
     server.rules = [Rule("a.bin", fault, 2)]
@@ -135,3 +142,38 @@ def test_a_server_that_is_not_there_is_an_error_soon() -> None:
 
 def test_no_secret_is_in_a_message() -> None:
     assert "pa55word" not in Files("https://me:pa55word@127.0.0.1:9/data.bin?X-Amz-Signature=abcdef0123").url()
+
+
+@pytest.mark.long
+def test_speaks_the_protocol_of_s3(tmp_path: Path) -> None:
+    """Signed requests to an independent server of the protocol."""
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        region = {"region_name": "us-east-1"}
+        options = {"key": "k", "secret": "s", "endpoint_url": f"http://{host}:{port}", "client_kwargs": region}
+        urlopen(Request(f"http://{host}:{port}/bucket", method="PUT")).close()
+        files = Files("s3://bucket/data", options)
+        files.write("a.bin", DATA)
+        files.write("sub/b c.bin", DATA[:7])
+        assert files.names() == {"a.bin": 5000, "sub/b c.bin": 7}
+        assert files.read("a.bin") == DATA and files.read("sub/b c.bin", 2, 3) == DATA[2:5]
+        assert (
+            files.has("a.bin")
+            and not files.has("b.bin")
+            and Files("s3://bucket/data/a.bin", options).names() == {"a.bin": 5000}
+        )
+        with pytest.raises(MissingData, match=r"s3://bucket/data/none\.bin does not exist"):
+            files.read("none.bin")
+        with pytest.raises(MissingData, match="s3://other does not exist"):
+            Files("s3://other", options).names()
+        with pytest.raises(DamagedData, match="has 10 bytes from byte 4,990"):
+            files.read("a.bin", 4990, 20)
+        shards = Records(Files("s3://bucket/records", options), chunks=3, each=50)
+        for number in range(3):
+            shards.files.write(f"{number:05}.rec", shards.file(number))
+        chunks = Chunks(shards, shards.chunks(), Cache(tmp_path / "cache", 1 << 20), 4)
+        assert all(shards.get(chunks.open(number // 50), number % 50) == record(number) for number in range(150))
+    finally:
+        server.stop()

@@ -25,6 +25,8 @@ _TRAILER = len(_MARK) + 8
 _FAILED = b"hocket-failed-1 "
 #: Seconds to wait for a fetch of another process before fetching without the cache: it may be stopped.
 _PATIENCE = 30.0
+#: Bytes a second with which that process may be fetching.
+_SLOWEST = 1e6
 _DONE = 0o444
 
 
@@ -113,7 +115,7 @@ class Cache:
         if not self._swept:
             self._swept = True
             self._room.sweep()
-        until = time.monotonic() + _PATIENCE
+        until = time.monotonic() + _PATIENCE + size / _SLOWEST
         while size + _TRAILER <= self.limit and time.monotonic() < until:
             if (data := self.stored(name)) is not None:
                 return data

@@ -45,7 +45,24 @@ class Chunks:
         keep: how many chunks this process keeps open.
         counters: where costs are added up; by default in an object of its own.
 
-    Example: :class:`hocket_streaming.StreamDataset` reads samples by ``shards.get(chunks.open(number), row)``.
+    Example:
+
+        >>> import tempfile
+        >>> from hocket_streaming.shards import Chunk, Part, Shards
+        >>> from hocket_streaming.store.cache import Cache
+        >>> from hocket_streaming.store.fetching import Chunks
+        >>> from hocket_streaming.store.files import Files
+        >>> class Letters(Shards):
+        ...     def open(self, chunk, data):
+        ...         return data
+        ...     def get(self, opened, row):
+        ...         return chr(opened[row])
+        >>> files = Files(tempfile.mkdtemp())
+        >>> files.write("a", b"xyz")
+        >>> one = Chunk((Part("a", 3),), samples=3)
+        >>> chunks = Chunks(Letters(files), [one], Cache(tempfile.mkdtemp(), limit=1_000_000), keep=1)
+        >>> chunks.shards.get(chunks.open(0), 2)
+        'z'
     """
 
     def __init__(
@@ -59,7 +76,7 @@ class Chunks:
         self.keep = keep
         self.counters = counters or Counters()
         kind = type(shards)
-        self._data_set = f"{shards.files.path} {kind.__module__}.{kind.__qualname__}"
+        self._data_set = f"{shards.files.url()} {kind.__module__}.{kind.__qualname__}"
         self._opened: OrderedDict[int, Any] = OrderedDict()
         self._verified: set[int] = set()
         self._names: dict[int, str] = {}
@@ -116,7 +133,7 @@ class Chunks:
     def _fetched(self, number: int) -> bytes:
         """Fetch a chunk, verify and unpack it. Damaged data are fetched again, twice at most."""
         chunk, attempts = self.chunks[number], Attempts(most=3)
-        spans = [span for part in chunk.parts for span in _spans(part)]
+        spans = [span for part in _merged(chunk.parts) for span in _spans(part)]
         while True:
             try:
                 data = self._joined(spans)
@@ -127,7 +144,7 @@ class Chunks:
             if not wrong:
                 try:
                     unpacked = self.shards.unpack(chunk, data)
-                    self.counters.add(bytes_fetched=len(data), chunks_fetched=1)
+                    self.counters.add(chunks_fetched=1)
                     return unpacked
                 except DamagedData as error:
                     wrong, cause = str(error), error
@@ -149,18 +166,18 @@ class Chunks:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, span: Part) -> bytes:
-        attempts = Attempts()
+        attempts, data = Attempts(), b""
         try:
-            return self.shards.files.read(span.file, span.start, span.size, attempts)
+            data = self.shards.files.read(span.file, span.start, span.size, attempts)
+            return data
         finally:
-            if attempts.number > 1:
-                self.counters.add(retries=attempts.number - 1)
+            self.counters.add(bytes_fetched=len(data), retries=attempts.number - 1)
 
     def _on_disk(self, number: int) -> memoryview:
         """Map a local chunk. Its parts are joined in memory where there are several."""
         chunk = self.chunks[number]
         try:
-            views = [_mapped(str(self.shards.files.local_path(part.file)), part) for part in chunk.parts]
+            views = [_mapped(str(self.shards.files.local_path(part.file)), part) for part in _merged(chunk.parts)]
         except (OSError, ValueError) as error:
             first = self.shards.files.url(chunk.parts[0].file)
             damaged = DamagedData(str(error)) if isinstance(error, ValueError) else failed(error, first, Attempts())
@@ -182,6 +199,18 @@ class Chunks:
         urls = ", ".join(dict.fromkeys(self.shards.files.url(part.file) for part in chunk.parts[:3]))
         text = str(error).rstrip(".")
         return type(error)(f"{about}, {urls}, is damaged: {text}. Write this file, or the index of the data, again.")
+
+
+def _merged(parts: Sequence[Part]) -> list[Part]:
+    """Return parts, of which those that follow each other in a file are one."""
+    merged: list[Part] = []
+    for part in parts:
+        last = merged[-1] if merged else None
+        if last and last.file == part.file and last.start + last.size == part.start:
+            merged[-1] = Part(last.file, last.size + part.size, last.start)
+        else:
+            merged.append(part)
+    return merged
 
 
 def _spans(part: Part) -> list[Part]:

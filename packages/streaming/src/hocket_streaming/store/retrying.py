@@ -8,7 +8,7 @@ import time
 
 from hocket.basics.masking import masked
 from hocket.errors import MissingPackage, Mistake
-from hocket_streaming.errors import AccessDenied, MissingData, StreamError, Unreachable
+from hocket_streaming.errors import AccessDenied, DamagedData, MissingData, StreamError, Unreachable
 
 #: Seconds after which no further attempt begins, except for the second one.
 SECONDS = 4.5
@@ -60,6 +60,10 @@ def final(error: BaseException, url: str) -> Exception | None:
         return AccessDenied(
             f"{url} may not be read: {_short(error)}. Check the credentials of this machine and their rights on this path."
         )
+    if status == 416 or "InvalidRange" in text:
+        return DamagedData(f"{url} is shorter than its index says. Write this file, or the index of the data, again.")
+    if status and 400 <= status < 500 and status not in (408, 425, 429) and "Timeout" not in text:
+        return StreamError(f"{url} cannot be read: {_short(error)}. Check the URL, and what its server allows.")
     if isinstance(error, (IsADirectoryError, NotADirectoryError, TypeError, ValueError, NotImplementedError)):
         return StreamError(f"{url} cannot be read: {_short(error)}. Check the path and storage_options.")
     return None
@@ -78,7 +82,9 @@ def _status(error: BaseException) -> int | None:
         response = getattr(about, "response", None)
         if isinstance(response, dict):  # of botocore
             return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        if isinstance(code := getattr(about, "status", None) or getattr(about, "code", None), int):
+        # of aiohttp: an incomplete body has code 400, and no status
+        name = "status" if type(about).__module__.startswith("aiohttp") else "code"
+        if isinstance(code := getattr(about, name, None), int):
             return code
     return None
 

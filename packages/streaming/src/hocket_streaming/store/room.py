@@ -100,18 +100,30 @@ class Room:
 
     def _scan(self) -> int:
         """List chunks, the least recently used last; return the sum of all sizes."""
-        listed, total = [], 0
+        chunks: dict[str, tuple[int, int, str]] = {}  # by name, since a fetch may end while its file is looked at
+        reserved: dict[str, int] = {}
         with os.scandir(self.folder) as entries:
             for entry in entries:
+                name = entry.name.removesuffix(PART)
                 with suppress(FileNotFoundError):
-                    about = entry.stat(follow_symlinks=False)
-                    if entry.name.endswith(PART):
-                        total += 0 if _abandoned(entry.path) else about.st_size
-                    elif not entry.name.startswith("."):
-                        total += about.st_size
-                        listed.append((about.st_mtime_ns, about.st_size, entry.name))
-        self._oldest = sorted(listed, reverse=True)
-        return total
+                    if name.startswith(".") or (name != entry.name and _abandoned(entry.path)):
+                        continue
+                    if name != entry.name:
+                        reserved[name] = _size(entry.path, self.folder / name)
+                    else:
+                        about = entry.stat(follow_symlinks=False)
+                        chunks[name] = about.st_mtime_ns, about.st_size, name
+        self._oldest = sorted(chunks.values(), reverse=True)
+        sizes = reserved | {name: size for _, size, name in self._oldest}
+        return sum(sizes.values())
+
+
+def _size(part: str, path: Path) -> int:
+    """Return the size of a temporary file, or of the chunk that it has become."""
+    try:
+        return os.stat(part).st_size
+    except FileNotFoundError:
+        return os.stat(path).st_size
 
 
 def locks(descriptor: int, how: int) -> bool:
