@@ -17,14 +17,15 @@ BUDGETS = {
     "algorithms-vision": 2420,
     "checkpoints": 5210,
     "cli": 5650,
-    "core": 15980,
+    "core": 15990,
     "data": 500,
     "insight": 4930,
     "loggers": 1450,
     "migration": 10140,
     "report": 1070,
     "strategies": 4570,
-    "testkit": 3970,
+    "streaming": 5000,
+    "testkit": 4080,
 }
 #: Most lines of a file of core, and the files that may have more: a step's actions, the fit loop, the Trainer's documentation.
 LINES, LONGER = 400, {"loop/actions.py", "loop/fit.py", "run/trainer.py"}

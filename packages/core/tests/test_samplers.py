@@ -8,12 +8,14 @@ import torch
 from hypothesis import given, strategies as st
 from torch.utils.data import (
     BatchSampler,
+    DataLoader,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
+from hocket.data import DataError, Order, sized
 from hocket.data.generators import DataGenerators
 from hocket.data.samplers import Indices, after, draws_once, skip_items
 
@@ -91,3 +93,42 @@ def test_a_sampler_that_goes_on_drawing_has_a_stream_of_its_own() -> None:
         torch.rand(5)
         model = torch.get_rng_state()
     assert seen == expected
+
+
+class Backwards(Order):
+    """From the last sample to the first."""
+
+    def __init__(self, samples: int, batch_size: int, fingerprint: str = "backwards") -> None:
+        self.samples, self.batch_size, self.fingerprint = samples, batch_size, fingerprint
+        self.begun_at: list[int] = []
+
+    def __len__(self) -> int:
+        return -(-self.samples // self.batch_size)
+
+    def after(self, skip):
+        self.begun_at.append(skip)
+        done = min(skip, len(self))
+        numbers = list(range(self.samples))[::-1]
+        starts = range(done * self.batch_size, self.samples, self.batch_size)
+        return (numbers[at : at + self.batch_size] for at in starts), done
+
+
+def test_an_order_is_resized_and_resumed_where_it_is() -> None:
+    order = Backwards(10, 2)
+    loader = DataLoader(range(10), batch_sampler=order)
+    source = sized(loader, 4)
+    batches = source.begin(0)
+    assert next(batches).tolist() == [9, 8, 7, 6]
+    position = source.position(1)
+    again = Backwards(10, 2)
+    rest = sized(DataLoader(range(10), batch_sampler=again), 4).begin(0, position)
+    assert [batch.tolist() for batch in rest] == [[5, 4, 3, 2], [1, 0]]
+    assert again.begun_at == [1] and order.batch_size == 2
+
+
+def test_a_position_in_another_order_is_refused() -> None:
+    source = sized(DataLoader(range(10), batch_sampler=Backwards(10, 2)), 4)
+    next(source.begin(0))
+    other = sized(DataLoader(range(10), batch_sampler=Backwards(10, 2, "by name")), 4)
+    with pytest.raises(DataError, match=r"order of the training data was backwards .* is by name now"):
+        other.begin(0, source.position(1))

@@ -22,6 +22,7 @@ from torch.utils.data import (
 )
 
 from hocket import Strategy
+from hocket.data import Order
 from hocket.data.adapters import adapt
 from hocket.data.batches import Padding
 from hocket.data.errors import DataError
@@ -153,6 +154,42 @@ def test_a_global_batch_is_that_of_one_process(samples, size, ranks, drop_last, 
     for place, batch in enumerate(expected):
         sizes = [len(each[0][place]) if each[0][place][0] != "padding" else 0 for each in by_rank]
         assert sum(sizes) == len(batch) and max(sizes) - min(sizes) <= 1
+
+
+class Backwards(Order):
+    """From the last sample to the first, in lists whose size can be set."""
+
+    def __init__(self, samples, batch_size):
+        self.samples, self.batch_size, self.parts = samples, batch_size, []
+
+    def __len__(self):
+        return -(-self.samples // self.batch_size)
+
+    def after(self, skip):
+        numbers, done = list(range(self.samples))[::-1], min(skip, len(self))
+        starts = range(done * self.batch_size, self.samples, self.batch_size)
+        return (numbers[at : at + self.batch_size] for at in starts), done
+
+    def of_rank(self, rank, ranks):
+        self.parts.append((rank, ranks))
+        return self
+
+
+@SIXTY
+@given(samples=st.integers(1, 40), size=st.integers(1, 9), ranks=st.integers(1, 5), end=st.booleans())
+def test_an_order_has_the_same_global_batches_on_any_number_of_ranks(samples, size, ranks, end):
+    orders = []
+
+    def loader():
+        orders.append(Backwards(samples, size))
+        return DataLoader(Numbers(samples), batch_sampler=orders[-1])
+
+    by_rank = shares_of(loader, ranks, end=end, pad=not end)
+    whole = [numbers.tolist() for numbers in torch.arange(samples - 1, -1, -1).split(size * ranks)]
+    if end and len(whole[-1]) < ranks:
+        whole.pop()
+    assert joined(by_rank) == whole
+    assert [order.parts for order in orders] == [[(rank, ranks)] for rank in range(ranks)]
 
 
 @SIXTY

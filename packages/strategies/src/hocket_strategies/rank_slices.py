@@ -17,6 +17,7 @@ from hocket.data.adapters import adapt
 from hocket.data.batches import Padding, count, slice_samples, unpadded
 from hocket.data.global_batches import resized
 from hocket.data.loaders import batch_size, by_index, sampler_name, with_sampler
+from hocket.data.orders import Order
 from hocket.data.rank_slices import Slices
 from hocket.data.samplers import after, draws_once, skip_items
 from hocket.data.source import Source, known_length
@@ -120,10 +121,11 @@ class RankSlices(Slices):
         raise WrongType("The number of batches with a slice for every rank is not known before they are read.")
 
     def length_of(self, sampler: Any) -> int:
-        """Return :meth:`length` for batches of indices, whose sizes torch's sampler determines."""
-        if not (self.divide and self.end and isinstance(sampler, BatchSampler)):
+        """Return :meth:`length` for batches of indices, of which the last may have too few for every rank."""
+        if not (self.divide and self.end and isinstance(sampler, BatchSampler | Order)):
             return self.length(len(sampler))
-        last = 0 if sampler.drop_last else len(sampler.sampler) % sampler.batch_size  # type: ignore[arg-type]
+        samples = sampler.samples if isinstance(sampler, Order) else len(sampler.sampler)  # type: ignore[arg-type]
+        last = samples - (len(sampler) - 1) * sampler.batch_size
         return len(sampler) - (0 < last < self.strategy.data_ranks)
 
 
@@ -183,12 +185,12 @@ def _marked(batches: Iterator[Any], real: deque[bool]) -> Iterator[Any]:
         yield batch if real.popleft() else Padding(batch)
 
 
-class _SlicedSampler:
+class _SlicedSampler(Order):
     """A batch sampler of this rank's slice of each global batch of indices, or a sampler of this rank's pre-made batches."""
 
-    own_stream = True
-
     def __init__(self, batches: Any, loader: DataLoader[Any], slices: RankSlices) -> None:
+        if isinstance(batches, Order) and slices.divide:
+            batches = batches.of_rank(slices.strategy.data_rank, slices.strategy.data_ranks)
         self._batches, self._slices = batches, slices
         generators = _generators(loader, batches, getattr(batches, "sampler", None))
         self._same = _FromRank0(batches, generators, slices.strategy)
@@ -204,7 +206,7 @@ class _SlicedSampler:
         return self._indices(iter(self._same), self.real)
 
     def after(self, skip: int) -> tuple[Iterator[Any], int]:
-        """See `hocket.data.samplers.after`. Each global batch has one slice for this rank."""
+        """See :meth:`hocket.data.Order.after`. Each global batch has one slice for this rank."""
         batches, passed = self._same.after(skip * self._slices.each)
         return self._indices(batches, self.real), -(-passed // self._slices.each)
 
@@ -282,15 +284,14 @@ class OwnData(Slices):
 _END = object()
 
 
-class _FromRank0:
+class _FromRank0(Order):
     """Make a sampler yield the same on every rank as on rank 0, by broadcasting rank 0's RNG state once per epoch.
 
     Rank 0's sampler draws as in a single process, so that a seed gives the same global batches for any world size. The other
     ranks' own random numbers, used for augmentation and dropout, are not affected.
-    """
 
-    #: Samplers that keep drawing get a private RNG stream here.
-    own_stream = True
+    Samplers that keep drawing get a private RNG stream here.
+    """
 
     def __init__(self, sampler: Any, generators: list[torch.Generator], strategy: Strategy) -> None:
         self._sampler = sampler
@@ -316,7 +317,7 @@ class _FromRank0:
             yield item
 
     def after(self, skip: int) -> tuple[Iterator[Any], int]:
-        """See `hocket.data.samplers.after`."""
+        """See :meth:`hocket.data.Order.after`."""
         if not draws_once(self._sampler):
             items = iter(self)
             return items, skip_items(items, skip)

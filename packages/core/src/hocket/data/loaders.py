@@ -23,6 +23,7 @@ from weakref import ReferenceType, ref
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from hocket.data.orders import Order
 from hocket.data.stateful import has_state
 
 # --- queries
@@ -34,9 +35,10 @@ def by_index(data: object) -> TypeGuard[DataLoader[Any]]:
 
 
 def batch_size(data: Any) -> int | None:
-    """Return the batch size if it can be set: that of a DataLoader, or of torch's BatchSampler. Otherwise None."""
+    """Return the batch size if it can be set: that of a DataLoader, torch's BatchSampler or an `Order`. Otherwise None."""
     sampler: Any = data.batch_sampler if by_index(data) else None
-    if sampler is None or (data.batch_size is None and type(sampler) is not BatchSampler):
+    settable = type(sampler) is BatchSampler or (isinstance(sampler, Order) and hasattr(sampler, "batch_size"))
+    if sampler is None or (data.batch_size is None and not settable):
         return None
     return int(sampler.batch_size)
 

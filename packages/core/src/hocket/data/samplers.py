@@ -18,6 +18,7 @@ from torch.utils.data import (
 
 from hocket.basics import seeding
 from hocket.data.generators import DataGenerators
+from hocket.data.orders import Order
 
 #: Samplers whose order is random.
 DRAWN = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -26,16 +27,15 @@ DRAW_ONCE = (SequentialSampler, *DRAWN, list, tuple, range)
 
 
 def draws_once(sampler: object) -> bool:
-    """Whether this is one of :data:`DRAW_ONCE`, or torch's BatchSampler over one; subclasses may do anything."""
+    """Whether this is one of :data:`DRAW_ONCE`, an `Order`, or torch's BatchSampler over one; subclasses may do anything."""
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
-    return type(inner) in DRAW_ONCE or getattr(inner, "own_stream", False)
+    return type(inner) in DRAW_ONCE or isinstance(inner, Order)
 
 
 def after(sampler: Any, skip: int) -> tuple[Iterator[Any], int]:
     """Return an iterator over a sampler that :func:`draws_once` after ``skip`` items, and how many of them there were."""
-    if getattr(sampler, "own_stream", False):
-        items, skipped = sampler.after(skip)
-        return items, skipped
+    if isinstance(sampler, Order):
+        return sampler.after(skip)
     if type(sampler) is not BatchSampler or not skip:
         items = iter(sampler)
         return items, skip_items(items, skip)

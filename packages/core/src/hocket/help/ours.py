@@ -20,6 +20,7 @@ PACKAGES = {
     "hocket_migration": "hocket-migration",
     "hocket_nlp": "hocket-algorithms-nlp",
     "hocket_report": "hocket-report",
+    "hocket_streaming": "hocket-streaming",
     "hocket_strategies": "hocket-strategies",
     "hocket_vision": "hocket-algorithms-vision",
 }

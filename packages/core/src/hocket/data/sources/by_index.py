@@ -141,6 +141,8 @@ class ByIndex(DataSource):
 
 def _drawn(given: object) -> dict[str, int | str | None]:
     """Return the properties of the user's loader that must not change for indices to be drawn again; None if unknown."""
-    samplers = [getattr(given, name, None) for name in ("batch_sampler", "sampler")]
+    samplers: list[Any] = [getattr(given, name, None) for name in ("batch_sampler", "sampler")]
     names = [type(sampler).__qualname__ for sampler in samplers if sampler is not None]
-    return {"length": known_length(getattr(given, "dataset", ())) or None, "sampler": " of ".join(names) or None}
+    length = known_length(getattr(given, "dataset", ())) or None
+    order = getattr(samplers[0], "fingerprint", None)
+    return {"length": length, "sampler": " of ".join(names) or None, "order": order}

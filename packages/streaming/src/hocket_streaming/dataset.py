@@ -1,0 +1,162 @@
+"""A data set in chunks as torch wants it: samples by number, read by any process."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from hocket.errors import WrongValue
+from hocket.help import warn
+from hocket_streaming import formats, indexes
+from hocket_streaming.errors import StreamError
+from hocket_streaming.store.ahead import Ahead
+from hocket_streaming.store.cache import Cache
+from hocket_streaming.store.counters import Counters
+from hocket_streaming.store.fetching import Chunks
+from hocket_streaming.store.files import Files
+from hocket_streaming.store.folders import default_folder
+from hocket_streaming.writing.sizes import size_of
+
+#: What may be done with a chunk that cannot be read.
+ON_ERROR = ("raise", "skip")
+
+
+class StreamDataset(Dataset[Any]):
+    """Samples of a data set in chunks, by their number; a map-style data set for any DataLoader.
+
+    Worker processes, started by fork or by spawn, share a folder of chunks with all other processes of the machine. Chunks that
+    lie on this machine's disk are mapped where they are.
+
+    Args:
+        path: a folder or a file, as a path or a URL that fsspec knows, such as ``"s3://bucket/mds"``.
+        format: the name of a format, such as ``"mds"``; None to find it out.
+        transform: called with a sample; what it returns is the sample.
+        cache: a folder for chunks; None for the user's.
+        cache_limit: the most bytes of that folder, as a number or as ``"20GB"``.
+        on_error: ``"raise"``, or ``"skip"`` to leave out samples of chunks that cannot be read, with a warning for each chunk.
+        keep: how many chunks a process keeps open.
+        storage_options: what the file system of fsspec is made with, such as an endpoint.
+        options: of the format, such as ``{"length": 2048, "dtype": "uint16"}``.
+
+    Raises:
+        StreamError: nothing can be read at the path.
+        ValueError: an argument is not possible.
+
+    Example:
+        >>> import numpy, tempfile
+        >>> from hocket_streaming import StreamDataset
+        >>> path = tempfile.mkdtemp() + "/tokens.npy"
+        >>> numpy.save(path, numpy.arange(12).reshape(6, 2))
+        >>> dataset = StreamDataset(path)
+        >>> len(dataset), dataset[5].tolist()
+        (6, [10, 11])
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        format: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        cache: str | None = None,
+        cache_limit: int | str = "20GB",
+        on_error: str = "raise",
+        keep: int = 256,
+        storage_options: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if on_error not in ON_ERROR:
+            raise WrongValue(f"«on_error={on_error!r}» is not possible. Write one of {', '.join(map(repr, ON_ERROR))}.")
+        self.files = Files(path, storage_options)
+        self.shards = formats.find(self.files, format, **(options or {}))
+        self.transform, self.on_error = transform, on_error
+        self.cache = Cache(default_folder("chunks") if cache is None else cache, size_of(str(cache_limit)))
+        self.counters = Counters()
+        chunks = indexes.indexed(self.shards)
+        #: Samples of each chunk.
+        self.sizes = [chunk.samples for chunk in chunks]
+        self._starts = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)]).tolist()
+        #: A digest of the chunks, wherever they are.
+        self.identity = hashlib.blake2b(
+            "".join(chunk.identity() for chunk in chunks).encode(), digest_size=8
+        ).hexdigest()
+        self.chunks = Chunks(self.shards, chunks, self.cache, keep, self.counters)
+        self._skipped: set[int] = set()
+        self._ahead: Ahead | None = None
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, index: int) -> Any:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        index %= len(self)
+        chunk = bisect_right(self._starts, index) - 1
+        sample = self.shards.get(self.chunks.open(chunk), index - self._starts[chunk])
+        return sample if self.transform is None else self.transform(sample)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        if self.on_error == "raise":
+            return [self[index] for index in indices]
+        samples = [self[index] for index in indices if self._readable(index)]
+        if not samples:
+            raise StreamError(
+                f"All {len(indices)} samples of a batch are in chunks that cannot be read, so «on_error='skip'» leaves nothing "
+                f"of it. Repair {self.files.url()}; «hocket data check» names its damaged chunks."
+            )
+        return samples
+
+    def _readable(self, index: int) -> bool:
+        """Whether the chunk of a sample can be opened; warns of each that cannot, once in a process."""
+        chunk = bisect_right(self._starts, index) - 1
+        try:
+            self.chunks.open(chunk)
+        except StreamError as error:
+            if chunk not in self._skipped:
+                self._skipped.add(chunk)
+                self.counters.add(skipped=1)
+                warn(f"{self.sizes[chunk]} samples are left out in this process: {error}")
+            return False
+        return True
+
+    def ahead(self, chunks: Sequence[int]) -> None:
+        """Fetch these chunks in a process of its own, in this order, instead of those asked for before."""
+        if self._ahead is None:
+            self._ahead = Ahead(self.chunks, self.cache.limit // 2)
+        self._ahead.want(chunks)
+
+    def needs(self, chunks: int) -> int:
+        """Return the bytes of a cache in which so many chunks, and as many that are fetched ahead, have room; 0 without one."""
+        if all(map(self.chunks.in_place, range(len(self.sizes)))):
+            return 0
+        return 2 * min(chunks, len(self.sizes)) * max(chunk.kept for chunk in self.chunks.chunks)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_ahead": None}
+
+
+class Together(Dataset[Any]):
+    """Several data sets as one, whose samples are numbered through; unlike torch's ConcatDataset, it loads them in batches."""
+
+    def __init__(self, datasets: Sequence[StreamDataset]) -> None:
+        self.datasets = list(datasets)
+        self._starts = np.concatenate([[0], np.cumsum([len(each) for each in datasets])]).tolist()
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, index: int) -> Any:
+        which = bisect_right(self._starts, index) - 1
+        return self.datasets[which][index - self._starts[which]]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        return [sample for index in indices for sample in self._one(index)]
+
+    def _one(self, index: int) -> list[Any]:
+        which = bisect_right(self._starts, index) - 1
+        return self.datasets[which].__getitems__([index - self._starts[which]])

@@ -1,0 +1,95 @@
+"""The formats that hocket reads, and `find`, which chooses one for the files of a data set."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections import Counter
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from hocket.errors import WrongFile, WrongType
+from hocket_streaming.shards import INDEX, Shards
+
+if TYPE_CHECKING:
+    from hocket_streaming.store.files import Files
+
+_KIND = "shards"
+
+
+def find(files: Files, format: str | type[Shards] | None = None, **options: Any) -> Shards:
+    """Return the data set as an object of its format.
+
+    Args:
+        files: its files.
+        format: the name of a format, such as ``"mds"``, or its class; None for the one that these files are of.
+        **options: options of the format, such as ``length=2048``.
+
+    Raises:
+        hocket.errors.WrongFile: the files are of no format, or of several.
+        hocket.errors.WrongType: the format has no such option.
+        hocket.basics.plugin_errors.PluginError: there is no format of this name.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from hocket_streaming.formats import find
+        >>> from hocket_streaming.store.files import Files
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> _ = (folder / "notes.jsonl").write_text('{"note": "do"}\\n')
+        >>> find(Files(str(folder)))
+        <hocket_streaming.formats.lines.JsonLines object at ...>
+    """
+    from hocket.plugins import registry
+
+    named = registry.get(_KIND, format) if isinstance(format, str) else format
+    cls = _detected(files) if named is None else named
+    known = [name for name in inspect.signature(cls).parameters if name != "files"]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f" Did you mean {near[0]}=?" if near else ""
+            raise WrongType(
+                f"{cls.__name__}, the format of {files.url()}, has no option {name}=.{hint} It has "
+                f"{', '.join(known) or 'no options'}."
+            )
+    made: Shards = cls(files, **options)
+    return made
+
+
+def _detected(files: Files) -> type[Shards]:
+    """Return the class of the one format that serves these files."""
+    from hocket.plugins import PluginError, registry
+
+    serving: dict[str, type[Shards]] = {}
+    broken: list[str] = []
+    entries = registry.choices(_KIND)
+    for entry in entries:
+        try:
+            cls = entry.load()
+        except PluginError as error:
+            broken.append(str(error))
+            continue
+        if cls.serves(files):
+            serving[entry.name] = cls
+    if len(serving) == 1:
+        (only,) = serving.values()
+        return only
+    if serving:
+        names = sorted(serving)
+        raise WrongFile(
+            f"{files.url()} has files of several formats: {', '.join(names)}. Write format='{names[0]}' for one of them, or "
+            "name a folder that has one."
+        )
+    if files.has(INDEX):  # where a store cannot list its files
+        from hocket_streaming.indexes import format_of
+
+        named: type[Shards] = registry.get(_KIND, format_of(files))
+        return named
+    endings = Counter("".join(PurePosixPath(name).suffixes[-2:]) or "without an ending" for name in files.names())
+    there = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(5))
+    others = f" Formats that cannot be used: {' '.join(broken)}" if broken else ""
+    raise WrongFile(
+        f"{files.url()} is of no format that is installed. It has files {there}. The formats are "
+        f"{', '.join(entry.name for entry in entries)}: name one by format=, if it is one of them, or install a package with a "
+        f"plug-in of the group hocket.v1.{_KIND}; `hocket plugins new {_KIND} NAME` begins one.{others}"
+    )

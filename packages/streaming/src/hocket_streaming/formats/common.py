@@ -1,0 +1,167 @@
+"""What several formats need: names that stay below the root, files that are listed, offsets of samples, errors."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from hocket.basics import safe_files
+from hocket.errors import MissingPackage, WrongFile, WrongValue
+from hocket.help import installing
+from hocket_streaming.errors import DamagedData
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from hocket_streaming.shards import Chunk, Shards
+    from hocket_streaming.store.files import Files
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+#: Files that are read at the same time.
+THREADS = 16
+#: Bytes that are read at once of a file that is read from its beginning to its end.
+BLOCK = 1 << 23
+
+
+def listed(files: Files) -> dict[str, int]:
+    """Return the files below the root; none where the store cannot list them."""
+    try:
+        return files.names()
+    except OSError:
+        return {}
+
+
+def index(files: Files, key: str) -> dict[str, Any] | None:
+    """Return ``index.json`` if there is one with this key, else None.
+
+    Raises:
+        hocket.errors.WrongFile: it is not JSON.
+    """
+    if not files.has("index.json"):
+        return None
+    try:
+        value = safe_files.parsed(files.read("index.json"))
+    except ValueError as error:
+        raise WrongFile(f"{files.url('index.json')} is not JSON: {error}. Write the data set again.") from error
+    return value if isinstance(value, dict) and key in value else None
+
+
+def below(name: Any, files: Files) -> str:
+    """Return the path of a file that an index names, if it stays below the root."""
+    if (
+        not isinstance(name, str)
+        or not name
+        or "\\" in name
+        or ":" in name
+        or ".." in name.split("/")
+        or name[0] == "/"
+    ):
+        raise WrongFile(
+            f"The index of {files.url()} names the file {name!r}, which is not below it. Write the index again."
+        )
+    return name
+
+
+def whole(value: Any, what: str, files: Files, least: int = 0) -> int:
+    """Return a number of an index that has to be an integer of at least ``least``."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise WrongFile(
+            f"The index of {files.url()} has {value!r} for {what}, which has to be an integer of {least} or more."
+        )
+    return value
+
+
+def damaged(shards: Shards, chunk: Chunk, why: object) -> DamagedData:
+    """Return the error for a chunk whose bytes are not what its format says."""
+    part = chunk.parts[0]
+    place = f" from byte {part.start:,} on" if part.start else ""
+    return DamagedData(
+        f"{shards.files.url(part.file)}{place} is damaged, or is not what its index says: {why}. Fetch or write it again; "
+        "`hocket data check` names every damaged file."
+    )
+
+
+def missing(what: str, command: str) -> MissingPackage:
+    """Return the error for a library that is not installed."""
+    return MissingPackage(f"{what}, which is not installed. Type: {command}")
+
+
+def pyarrow(what: str) -> Any:
+    """Import pyarrow, with its formats of files."""
+    try:
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        raise missing(f"{what} needs pyarrow", installing.command("parquet", "hocket-streaming")) from error
+    return pyarrow
+
+
+def offsets(shards: Shards, chunk: Chunk, data: memoryview) -> NDArray[np.uint32]:
+    """Return where each sample begins, and the last one ends, in a chunk that starts with their number and these offsets."""
+    table = np.frombuffer(data[: len(data) // 4 * 4], "<u4")
+    count = int(table[0]) if len(table) else -1
+    found = table[1 : count + 2]
+    if count != chunk.samples or len(found) != count + 1:
+        raise damaged(shards, chunk, f"it has {count} samples, not {chunk.samples}")
+    if int(found[0]) < 4 * (count + 2) or int(found[-1]) != len(data) or bool(np.any(found[1:] < found[:-1])):
+        raise damaged(
+            shards, chunk, f"its offsets of samples are not in order, or do not end at its {len(data):,} bytes"
+        )
+    return found
+
+
+def in_threads(function: Callable[[In], Out], items: Iterable[In]) -> list[Out]:
+    """Return ``[function(item) for item in items]``, computed in threads."""
+    tasks = list(items)
+    if len(tasks) < 2:
+        return list(map(function, tasks))
+    with ThreadPoolExecutor(min(THREADS, len(tasks))) as pool:
+        futures = [pool.submit(function, item) for item in tasks]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def positive(name: str, value: Any) -> int:
+    """Return an option that has to be a positive integer."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise WrongValue(f"{name}={value!r} is not a positive integer. Write for example {name}={2048}.")
+    return value
+
+
+def nothing(files: Files, suffixes: Sequence[str]) -> WrongFile:
+    """Return the error for a folder without a file of a format."""
+    return WrongFile(f"{files.url()} has no file that ends in {' or '.join(suffixes)}. Name the folder that has them.")
+
+
+class Window(io.RawIOBase):
+    """Bytes in memory as a file that libraries read, without a copy of all of them."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data, self._at = data, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, len(self._data))[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        taken = self._data[self._at : self._at + len(buffer)]
+        buffer[: len(taken)] = taken
+        self._at += len(taken)
+        return len(taken)
