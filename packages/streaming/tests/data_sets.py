@@ -34,9 +34,9 @@ def write(kind: str, folder: Path, samples: int = SAMPLES, chunk: int = CHUNK) -
     folder.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {}
     if kind.startswith("mds"):
-        # a sample takes 8 bytes and 4 of its offset; the header of a shard 8, and the columns in it about 120
+        # a sample takes 8 bytes and 4 of its offset; the head of a shard, with its columns, 178
         with hocket_streaming.MDSWriter(
-            str(folder / "data"), columns={"number": "int"}, size_limit=200 + 12 * chunk, compression=kind[4:]
+            str(folder / "data"), columns={"number": "int"}, size_limit=180 + 12 * chunk, compression=kind[4:]
         ) as out:
             for number in range(samples):
                 out.write({"number": number})

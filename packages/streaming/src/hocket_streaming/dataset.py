@@ -13,7 +13,8 @@ from torch.utils.data import Dataset
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket_streaming import formats, indexes
-from hocket_streaming.errors import StreamError
+from hocket_streaming.errors import DamagedData, StreamError
+from hocket_streaming.shards import Shards
 from hocket_streaming.store.ahead import Ahead
 from hocket_streaming.store.cache import Cache
 from hocket_streaming.store.counters import Counters
@@ -34,7 +35,7 @@ class StreamDataset(Dataset[Any]):
 
     Args:
         path: a folder or a file, as a path or a URL that fsspec knows, such as ``"s3://bucket/mds"``.
-        format: the name of a format, such as ``"mds"``; None to find it out.
+        format: a format, by its name such as ``"mds"``, or its class; None to find it out.
         transform: called with a sample; what it returns is the sample.
         cache: a folder for chunks; None for the user's.
         cache_limit: the most bytes of that folder, as a number or as ``"20GB"``.
@@ -61,7 +62,7 @@ class StreamDataset(Dataset[Any]):
         self,
         path: str,
         *,
-        format: str | None = None,
+        format: str | type[Shards] | None = None,
         transform: Callable[[Any], Any] | None = None,
         cache: str | None = None,
         cache_limit: int | str = "20GB",
@@ -95,34 +96,51 @@ class StreamDataset(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        index %= len(self)
-        chunk = bisect_right(self._starts, index) - 1
-        sample = self.shards.get(self.chunks.open(chunk), index - self._starts[chunk])
+        sample = self._sample(index % len(self))
         return sample if self.transform is None else self.transform(sample)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        if self.on_error == "raise":
-            return [self[index] for index in indices]
-        samples = [self[index] for index in indices if self._readable(index)]
-        if not samples:
-            raise StreamError(
-                f"All {len(indices)} samples of a batch are in chunks that cannot be read, so «on_error='skip'» leaves nothing "
-                f"of it. Repair {self.files.url()}; «hocket data check» names its damaged chunks."
-            )
-        return samples
+        return _some(self.read(indices), indices, self.files)
 
-    def _readable(self, index: int) -> bool:
-        """Whether the chunk of a sample can be opened; warns of each that cannot, once in a process."""
+    def read(self, indices: Sequence[int]) -> list[Any]:
+        """Return samples by their numbers; with ``on_error="skip"`` without those that cannot be read."""
+        samples = [sample for index in indices if (sample := self._sample_or_skip(index)) is not _SKIPPED]
+        return samples if self.transform is None else [self.transform(sample) for sample in samples]
+
+    def _sample(self, index: int) -> Any:
         chunk = bisect_right(self._starts, index) - 1
+        return self._decoded(self.chunks.open(chunk), chunk, index)
+
+    def _decoded(self, opened: Any, chunk: int, index: int) -> Any:
+        row = index - self._starts[chunk]
         try:
-            self.chunks.open(chunk)
+            return self.shards.get(opened, row)
+        except StreamError:
+            raise
+        except Exception as error:
+            where = self.files.url(self.chunks.chunks[chunk].parts[0].file)
+            raise DamagedData(
+                f"Sample {index}, number {row} of chunk {chunk} in {where}, cannot be decoded: {type(error).__name__}: {error}."
+                " Write this file again, or leave such samples out by «on_error='skip'»."
+            ) from error
+
+    def _sample_or_skip(self, index: int) -> Any:
+        if self.on_error == "raise":
+            return self._sample(index)
+        chunk = bisect_right(self._starts, index) - 1
+        if chunk in self._skipped:
+            return _SKIPPED
+        left_out = f"The samples of chunk {chunk}, {self.sizes[chunk]} of {len(self)}, are"
+        try:
+            opened = self.chunks.open(chunk)
+            left_out = f"Sample {index} is"
+            return self._decoded(opened, chunk, index)
         except StreamError as error:
-            if chunk not in self._skipped:
+            if not left_out.startswith("Sample"):
                 self._skipped.add(chunk)
                 self.counters.add(skipped=1)
-                warn(f"{self.sizes[chunk]} samples are left out in this process: {error}")
-            return False
-        return True
+            warn(f"{left_out} left out: {error}")
+            return _SKIPPED
 
     def ahead(self, chunks: Sequence[int]) -> None:
         """Fetch these chunks in a process of its own, in this order, instead of those asked for before."""
@@ -155,8 +173,22 @@ class Together(Dataset[Any]):
         return self.datasets[which][index - self._starts[which]]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        return [sample for index in indices for sample in self._one(index)]
+        samples = [sample for index in indices for sample in self._one(index)]
+        return _some(samples, indices, self.datasets[0].files)
 
     def _one(self, index: int) -> list[Any]:
         which = bisect_right(self._starts, index) - 1
-        return self.datasets[which].__getitems__([index - self._starts[which]])
+        return self.datasets[which].read([index - self._starts[which]])
+
+
+_SKIPPED = object()
+
+
+def _some(samples: list[Any], indices: Sequence[int], files: Files) -> list[Any]:
+    """Return the samples of a batch, unless all of them were left out."""
+    if indices and not samples:
+        raise StreamError(
+            f"All {len(indices)} samples of a batch are in chunks that cannot be read, so «on_error='skip'» leaves nothing of "
+            f"it. Repair {files.url()}; «hocket data check» names its damaged chunks."
+        )
+    return samples

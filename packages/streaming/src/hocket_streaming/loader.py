@@ -14,6 +14,7 @@ from hocket.help import warn
 from hocket_streaming.dataset import StreamDataset, Together
 from hocket_streaming.foreign import check_whole, path_of
 from hocket_streaming.order.sampler import GlobalOrder
+from hocket_streaming.shards import Shards
 
 #: Arguments of a loader that the order of a stream decides.
 _DECIDED = ("sampler", "batch_sampler", "dataset")
@@ -55,7 +56,7 @@ class StreamLoader(DataLoader[Any]):
 def stream(
     path: Any,
     *,
-    format: str | None = None,
+    format: str | type[Shards] | None = None,
     transform: Callable[[Any], Any] | None = None,
     seeded: bool = False,
     batch_size: int = 1,
@@ -80,7 +81,7 @@ def stream(
     Args:
         path: a folder or a file, as a path or a URL that fsspec knows, such as ``"s3://bucket/mds"``; or a StreamingDataset of
             litdata or mosaicml-streaming, of which the path is taken and nothing else.
-        format: the name of a format, such as ``"mds"``; None to find it out.
+        format: a format, by its name such as ``"mds"``, or its class; None to find it out.
         transform: called with a sample, in the process that loads it; what it returns is the sample.
         seeded: whether each sample has random numbers of its own while ``transform`` is called, as by `hocket.data.seeded`.
             With random augmentation in worker processes, exact resume needs it.

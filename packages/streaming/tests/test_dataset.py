@@ -1,0 +1,131 @@
+"""The data set as torch reads it: damage is named or left out, and mistakes are explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import data_sets
+import numpy as np
+import pytest
+
+import hocket_streaming
+from hocket.errors import WrongType, WrongValue
+from hocket_streaming import StreamDataset, mix, stream
+from hocket_streaming.errors import DamagedData, StreamError
+from hocket_streaming.formats.arrow import Arrow
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> str:
+    """32 chunks of 6 samples, of which the second is damaged."""
+    path, _ = data_sets.write("mds", tmp_path / "data")
+    second = sorted(Path(path).glob("*.mds"))[1]
+    data = bytearray(second.read_bytes())
+    data[-1] ^= 255
+    second.write_bytes(data)
+    return path
+
+
+def test_a_damaged_chunk_is_an_error_that_names_it(damaged: str) -> None:
+    dataset = StreamDataset(damaged)
+    assert data_sets.numbers(dataset[5]) == 5
+    with pytest.raises(DamagedData, match=r"shard.00001.mds.*xxh64"):
+        dataset[6]
+
+
+def test_samples_of_a_damaged_chunk_can_be_left_out(damaged: str) -> None:
+    with pytest.warns(UserWarning, match="samples of chunk 1, 6 of 192, are left out: "):
+        dataset = StreamDataset(damaged, on_error="skip")
+        read = [
+            data_sets.numbers(sample) for at in range(0, 192, 12) for sample in dataset.__getitems__(range(at, at + 12))
+        ]
+    assert read == [number for number in range(192) if number // 6 != 1]
+    assert dataset.counters.read()["skipped"] == 1
+    with pytest.raises(StreamError, match="All 3 samples of a batch"):
+        dataset.__getitems__([6, 7, 8])
+
+
+def test_a_sample_that_cannot_be_decoded_is_named_or_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"number": 0}\n{"number": \n{"number": 2}\n')
+    with pytest.raises(DamagedData, match=r"a.jsonl is damaged.*sample 1 "):
+        StreamDataset(str(tmp_path))[1]
+    with pytest.warns(UserWarning, match="Sample 1 is left out: "):
+        assert StreamDataset(str(tmp_path), on_error="skip").read(range(3)) == [{"number": 0}, {"number": 2}]
+
+
+class Broken(Arrow):
+    """A format whose decoder fails."""
+
+    def get(self, opened: Any, row: int) -> Any:
+        raise KeyError(row)
+
+
+def test_a_decoder_that_fails_is_named_with_the_sample(tmp_path: Path) -> None:
+    path, _ = data_sets.write("arrow", tmp_path / "data")
+    with pytest.raises(
+        DamagedData, match=r"Sample 7, number 1 of chunk 1 in .*data.arrow, cannot be decoded: KeyError: 1"
+    ):
+        StreamDataset(path, format=Broken)[7]
+
+
+def test_samples_are_numbered_as_in_a_list(tmp_path: Path) -> None:
+    path, options = data_sets.write("npy", tmp_path / "data")
+    dataset = StreamDataset(path, options=options)
+    assert data_sets.numbers(dataset[-1]) == 191
+    for index in (192, -193):
+        with pytest.raises(IndexError, match="of 192"):
+            dataset[index]
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "on_error": ({"on_error": "ignore"}, WrongValue, "'raise', 'skip'"),
+    "format": ({"format": "mdz"}, Exception, "mds"),
+    "option": ({"options": {"lenght": 3}}, WrongType, "length"),
+    "sampler": ({"sampler": [1]}, WrongType, "sampler= has no meaning"),
+    "window": ({"window": 0}, WrongValue, "window=0 is not a number of chunks"),
+    "limit": ({"cache_limit": "much"}, WrongValue, "'much' is not a size"),
+    "seeded": ({"seeded": True, "on_error": "skip"}, WrongValue, "sample by sample"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_explained(name: str, tmp_path: Path) -> None:
+    path, options = data_sets.write("npy", tmp_path / "data")
+    arguments, kind, said = MISTAKES[name]
+    with pytest.raises(kind, match=said):
+        stream(path, **{"options": options, **arguments})
+
+
+@pytest.mark.parametrize("path", [3, None, np.zeros(3)])
+def test_a_path_is_text(path: Any) -> None:
+    with pytest.raises(WrongType, match="is not a path"):
+        stream(path)
+
+
+def test_weights_name_every_stream(tmp_path: Path) -> None:
+    path, options = data_sets.write("npy", tmp_path / "data")
+    streams = {"web": stream(path, options=options), "code": stream(path, options=options)}
+    for how, said in (
+        ({}, "neither is given"),
+        ({"weights": {"web": 1}, "repeats": {"web": 1}}, "both is given"),
+        ({"weights": {"web": 1}}, r"the streams are \['web', 'code'\]"),
+        ({"weights": {"web": 1, "code": -1}}, "-1"),
+        ({"weights": {"web": 0, "code": 0}}, "All weights are 0"),
+        ({"weights": {5: {"web": 1, "code": 1}}}, "The first weights hold from sample 5"),
+        ({"repeats": {"web": 1, "code": 0.5}}, "Write an int"),
+        ({"repeats": {"web": 1, "code": 1}, "epoch_size": 4}, "decides how many samples"),
+    ):
+        with pytest.raises(WrongValue, match=said):
+            mix(streams, **how)
+    with pytest.raises(WrongType, match="Stream 'web' is list"):
+        mix({"web": [1]}, weights={"web": 1})
+
+
+def test_a_cache_that_is_too_small_is_said_with_the_number(tmp_path: Path) -> None:
+    path, _ = data_sets.write("mds:zstd", tmp_path / "data")
+    loader = hocket_streaming.stream(
+        path, batch_size=16, lanes=4, window=2, cache=str(tmp_path / "cache"), cache_limit=100
+    )
+    with pytest.warns(UserWarning, match=r"2 × 4 lanes × a window of 2 × the largest chunk"):
+        assert sum(len(batch["number"]) for batch in loader) == 192
