@@ -159,7 +159,7 @@ def refuse_unless_ready(url: str) -> None:
     if changed := git("status", "--porcelain"):
         sys.exit(f"A release is built from a commit; commit or remove first:\n{changed}")
     if "example.org" in (ROOT / "packages/core/pyproject.toml").read_text() and urlsplit(url).hostname != "127.0.0.1":
-        sys.exit("The packages' links lead to example.org; docs/how-to/releasing.md says how to name the repository.")
+        sys.exit("The packages' links lead to example.org; RELEASING.md says how to name the repository.")
 
 
 def main() -> None:

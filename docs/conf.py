@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import html
 import os
 import posixpath
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -67,7 +70,11 @@ MOVED = """architecture benchmarks checkpoints configuration devices durations e
 from-accelerate from-composer from-lightning from-transformers language launching loggers logging losses migrating monitors
 notebooks optimizers performance plugins porting precisions profiling resuming runtime strategies sweeps
 your-model"""
-redirects = {"report": "how-to/compare-runs.html", "steps": "how-to/several-optimizers.html"}
+redirects = {
+    "report": "how-to/compare-runs.html",
+    "steps": "how-to/several-optimizers.html",
+    "how-to/releasing": "../explanation/security.html",
+}
 for old in MOVED.split():
     new = min(DOCS.glob(f"*/{old}*.md"), key=lambda page: (len(page.name), page))
     redirects[old] = new.relative_to(DOCS).with_suffix(".html").as_posix()
@@ -80,6 +87,28 @@ def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
     if posixpath.basename(page) == "index" and "{toctree}" not in source[0]:
         below = dict.fromkeys(re.findall(r"\]\(((?:generated/)?(?:[\w-]+/index|(?!index)[\w-]+))\.md\)", source[0]))
         source[0] += "\n".join(["\n```{toctree}", ":hidden:", "", *below, "```\n"])
+
+
+def name_groups(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Show the headings of index pages in the sidebar, before their first page; captions would show at its top level only."""
+    for heading, first in groups().items():
+        link = rf'(<li class="[^"]*"><a class="[^"]*" href="{re.escape(context["pathto"](first))}">)'
+        caption = rf'<li class="caption"><span class="caption-text">{html.escape(heading)}</span></li>\1'
+        context["furo_navigation_tree"], shown = re.subn(link, caption, context["furo_navigation_tree"])
+        assert shown == 1, f"The sidebar of {page} has {first} {shown} times."
+
+
+@functools.cache
+def groups() -> dict[str, str]:
+    """Return the headings of index pages, and the first page of each."""
+    found, named = {}, set[str]()
+    for index in sorted(DOCS.glob("*/index.md")):
+        for section in index.read_text(encoding="utf-8").split("\n## ")[1:]:
+            pages = [f"{index.parent.name}/{name}" for name in re.findall(r"\]\(([\w-]+)\.md\)", section)]
+            if new := [name for name in pages if name not in named]:
+                found[section.splitlines()[0]] = new[0]
+                named.update(new)
+    return found
 
 
 def generated_index() -> str:
@@ -119,5 +148,6 @@ def hide_edit_links(app: Sphinx, page: str, template: str, context: dict[str, ob
 def setup(app: Sphinx) -> None:
     app.connect("doctree-read", mend)
     app.connect("html-page-context", hide_edit_links)
+    app.connect("html-page-context", name_groups, priority=900)  # after the theme, which makes the tree
     app.connect("source-read", add_navigation)
     app.connect("source-read", link_to_repository)

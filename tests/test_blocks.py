@@ -43,6 +43,8 @@ FRAGMENTS = (
 DATA = ("toml", "yaml")
 SHELL = ("sh", "bash", "console")
 ENOUGH = 0.95
+LINES_OF_A_GUIDE = 60
+LONGER = ("index", "from-*", "port-from-*", "migrating")  # programs before and after, and tables of what becomes what
 
 
 class Shown(NamedTuple):
@@ -137,6 +139,14 @@ def test_fragments_run(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for each in programs:
         exec(compile("\n" * (each.block.line - 1) + each.block.text, f"{page}.md", "exec"), names)
     assert programs
+
+
+def test_a_guide_is_short() -> None:
+    """Tables that people scan belong to the reference, and a second goal to a second guide."""
+    guides = {each.stem: each.read_text(encoding="utf-8").count("\n") for each in ROOT.glob("docs/how-to/*.md")}
+    assert len(guides) > 60
+    long = {name for name, lines in guides.items() if lines > LINES_OF_A_GUIDE}
+    assert not {name for name in long if not any(fnmatch(name, each) for each in LONGER)}
 
 
 if __name__ == "__main__":

@@ -48,11 +48,11 @@ def run(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the page's files, and a copy of its configuration with a typo."""
+    """A folder with the pages' files, and a copy of the configuration with a typo."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "mine", raising=False)
-    (program,), configuration = blocks("python"), blocks("yaml")[0]
+    program, configuration = "".join(blocks("python")), blocks("yaml")[0]
     (tmp_path / "mine.py").write_text(program, encoding="utf-8")
     (tmp_path / "config.yaml").write_text(configuration, encoding="utf-8")
     (tmp_path / "typo.yaml").write_text(configuration.replace("width: 8", "widht: 8"), encoding="utf-8")
@@ -76,7 +76,7 @@ def test_the_commands_do_what_the_page_says(folder: Path, capsys: pytest.Capture
             code, _, printed = run(command, capsys)
             assert (code, printed) == ((2, said) if said else (0, printed)), printed
             tried += 1
-    assert tried == 12
+    assert tried == 10
     kept = {each.name for each in (folder / "checkpoints").iterdir() if each.is_dir() and not each.is_symlink()}
     assert kept == {"ep5-ba40", "ep6-ba48"}
 
@@ -87,7 +87,7 @@ def test_the_fragments_fit_the_configuration(block: str, folder: Path, capsys: p
     (folder / "fragment.yaml").write_text(yaml.safe_dump(whole), encoding="utf-8")
     code, printed, failed = run("hocket train fragment.yaml duration=1ep", capsys)
     assert code == 0, failed
-    assert "test/largest" in printed
+    assert ("test/largest" if "LargestError" in block else "test/error") in printed
 
 
 @pytest.mark.long

@@ -21,6 +21,7 @@ import hocket
 #: The programs of a page that is named after another one use what that one has made.
 PAGES = (
     "README.md",
+    pytest.param("docs/how-to/installing.md", marks=pytest.mark.long),
     pytest.param("docs/tutorials/first-run.md", marks=pytest.mark.long),
     pytest.param("docs/tutorials/from-pytorch.md", marks=pytest.mark.long),
     "docs/tutorials/your-model.md",
@@ -55,8 +56,13 @@ PAGES = (
     "docs/how-to/evaluating-a-checkpoint.md",
     "docs/how-to/ema.md",
     "docs/how-to/k-fold.md",
+    pytest.param("docs/how-to/repeat-a-run.md", marks=pytest.mark.long),  # three processes
     "docs/how-to/logging.md",
+    "docs/how-to/log-from-a-callback.md",
+    "docs/how-to/log-a-metric.md",
     "docs/how-to/language.md",
+    "docs/how-to/generate.md",
+    "docs/how-to/train-on-text.md",
     "docs/how-to/parameter-groups.md",
     "docs/how-to/freezing.md",
     "docs/how-to/muon.md",
@@ -64,13 +70,16 @@ PAGES = (
     pytest.param("docs/how-to/lora.md", marks=pytest.mark.long),  # imports transformers
     "docs/how-to/packing.md",
     "docs/reference/optimizers.md",
-    "docs/how-to/loggers.md",
+    "docs/how-to/loggers.md docs/reference/loggers.md",
+    "docs/how-to/copy-to-a-url.md",
     "docs/how-to/monitors.md",
+    "docs/how-to/watch-a-run.md",
     "docs/how-to/profiling.md docs/reference/profiles.md",
     pytest.param("docs/how-to/sweeps.md docs/reference/sweeps.md", marks=pytest.mark.long),  # a dozen processes
     "docs/how-to/compare-runs.md",
     pytest.param("docs/how-to/notebooks.md", marks=pytest.mark.long),  # two processes
     pytest.param("docs/how-to/estimating.md", marks=pytest.mark.long),
+    "docs/how-to/summarize-a-model.md",
     "docs/how-to/from-composer.md",
     "docs/reference/other-trainers.md",
     pytest.param("docs/how-to/runtime.md docs/reference/runtime.md", marks=pytest.mark.long),
@@ -142,7 +151,9 @@ def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, r
 
 
 def test_defaults_in_the_table_of_monitors_are_those_of_the_constructors() -> None:
-    rows = re.findall(r"^\| `([\w-]+)` \|.*\|([^|]*)\|$", (ROOT / "docs/how-to/monitors.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([\w-]+)` \|.*\|([^|]*)\|$", (ROOT / "docs/reference/monitors.md").read_text(), re.MULTILINE
+    )
     checked = 0
     for name, defaults in rows:
         for argument, value in re.findall(r"`(\w+)=([^`]+)`", defaults):

@@ -22,7 +22,7 @@ from hocket.plugins import Entry, registry
 from hocket_cli.document import flow
 from hocket_cli.keys import KIND_OF_KEY, LISTS
 from hocket_cli.plugin_summaries import summary
-from hocket_cli.plugins import declared, signature
+from hocket_cli.plugins import declared
 from hocket_testkit import examples
 
 CARDS = document("algorithms/matrix.md").parent
@@ -65,7 +65,7 @@ def _page(entry: Entry, folder: Path) -> str:
     elif place is not None:
         described = f"Its arguments are those of {{py:obj}}`{place.path}`."
     else:
-        described = f"```text\n{path}{signature(plugin)}\n```"
+        described = f"```text\n{path}{_call(plugin)}\n```"
     card = CARDS / f"{entry.name}.md" if entry.kind == "algorithms" else None
     return page(
         entry.name,
@@ -78,6 +78,17 @@ def _page(entry: Entry, folder: Path) -> str:
         _matrix(entry, folder, name) if card else "",
         _evidence(entry, card, folder, name),
     )
+
+
+def _call(plugin: Any) -> str:
+    """Return a signature with a line for each argument."""
+    lines, before = [], None
+    for each in inspect.signature(plugin).parameters.values():
+        if each.kind is each.KEYWORD_ONLY and before not in (each.KEYWORD_ONLY, each.VAR_POSITIONAL):
+            lines.append("*")
+        lines.append(str(each))
+        before = each.kind
+    return "".join(["(\n", *(f"    {line},\n" for line in lines), ")"])
 
 
 def _written(entry: Entry) -> str:

@@ -163,7 +163,7 @@ class EMA(Averages):
             )
 
     def apply(self, event: Event, state: State) -> None:
-        """See `Averages`; warn of settings with which the average is of little use."""
+        """Update the averages, or exchange them with the weights; warn of settings with which they are of little use."""
         if event is Event.FIT_START and self._updated is None:
             self._compare(state)
         super().apply(event, state)

@@ -31,9 +31,10 @@ class WebhookLogger(Logger):
     server is repeated twice. After that, the metrics of evaluations are dropped for 30 seconds, so that the last message is
     tried before the run ends. No metrics are sent between evaluations, and no images, tables or files.
 
+    ``HOCKET_WEBHOOK_URL`` is the address of the logger `webhook` if it is given none. A repeated run finds it again.
+
     Args:
-        url: the address, which is a secret and is not recorded; None for that of the environment variable
-            ``HOCKET_WEBHOOK_URL``, which a repeated run finds again.
+        url: the address, which is a secret and is not recorded; None for that of the environment.
         events: which messages to send.
 
     Raises:

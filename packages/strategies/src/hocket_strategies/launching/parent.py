@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 
-#: The environment variable with the process id of the launcher, and "thread" if one of its other threads starts the rank.
+#: ``HOCKET_LAUNCHER`` tells a rank which process started it, so that the rank ends with that process. hocket sets it.
 _LAUNCHER = "HOCKET_LAUNCHER"
 #: Seconds between two looks at the launcher.
 _INTERVAL = 0.5
