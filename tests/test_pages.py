@@ -77,6 +77,7 @@ PAGES = (
     "docs/how-to/profiling.md docs/reference/profiles.md",
     pytest.param("docs/how-to/sweeps.md docs/reference/sweeps.md", marks=pytest.mark.long),  # a dozen processes
     "docs/how-to/compare-runs.md",
+    pytest.param("docs/explanation/streaming.md", marks=pytest.mark.long),
     pytest.param("docs/how-to/notebooks.md", marks=pytest.mark.long),  # two processes
     pytest.param("docs/how-to/estimating.md", marks=pytest.mark.long),
     "docs/how-to/summarize-a-model.md",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.errors import WrongValue
-from hocket_streaming.order.lanes import Pass, Passes
+from hocket_streaming.order.lanes import Block, Pass, Passes
 from hocket_streaming.order.sampler import GlobalOrder
 
 
@@ -135,11 +134,11 @@ def plan(
     order = GlobalOrder([data], global_batch, seed=seed, lanes=lanes, window=window)
     passes = Passes(data.sizes, seed, data.identity, order.lanes, window)
     one = passes.number(0)
-    fetched, largest = np.asarray(data.fetched), max(data.kept)
+    fetched, kept, largest = np.asarray(data.fetched), np.asarray(data.kept), max(data.kept)
     of_machines = [order.of_rank(machine, machines).lanes_of_rank() for machine in range(machines)]
     most = max(map(len, of_machines))
     needed = min(2 * most * window * largest, sum(data.kept))
-    traffic = [_epoch(one, each, fetched, data.kept, max(cache_limit, needed)) for each in of_machines]
+    traffic = [_epoch(one, each, fetched, kept, max(cache_limit, needed)) for each in of_machines]
     worst = max(traffic, key=lambda each: each.bytes)
     middle = len(order) // 2 * global_batch
     restart = max(first_batch(passes, of_machines, fetched, middle, global_batch), key=lambda each: each.bytes)
@@ -165,27 +164,19 @@ def plan(
     )
 
 
-def _epoch(one: Pass, lanes: range, fetched: NDArray[np.int64], kept: Sequence[int], limit: int) -> Traffic:
-    """Return what a machine fetches in an epoch, with a cache that drops what was used the longest time ago."""
-    blocks = []
-    for lane in lanes:
-        offset = 0
-        while lane < one.lanes and offset < one.length(lane):
-            block = one.block(lane, offset)
-            blocks.append((offset, lane, block))
-            offset = block.end
-    cached: OrderedDict[int, int] = OrderedDict()
-    gets = size = room = 0
-    for *_, block in sorted(blocks):
-        for chunk in one.chunks(block):
-            if chunk in cached:
-                cached.move_to_end(chunk)
-                continue
-            gets, size, room = gets + 1, size + int(fetched[chunk]), room + kept[chunk]
-            cached[chunk] = kept[chunk]
-            while room > limit:
-                room -= cached.popitem(last=False)[1]
-    return Traffic(gets, size)
+def _epoch(one: Pass, lanes: range, fetched: NDArray[np.int64], kept: NDArray[np.int64], limit: int) -> Traffic:
+    """Return what a machine fetches in an epoch.
+
+    Two lanes share the chunk at their border: one begins with it and the other ends with it, so it is fetched twice unless the
+    cache holds all that the machine reads.
+    """
+    chunks: list[int] = []
+    for lane in range(lanes.start, min(lanes.stop, one.lanes)):
+        first, last = one.block(lane, 0), one.block(lane, one.length(lane) - 1)
+        chunks += one.chunks(Block(0, 0, one.length(lane), range(first.places.start, last.places.stop)))
+    distinct = list(dict.fromkeys(chunks))
+    read = distinct if kept[distinct].sum() <= limit else chunks
+    return Traffic(len(read), int(fetched[read].sum()))
 
 
 def first_batch(
