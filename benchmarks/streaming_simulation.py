@@ -1,6 +1,7 @@
 """Simulate 1,000 machines that train on 100 TB, with the code that orders samples.
 
-``python benchmarks/streaming_simulation.py`` prints the tables of docs/explanation/streaming.md. It takes a minute or two and 2 GB of memory.
+``python benchmarks/streaming_simulation.py`` prints the tables of docs/explanation/streaming.md. It takes a minute or two
+and 2 GB of memory.
 """
 
 from __future__ import annotations

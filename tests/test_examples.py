@@ -51,7 +51,7 @@ MODULES = (
     "hocket_nlp.functional", "hocket_strategies", "hocket_loggers", "hocket_report",
 )  # fmt: skip
 #: Kinds of plug-ins that users name, and may also import.
-KINDS = ("algorithms", "callbacks", "loggers", "strategies", "precisions", "devices", "schedules", "datasets")
+KINDS = ("algorithms", "callbacks", "loggers", "strategies", "precisions", "devices", "schedules", "datasets", "shards")
 #: The others, with reasons.
 WITHOUT = {
     "hocket.data.Position": "a name for a type, dict[str, Any]",

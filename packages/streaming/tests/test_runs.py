@@ -212,3 +212,62 @@ def test_a_mixture_is_trained_on(tmp_path: Path) -> None:
     ).fit()  # fmt: skip
     counts = np.bincount(sum(read(tmp_path / "seen"), start=[]), minlength=96)  # noqa: RUF017
     assert (counts[:48] == 3).all() and (counts[48:] == 1).all()
+
+
+@pytest.mark.long
+def test_streams_are_data_like_any_other(tmp_path: Path) -> None:
+    """Evaluation in the order of the data, on two ranks; a stream beside a loader; a data module."""
+    path, options = data_sets.write("mds", tmp_path / "data")
+
+    def part(number: int) -> Any:
+        return lambda batch: (batch["stream"] if isinstance(batch, dict) else batch)[number]
+
+    class Numbers(hocket.Callback):
+        def __init__(self) -> None:
+            self.evaluated: list[int] = []
+
+        def eval_batch_end(self, state: hocket.State) -> None:
+            mine = state.batch[1].tolist()
+            self.evaluated += [number for each in state.bus.all_gather_object(mine) for number in each]
+
+    def stream(**more: Any) -> Any:
+        return hocket_streaming.stream(path, transform=tensors, options=options, batch_size=8, **more)
+
+    class Data(hocket.data.DataModule):
+        def train(self) -> Any:
+            beside = torch.utils.data.DataLoader([tensors({"number": 1})] * 240, batch_size=8)
+            return hocket.data.Several({"stream": stream(), "beside": beside}, "shortest")
+
+        def eval(self) -> Any:
+            return stream(shuffle=False)
+
+    def rank_main(rank: int) -> list[int]:
+        numbers = Numbers()
+        trainer = hocket.Trainer(
+            model=torch.nn.Linear(1, 1), loss=lambda outputs, batch: outputs.square().mean(), data=Data(), device="cpu",
+            optimizer="sgd(lr=0.1)", inputs=part(0), targets=part(1), duration="1ep", callbacks=[numbers],
+            batch_transform=lambda batch: batch,
+        )  # fmt: skip
+        trainer.fit()
+        numbers.evaluated.clear()
+        trainer.evaluate()
+        return numbers.evaluated
+
+    for ranks in (1, 2):
+        for evaluated in run_ranks(rank_main, ranks):
+            assert evaluated == list(range(SAMPLES))
+
+
+def noisy(sample: Any) -> torch.Tensor:
+    return tensors(sample)[0] + torch.rand(1)
+
+
+@pytest.mark.long
+def test_augmentation_is_that_of_the_sample_in_any_process(tmp_path: Path) -> None:
+    path, options = data_sets.write("npy", tmp_path / "data")
+    how = {"transform": noisy, "options": options, "batch_size": BATCH, "seed": 1, "seeded": True}
+    here = torch.cat(list(hocket_streaming.stream(path, **how)))
+    workers = hocket_streaming.stream(path, **how, num_workers=2)
+    assert torch.equal(torch.cat(list(workers)), here) and len(here.unique()) == SAMPLES
+    workers.dataset.set_epoch(1)
+    assert not torch.equal(torch.cat(list(workers)), here)

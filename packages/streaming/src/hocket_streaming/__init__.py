@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hocket_streaming.dataset import StreamDataset as StreamDataset
     from hocket_streaming.loader import StreamLoader as StreamLoader, stream as stream
     from hocket_streaming.mixtures import mix as mix
+    from hocket_streaming.monitor import StreamMonitor as StreamMonitor
     from hocket_streaming.order.sampler import GlobalOrder as GlobalOrder, RankSlice as RankSlice
     from hocket_streaming.shards import Chunk as Chunk, Part as Part, Shards as Shards
     from hocket_streaming.store.files import Files as Files

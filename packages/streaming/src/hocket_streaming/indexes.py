@@ -124,9 +124,9 @@ def dumps(shards: Shards, chunks: Sequence[Chunk]) -> bytes:
     except OSError:  # a store that cannot list
         files = {}
     listing = dict(files)
-    for chunk in chunks:
-        for part in chunk.parts:
-            listing.setdefault(part.file, max(listing.get(part.file, 0), part.start + part.size))
+    for part in (part for chunk in chunks for part in chunk.parts):
+        if part.file not in files:
+            listing[part.file] = max(listing.get(part.file, 0), part.start + part.size)
     numbers = {name: number for number, name in enumerate(listing)}
     extras: dict[str, int] = {}
     rows: list[list[Any]] = []

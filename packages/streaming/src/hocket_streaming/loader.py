@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from hocket.errors import WrongType
+from hocket.data import SeededDataset
+from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket_streaming.dataset import StreamDataset, Together
 from hocket_streaming.foreign import check_whole, path_of
@@ -29,7 +30,9 @@ class StreamLoader(DataLoader[Any]):
         True
     """
 
-    def __init__(self, datasets: Sequence[StreamDataset], order: GlobalOrder, **loader: Any) -> None:
+    def __init__(
+        self, datasets: Sequence[StreamDataset], order: GlobalOrder, seed: int | None = None, **loader: Any
+    ) -> None:
         for name in _DECIDED:
             if name in loader:
                 raise WrongType(
@@ -37,8 +40,8 @@ class StreamLoader(DataLoader[Any]):
                 )
         if loader.get("num_workers"):
             loader = {"persistent_workers": True} | loader
-        dataset = datasets[0] if len(datasets) == 1 else Together(datasets)
-        super().__init__(dataset, batch_sampler=order, **loader)
+        dataset: Dataset[Any] = datasets[0] if len(datasets) == 1 else Together(datasets)
+        super().__init__(dataset if seed is None else SeededDataset(dataset, seed), batch_sampler=order, **loader)
         self.streams = list(datasets)
 
     def __iter__(self) -> Any:
@@ -54,6 +57,7 @@ def stream(
     *,
     format: str | None = None,
     transform: Callable[[Any], Any] | None = None,
+    seeded: bool = False,
     batch_size: int = 1,
     shuffle: bool = True,
     seed: int | None = None,
@@ -78,6 +82,8 @@ def stream(
             litdata or mosaicml-streaming, of which the path is taken and nothing else.
         format: the name of a format, such as ``"mds"``; None to find it out.
         transform: called with a sample, in the process that loads it; what it returns is the sample.
+        seeded: whether each sample has random numbers of its own while ``transform`` is called, as by `hocket.data.seeded`.
+            With random augmentation in worker processes, exact resume needs it.
         batch_size: samples in a batch of one rank; ``Trainer(global_batch=)`` sets that of all ranks together.
         shuffle: False for the order of the data, as evaluations want it.
         seed: of the order; None for the seed of the run.
@@ -123,7 +129,9 @@ def stream(
         drop_last=drop_last,
         samples=epoch_size,
     )
-    return StreamLoader([dataset], order, **loader)
+    if seeded and on_error == "skip":
+        raise WrongValue("«seeded=True» loads sample by sample, and leaves none out. Omit it, or «on_error='skip'».")
+    return StreamLoader([dataset], order, seed=(seed or 0) if seeded else None, **loader)
 
 
 def _warn_of_small_cache(streams: Sequence[StreamDataset], lanes: float, window: int) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hocket_testkit.precisions import PrecisionConformance
     from hocket_testkit.ranks import RankError, run_ranks
     from hocket_testkit.schedules import ScheduleConformance
+    from hocket_testkit.shards import ShardsConformance
     from hocket_testkit.sources import SourceConformance
     from hocket_testkit.strategies import StrategyConformance
     from hocket_testkit.sync import SynchronisationError, no_sync
@@ -44,6 +45,7 @@ _SUITES = {
     "OptimizerConformance": "optimizers",
     "PrecisionConformance": "precisions",
     "ScheduleConformance": "schedules",
+    "ShardsConformance": "shards",
     "SourceConformance": "sources",
     "StrategyConformance": "strategies",
 }
@@ -61,6 +63,7 @@ __all__ = [
     "PrecisionConformance",
     "RankError",
     "ScheduleConformance",
+    "ShardsConformance",
     "SourceConformance",
     "StrategyConformance",
     "SynchronisationError",

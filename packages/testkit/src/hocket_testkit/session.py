@@ -35,6 +35,7 @@ _OF_KINDS = {
     "optimizers": "OptimizerConformance",
     "precisions": "PrecisionConformance",
     "schedules": "ScheduleConformance",
+    "shards": "ShardsConformance",
     "strategies": "StrategyConformance",
 }
 

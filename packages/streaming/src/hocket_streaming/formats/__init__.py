@@ -41,10 +41,8 @@ def find(files: Files, format: str | type[Shards] | None = None, **options: Any)
     """
     from hocket.plugins import registry
 
-    if format is None:
-        cls = _detected(files)
-    else:
-        cls = registry.get(_KIND, format) if isinstance(format, str) else format
+    named = registry.get(_KIND, format) if isinstance(format, str) else format
+    cls = _detected(files) if named is None else named
     known = [name for name in inspect.signature(cls).parameters if name != "files"]
     for name in options:
         if name not in known:

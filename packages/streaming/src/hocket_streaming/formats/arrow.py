@@ -18,9 +18,13 @@ _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 _CONTINUED = b"\xff\xff\xff\xff"
 
 
-def columns_of(table: Any) -> list[tuple[str, Callable[[int], Any]]]:
-    """Return the name of each column of a table of Arrow, and the function that returns a value of it, as a copy."""
-    return [(name, _getter(table.column(number))) for number, name in enumerate(table.schema.names)]
+def columns_of(table: Any, arrays: bool = True) -> list[tuple[str, Callable[[int], Any]]]:
+    """Return the name of each column of a table of Arrow, and the function that returns a value of it, as a copy.
+
+    Args:
+        arrays: whether lists of numbers are arrays of numpy.
+    """
+    return [(name, _getter(table.column(number), arrays)) for number, name in enumerate(table.schema.names)]
 
 
 def row_of(columns: list[tuple[str, Callable[[int], Any]]], row: int) -> dict[str, Any]:
@@ -28,14 +32,14 @@ def row_of(columns: list[tuple[str, Callable[[int], Any]]], row: int) -> dict[st
     return {name: value(row) for name, value in columns}
 
 
-def _getter(column: Any) -> Callable[[int], Any]:
+def _getter(column: Any, arrays: bool) -> Callable[[int], Any]:
     import pyarrow.types as types
 
     if hasattr(column, "num_chunks") and column.num_chunks == 1:
         column = column.chunk(0)
     kind = column.type
     lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    if not lists or not (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)):
+    if not arrays or not lists or not (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)):
         return lambda row: column[row].as_py()
 
     def numbers(row: int) -> Any:

@@ -25,8 +25,17 @@ def _bounded(opened: Callable[[Any], Any]) -> Callable[[bytes, int], bytes]:
 
 def _zstd(data: bytes, most: int) -> bytes:
     zstandard = _library("zstandard", installing.command("zstd", "hocket-streaming"), "zstd")
-    with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data), read_across_frames=True) as reader:
-        return bytes(reader.read(most))
+    if most >= 0:
+        with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data), read_across_frames=True) as reader:
+            return bytes(reader.read(most))
+    frames = []
+    while data:  # a stream would end without an error where the data do
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        frames.append(frame.decompress(data))
+        if not frame.eof:
+            raise ValueError("it is truncated")
+        data = frame.unused_data
+    return b"".join(frames)
 
 
 def _brotli(data: bytes, most: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from collections.abc import Callable, Iterator
@@ -12,7 +13,8 @@ import numpy as np
 from hocket.basics import safe_files
 from hocket.errors import Unsupported, WrongFile, WrongValue
 from hocket_streaming.formats import compression
-from hocket_streaming.formats.common import below, damaged, index, offsets, positive, whole
+from hocket_streaming.formats.arrow import columns_of, row_of
+from hocket_streaming.formats.common import below, damaged, index, offsets, positive, pyarrow, whole
 from hocket_streaming.formats.encodings import image_file, raw_image
 from hocket_streaming.shards import Chunk, Part, Shards
 
@@ -45,6 +47,8 @@ _TENSORS = [
 ]
 _ARRAYS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16", "?"]
 Decoder = Callable[[bytes], Any]
+#: How chunks begin whose samples are compressed in frames, and end that have a table; how much they may grow, about.
+_FRAMED, _FOOTER, _GROWTH = b"LDFZ01\0\0", b"LDARW01\0", 4
 
 
 def _tensor(data: bytes) -> Any:
@@ -198,7 +202,9 @@ class Litdata(Shards):
             return [
                 chunk
                 for each in contents["chunks"]
-                if (chunk := self._chunk(each, extra, config.get("compression"))).samples
+                if (
+                    chunk := self._chunk(each, extra, config.get("compression"), config.get("compression_level"))
+                ).samples
             ]
         except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
             if isinstance(error, WrongValue):
@@ -215,7 +221,8 @@ class Litdata(Shards):
             raise Unsupported(f"{where} is of Parquet files. Write format='parquet'.")
         refused = {
             "encryption": config.get("encryption"),
-            "compression_level": config.get("compression_level"),
+            "compression_level": config.get("compression_level") not in (None, "chunk", "batch", "sample")
+            and config["compression_level"],
             "item_loader": loader not in ("PyTreeLoader", "TokensLoader") and loader,
         }
         for name, value in refused.items():
@@ -238,7 +245,7 @@ class Litdata(Shards):
             raise ValueError("data_spec has another number of values than data_format")
         return [kinds, structure, None]
 
-    def _chunk(self, listed: dict[str, Any], extra: list[Any], algorithm: str | None) -> Chunk:
+    def _chunk(self, listed: dict[str, Any], extra: list[Any], algorithm: str | None, level: str | None) -> Chunk:
         name = below(listed["filename"], self.files)
         size = whole(listed["chunk_bytes"], "chunk_bytes", self.files, 1)
         items = whole(listed["chunk_size"], "chunk_size", self.files)
@@ -248,6 +255,8 @@ class Litdata(Shards):
         if not algorithm:
             return Chunk((Part(name, size),), samples, extra=[None, described])
         compression.check(algorithm)
+        if level in ("batch", "sample"):  # how much they are decompressed is in the chunk alone
+            return Chunk((Part(name, size),), samples, stored=_GROWTH * size, extra=[level, described])
         return Chunk((Part(name, self._sizes()[name]),), samples, stored=size, extra=[algorithm, described])
 
     def _sizes(self) -> dict[str, int]:
@@ -265,16 +274,20 @@ class Litdata(Shards):
         if not algorithm:
             return fetched
         try:
+            if algorithm in ("batch", "sample"):
+                return _inflated(fetched)
             return compression.decompress(algorithm, fetched, chunk.stored)
-        except WrongFile as error:
+        except (WrongFile, ValueError, struct.error) as error:
             raise damaged(self, chunk, error) from error
 
     def open(self, chunk: Chunk, data: memoryview) -> Any:
         """Return the bytes, where samples begin, and how they are decoded."""
         kinds, structure, length, *items = chunk.extra[1]
         decoders = [_decoder(kind) for kind in kinds]
-        if len(data) != chunk.kept:
+        if len(data) != chunk.kept and chunk.extra[0] not in ("batch", "sample"):
             raise damaged(self, chunk, f"it has {len(data):,} bytes, not {chunk.kept:,}")
+        if data[-8:] == _FOOTER:
+            return self._table(chunk, data), chunk
         if length is None:
             return data, offsets(self, chunk, data).tolist(), decoders, structure, chunk
         kind, number = kinds[0].split(":")
@@ -284,8 +297,24 @@ class Litdata(Shards):
             raise damaged(self, chunk, f"its {len(data):,} bytes are fewer than those of {chunk.samples} samples")
         return data, [start + row * k for k in range(chunk.samples + 1)], decoders, None, chunk
 
+    def _table(self, chunk: Chunk, data: memoryview) -> Any:
+        """Return the columns of a chunk with a table of Arrow at its end, which litdata writes for dicts of plain values."""
+        arrow = pyarrow("A chunk of litdata with a table of Arrow")
+        length = int.from_bytes(data[-12:-8], "little")
+        table = data[max(0, len(data) - 12 - length) : -12]
+        try:
+            opened = arrow.ipc.open_file if bytes(table[:6]) == b"ARROW1" else arrow.ipc.open_stream
+            rows = opened(arrow.py_buffer(table)).read_all()
+        except (arrow.ArrowException, OSError, ValueError) as error:
+            raise damaged(self, chunk, error) from error
+        if rows.num_rows != chunk.samples:
+            raise damaged(self, chunk, f"it has {rows.num_rows} rows, not {chunk.samples}")
+        return columns_of(rows, arrays=False)
+
     def get(self, opened: Any, row: int) -> Any:
         """Return a sample in its structure."""
+        if len(opened) == 2:
+            return row_of(opened[0], row)
         data, starts, decoders, structure, chunk = opened
         raw = bytes(data[starts[row] : starts[row + 1]])
         if chunk.extra[1][2] is not None:
@@ -303,6 +332,25 @@ class Litdata(Shards):
         except (ValueError, IndexError, TypeError, struct.error, OSError) as error:
             raise damaged(self, chunk, f"sample {row} cannot be decoded: {error}") from error
         return _built(structure, iter(values))
+
+
+def _inflated(data: bytes) -> bytes:
+    """Return a chunk without compression of one whose samples are compressed, by themselves or in frames of several."""
+    if data[:8] == _FRAMED:
+        version, _, count, _, frames = struct.unpack_from("<2H3I", data, 8)
+        starts = np.frombuffer(data, "<u4", count + 1, 24)
+        begin = 24 + starts.nbytes
+        table = list(struct.iter_unpack("<2IQ2I", data[begin : begin + 24 * frames]))
+        values = [compression.decompress("zstd", data[at : at + size], full) for _, _, at, size, full in table]
+        if version != 1 or sum(row[1] for row in table) != count:
+            raise ValueError("its frames are of another version, or not complete")
+        ends = starts + 4 * (count + 2)
+        return b"".join([struct.pack("<I", count), ends.astype("<u4").tobytes(), *values])
+    (count,) = struct.unpack_from("<I", data)
+    starts = np.frombuffer(data, "<u4", count + 1, 4)
+    values = [compression.decompress("zstd", data[a:b]) for a, b in itertools.pairwise(starts.tolist())]
+    ends = np.cumsum([4 * (count + 2), *map(len, values)])
+    return b"".join([struct.pack("<I", count), ends.astype("<u4").tobytes(), *values])
 
 
 def _leaves(structure: Any) -> int:

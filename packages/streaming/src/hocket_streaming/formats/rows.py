@@ -296,6 +296,8 @@ class Safetensors(Rows):
                 raise WrongValue(
                     f"{where} has {asked}. Write tensor= with one of {there or 'its names (it has none)'}."
                 )
+            if length + 8 + max(one["data_offsets"][1] for one in tensors.values()) > size:
+                raise ValueError("it is truncated")
             about = tensors[names[0]]
             kind, shape, (begin, end) = about["dtype"], tuple(map(int, about["shape"])), map(int, about["data_offsets"])
         except WrongValue:

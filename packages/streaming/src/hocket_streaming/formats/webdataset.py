@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from hocket_streaming.store.files import Files
 
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
+#: Bytes at the end of a tar file, which are zero.
+_END = 1024
 _META = re.compile(r"__[^/]*__($|/)")
 
 
@@ -43,7 +45,7 @@ class _Stream:
 
     def __init__(self, files: Files, name: str, size: int) -> None:
         self.files, self.name, self.size, self.at, self.block = files, name, size, 0, memoryview(b"")
-        self.checksum = checksums.started()
+        self.checksum, self.end = checksums.started(), b""
 
     def read(self, count: int) -> bytes:
         taken = []
@@ -51,6 +53,7 @@ class _Stream:
             if not self.block:
                 data = self.files.read(self.name, self.at, min(BLOCK, self.size - self.at))
                 self.checksum.update(data)
+                self.end = (self.end + data)[-_END:]
                 self.at, self.block = self.at + len(data), memoryview(data)
             taken.append(self.block[:count])
             self.block = self.block[len(taken[-1]) :]
@@ -103,14 +106,18 @@ class WebDataset(Shards):
         try:
             with tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 16) as tar:  # type: ignore[call-overload]
                 samples = sum(1 for _ in _samples(_forgotten(tar)))
+            while stream.read(BLOCK):
+                pass
+            if any(stream.end) or size < _END:
+                raise ValueError("it is truncated, as it has no end mark")
         except (tarfile.TarError, ValueError, EOFError) as error:
             raise WrongFile(f"{self.files.url(name)} is not a tar file of samples: {error}. Write it again.") from error
-        while stream.read(BLOCK):
-            pass
         return Chunk((Part(name, size),), samples, f"{checksums.DEFAULT}:{stream.checksum.hexdigest()}")
 
     def open(self, chunk: Chunk, data: memoryview) -> Any:
         """Return the bytes, and where the files of each sample are."""
+        if len(data) != chunk.size:
+            raise damaged(self, chunk, f"it has {len(data):,} bytes, not {chunk.size:,}")
         try:
             with tarfile.open(fileobj=Window(data), mode="r:") as tar:
                 table = list(_samples(tar))

@@ -65,6 +65,15 @@ class Cache:
         """Whether a chunk is here now."""
         return os.path.exists(self.folder / name)
 
+    def size(self) -> int:
+        """Return the bytes of all chunks that are here, those being fetched among them."""
+        total = 0
+        with suppress(OSError), os.scandir(self.folder) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    total += 0 if entry.name.startswith(".") else entry.stat().st_size
+        return total
+
     def stored(self, name: str) -> memoryview | None:
         """Return a chunk that is here, mapped and with its checksum verified, or None. It counts as used now."""
         path = self.folder / name

@@ -127,10 +127,10 @@ class MDSWriter:
         WrongValue: a column, or a value of a sample that does not fit its column.
 
     Example:
-        >>> import hocket_streaming, tempfile
+        >>> import hocket_streaming, numpy, tempfile
         >>> folder = tempfile.mkdtemp()
         >>> with hocket_streaming.MDSWriter(folder, columns={"x": "ndarray:float32", "label": "int"}) as out:
-        ...     out.write({"x": np.ones(3, "float32"), "label": 7})
+        ...     out.write({"x": numpy.ones(3, "float32"), "label": 7})
         >>> out.samples
         1
     """

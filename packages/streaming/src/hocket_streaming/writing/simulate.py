@@ -69,7 +69,7 @@ def simulate(
         >>> data = simulated(10**9, 10**6, 50)
         >>> found, (restart,) = simulate(data, 8, [4], global_batch=64, lanes=16, window=4)
         >>> found.all.bytes / found.bytes, restart.first.gets
-        (1.0, 16)
+        (1.0, 13)
     """
     network = network or Network()
     options = {"global_batch": global_batch, "lanes": lanes, "window": window, "network": network, "seed": seed}
