@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import dataclass, replace
@@ -242,6 +243,33 @@ def docs(session: nox.Session) -> None:
     session.run("sphinx-build", "-q", "-W", "--keep-going", "docs", str(site), *session.posargs)
     session.run("python", ".ci/check_site.py", str(site))
     session.run("python", "tests/test_blocks.py")
+
+
+#: The libraries whose data sets hocket-streaming reads, and what they need besides.
+STREAMED = {
+    "mosaic": ("mosaicml-streaming", "pillow"),
+    "litdata": ("litdata", "pyarrow", "zstandard", "zstd"),
+    "webdataset": ("webdataset",),
+    "pyarrow": ("pyarrow", "numpy"),
+}
+
+
+@nox.session(default=False)
+def streaming(session: nox.Session) -> None:
+    """Compare the formats of hocket-streaming with the libraries that they are from, each in an environment of its own."""
+    settle(session)
+    others = ("brotli", "pillow", "python-snappy", "safetensors")
+    install_editable(session, (*STANDARD, STREAMING), *TESTS, *others, compile_bytecode=False)
+    pythons = {}
+    for library, needed in STREAMED.items():
+        folder = scratch(session) / library
+        pythons[library] = str(folder / "bin" / "python")
+        session.run(
+            "uv", "venv", "--quiet", "--clear", "--python", f"{session.virtualenv.location}/bin/python", str(folder)
+        )
+        session.run("uv", "pip", "install", "--quiet", "--python", pythons[library], *needed)
+    tests = [str(STREAMING.path / "tests" / f"test_{name}.py") for name in ("libraries", "formats", "conformance")]
+    session.run("pytest", *tests, *session.posargs, env={"STREAMING_PYTHONS": json.dumps(pythons)})
 
 
 @nox.session(default=False)

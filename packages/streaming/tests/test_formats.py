@@ -197,7 +197,7 @@ def test_a_structured_array_has_rows_with_fields(tmp_path):
     shards = Npy(Files(str(tmp_path)))
     (chunk,) = json.loads(json.dumps([shards.chunks()[0].extra]))  # as in a stored index
     (listed,) = shards.chunks()
-    opened = chunks.opened(shards, listed, chunks.fetched(shards, listed))
+    opened = shards.open(listed, memoryview(chunks.fetched(shards, listed)))
     assert all(shards.get(opened, row).tobytes() == array[row].tobytes() for row in range(4))
     assert shards.get(opened, 2)["a"].tolist() == [4, 5]
     assert chunk[0] == [["a", "<i4"], ["b", "<f4", [2]]]

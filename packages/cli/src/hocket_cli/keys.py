@@ -14,9 +14,9 @@ from hocket.basics.kinds import KINDS, singular
 
 #: The keys that take a list of plug-ins.
 LISTS = ("algorithms", "callbacks", "loggers")
-#: The kind of plug-in that a key takes; no key takes commands.
+#: The kind of plug-in that a key takes; no key takes commands, or formats, which are options of a data set.
 KIND_OF_KEY = {"data": "datasets"} | {
-    kind if kind in LISTS else singular(kind): kind for kind in KINDS if kind not in ("commands", "datasets")
+    kind if kind in LISTS else singular(kind): kind for kind in KINDS if kind not in ("commands", "datasets", "shards")
 }
 
 _DATA = (

@@ -13,21 +13,18 @@ def fetched(shards: Any, chunk: Any) -> bytes:
     return b"".join(shards.files.read(part.file, part.start, part.size) for part in chunk.parts)
 
 
-def opened(shards: Any, chunk: Any, data: bytes) -> Any:
-    """Return a chunk, opened from the bytes that were fetched."""
-    return shards.open(chunk, memoryview(shards.unpack(chunk, data)).toreadonly())
+def of_chunk(shards: Any, chunk: Any, data: bytes, backwards: bool = False) -> list[Any]:
+    """Return the samples of a chunk of which these bytes were fetched, in their order, read in this order or backwards."""
+    inside = shards.open(chunk, memoryview(shards.unpack(chunk, data)).toreadonly())
+    step = -1 if backwards else 1
+    return [plain(shards.get(inside, row)) for row in range(chunk.samples)[::step]][::step]
 
 
 def samples(shards: Any, chunks: Iterable[Any], backwards: bool = False) -> list[Any]:
     """Return the samples of some chunks in their order, read in this order or backwards."""
-    listed = list(chunks)
-    read: dict[tuple[int, int], Any] = {}
-    for number in reversed(range(len(listed))) if backwards else range(len(listed)):
-        inside = opened(shards, listed[number], fetched(shards, listed[number]))
-        rows = range(listed[number].samples)
-        for row in reversed(rows) if backwards else rows:
-            read[number, row] = plain(shards.get(inside, row))
-    return [read[key] for key in sorted(read)]
+    step = -1 if backwards else 1
+    read = [of_chunk(shards, chunk, fetched(shards, chunk), backwards) for chunk in list(chunks)[::step]]
+    return [sample for of_one in read[::step] for sample in of_one]
 
 
 def plain(value: Any) -> Any:
@@ -48,4 +45,4 @@ if __name__ == "__main__":  # a spawned process: it gets pickled shards and retu
     given = pickle.load(sys.stdin.buffer)
     sys.path[:] = given[0]
     shards = pickle.loads(given[1])
-    sys.stdout.buffer.write(pickle.dumps(samples(shards, shards.chunks())))
+    sys.stdout.buffer.write(pickle.dumps(samples(shards, shards.chunks(), backwards=True)))

@@ -73,6 +73,7 @@ def _values(names: Names, license: str, author: str, email: str, url: str | None
         "class_name": names.class_name,
         "attribute": names.attribute,
         "object": {"commands": "command", "datasets": "function"}.get(names.kind, "class"),
+        "needs": ', "hocket-streaming>=0.1,<0.2"' if names.kind == "shards" else "",
         "license": license,
         "holder": author,
         "author": "{ " + ", ".join(f"{key} = {_quoted(value)}" for key, value in holder.items()) + " }",

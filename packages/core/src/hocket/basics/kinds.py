@@ -38,7 +38,7 @@ _INSTANCES = {"commands"}
 
 def singular(kind: str) -> str:
     """Return the singular of a kind, such as ``algorithm`` for ``algorithms``."""
-    return {"strategies": "strategy", "actions": "actions"}.get(kind, kind.removesuffix("s"))
+    return {"strategies": "strategy", "actions": "actions", "shards": "format"}.get(kind, kind.removesuffix("s"))
 
 
 def misfit(kind: str, obj: object) -> str:
