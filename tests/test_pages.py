@@ -30,7 +30,7 @@ PAGES = (
     pytest.param("docs/tutorials/read-a-run.md", marks=pytest.mark.long),
     pytest.param("docs/tutorials/streaming.md", marks=pytest.mark.long),
     pytest.param("docs/how-to/streaming.md", marks=pytest.mark.long),  # a server of S3
-    "docs/how-to/mix-data-sets.md",
+    "docs/how-to/mix-data-sets.md docs/reference/streaming.md",
     pytest.param("docs/how-to/write-shards.md", marks=pytest.mark.long),  # a dozen processes
     "docs/how-to/mixed-precision.md",
     "docs/how-to/gradient-accumulation.md",
@@ -117,6 +117,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    s3fs.S3FileSystem.clear_instance_cache()  # clients of another page's server
     s3fs.S3FileSystem().mkdir("my-bucket")
     yield
     server.stop()
