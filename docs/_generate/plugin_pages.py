@@ -92,6 +92,8 @@ def _call(plugin: Any) -> str:
 
 
 def _written(entry: Entry) -> str:
+    if entry.kind == "shards":
+        return f"train_data: {{hocket_streaming:stream: {{path: …, format: {entry.name}}}}}"
     key = next(key for key, kind in KIND_OF_KEY.items() if kind == entry.kind)
     arguments = _arguments(entry)
     value = flow({entry.name: arguments}) if arguments else entry.name

@@ -152,7 +152,7 @@ class Litdata(Shards):
 
     Numbers, strings, bytes, arrays and tensors are as litdata returns them. Images are PIL images, where litdata decodes JPEG
     to tensors; files, audio, video and the like are their bytes. Pickled columns are refused, since pickles can run code.
-    litdata stores no checksums: `hocket data index` adds them.
+    litdata stores no checksums: ``hocket data index`` adds them.
 
     Args:
         files: the files of the data set.
