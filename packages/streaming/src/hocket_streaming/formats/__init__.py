@@ -42,7 +42,8 @@ def find(files: Files, format: str | type[Shards] | None = None, **options: Any)
     from hocket.plugins import registry
 
     named = registry.get(_KIND, format) if isinstance(format, str) else format
-    cls = _detected(files) if named is None else named
+    cls, stored = _detected(files) if named is None else (named, {})
+    options = stored | options
     known = [name for name in inspect.signature(cls).parameters if name != "files"]
     for name in options:
         if name not in known:
@@ -56,8 +57,8 @@ def find(files: Files, format: str | type[Shards] | None = None, **options: Any)
     return made
 
 
-def _detected(files: Files) -> type[Shards]:
-    """Return the class of the one format that serves these files."""
+def _detected(files: Files) -> tuple[type[Shards], dict[str, Any]]:
+    """Return the class of the one format that serves these files, and the options of an index that says it."""
     from hocket.plugins import PluginError, registry
 
     serving: dict[str, type[Shards]] = {}
@@ -73,7 +74,7 @@ def _detected(files: Files) -> type[Shards]:
             serving[entry.name] = cls
     if len(serving) == 1:
         (only,) = serving.values()
-        return only
+        return only, {}
     if serving:
         names = sorted(serving)
         raise WrongFile(
@@ -81,10 +82,10 @@ def _detected(files: Files) -> type[Shards]:
             "name a folder that has one."
         )
     if files.has(INDEX):  # where a store cannot list its files
-        from hocket_streaming.indexes import format_of
+        from hocket_streaming.indexes import described
 
-        named: type[Shards] = registry.get(_KIND, format_of(files))
-        return named
+        name, options = described(files)
+        return registry.get(_KIND, name), options
     endings = Counter("".join(PurePosixPath(name).suffixes[-2:]) or "without an ending" for name in files.names())
     there = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(5))
     others = f" Formats that cannot be used: {' '.join(broken)}" if broken else ""
