@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stand_in import serving
+from stand_in import Rule, serving
 
+from hocket.plugins import registry
 from hocket_streaming import indexes
+from hocket_streaming.errors import AccessDenied, StreamError
 from hocket_streaming.formats import find
+from hocket_streaming.formats.webdataset import WebDataset
 from hocket_streaming.store.cache import Cache
 from hocket_streaming.store.fetching import Chunks
 from hocket_streaming.store.files import Files
@@ -73,6 +76,28 @@ def test_a_store_gives_the_samples_of_the_disk(name, tmp_path):
         server.files["bucket/data/hocket-index.json"] = index
         web = find(Files(f"{server.url}/bucket/data"), **(options if (folder / "index.json").exists() else {}))
         assert read(web, indexes.indexed(web, cache=tmp_path / "indexes"), tmp_path / "http") == expected
+
+
+def test_a_format_that_lists_files_does_not_hide_others_on_plain_http(tmp_path):
+    class Listing(WebDataset):
+        @classmethod
+        def serves(cls, files):
+            return any(name.endswith(".own") for name in files.names())
+
+    registry.register("shards", "listing", Listing)
+    try:
+        with serving() as server:
+            for path in (FILES / "litdata-single").iterdir():
+                server.files[f"bucket/data/{path.name}"] = path.read_bytes()
+            shards = find(Files(f"{server.url}/bucket/data"))
+            assert read(shards, shards.chunks(), tmp_path) == list(range(7))
+            with pytest.raises(StreamError, match="cannot be listed"):
+                find(Files(f"{server.url}/bucket/nothing"))
+            server.rules.append(Rule("", 403))
+            with pytest.raises(AccessDenied):
+                find(Files("s3://bucket/data", server.options()))
+    finally:
+        registry.unregister("shards", "listing")
 
 
 def read(shards, listed, folder):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections import Counter
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongFile, WrongType
+from hocket_streaming.errors import StreamError
 from hocket_streaming.shards import INDEX, Shards
 
 if TYPE_CHECKING:
@@ -70,8 +72,9 @@ def _detected(files: Files) -> tuple[type[Shards], dict[str, Any]]:
         except PluginError as error:
             broken.append(str(error))
             continue
-        if cls.serves(files):
-            serving[entry.name] = cls
+        with suppress(StreamError):  # the store cannot list its files, or refuses to, which is said below
+            if cls.serves(files):
+                serving[entry.name] = cls
     if len(serving) == 1:
         (only,) = serving.values()
         return only, {}
