@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections import Counter
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongFile, WrongType
+from hocket_streaming.errors import StreamError
 from hocket_streaming.shards import INDEX, Shards
 
 if TYPE_CHECKING:
@@ -42,7 +44,8 @@ def find(files: Files, format: str | type[Shards] | None = None, **options: Any)
     from hocket.plugins import registry
 
     named = registry.get(_KIND, format) if isinstance(format, str) else format
-    cls = _detected(files) if named is None else named
+    cls, stored = _detected(files) if named is None else (named, {})
+    options = stored | options
     known = [name for name in inspect.signature(cls).parameters if name != "files"]
     for name in options:
         if name not in known:
@@ -56,8 +59,8 @@ def find(files: Files, format: str | type[Shards] | None = None, **options: Any)
     return made
 
 
-def _detected(files: Files) -> type[Shards]:
-    """Return the class of the one format that serves these files."""
+def _detected(files: Files) -> tuple[type[Shards], dict[str, Any]]:
+    """Return the class of the one format that serves these files, and the options of an index that says it."""
     from hocket.plugins import PluginError, registry
 
     serving: dict[str, type[Shards]] = {}
@@ -69,11 +72,12 @@ def _detected(files: Files) -> type[Shards]:
         except PluginError as error:
             broken.append(str(error))
             continue
-        if cls.serves(files):
-            serving[entry.name] = cls
+        with suppress(StreamError):  # the store cannot list its files, or refuses to, which is said below
+            if cls.serves(files):
+                serving[entry.name] = cls
     if len(serving) == 1:
         (only,) = serving.values()
-        return only
+        return only, {}
     if serving:
         names = sorted(serving)
         raise WrongFile(
@@ -81,10 +85,10 @@ def _detected(files: Files) -> type[Shards]:
             "name a folder that has one."
         )
     if files.has(INDEX):  # where a store cannot list its files
-        from hocket_streaming.indexes import format_of
+        from hocket_streaming.indexes import described
 
-        named: type[Shards] = registry.get(_KIND, format_of(files))
-        return named
+        name, options = described(files)
+        return registry.get(_KIND, name), options
     endings = Counter("".join(PurePosixPath(name).suffixes[-2:]) or "without an ending" for name in files.names())
     there = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(5))
     others = f" Formats that cannot be used: {' '.join(broken)}" if broken else ""

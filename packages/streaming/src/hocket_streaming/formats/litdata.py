@@ -192,7 +192,7 @@ class Litdata(Shards):
 
     def chunks(self) -> list[Chunk]:
         """Return the chunks that ``index.json`` lists."""
-        contents = index(self.files, "chunks")
+        contents = index(self.files, "chunks", last=True)
         where = self.files.url("index.json")
         if contents is None:
             raise WrongFile(f"{self.files.url()} has no index.json that lists chunks. Name the folder that has it.")

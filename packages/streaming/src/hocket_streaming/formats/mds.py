@@ -54,7 +54,7 @@ class MDS(Shards):
 
     def chunks(self) -> list[Chunk]:
         """Return the shards that ``index.json`` lists."""
-        contents = index(self.files, "shards")
+        contents = index(self.files, "shards", last=True)
         if contents is None or not isinstance(contents["shards"], list):
             raise WrongFile(
                 f"{self.files.url()} has no index.json that lists shards. Name the folder that has it, or merge the indexes of "
