@@ -21,7 +21,8 @@ class Rule:
     """A fault: of requests whose path has ``match`` in it, the next ``times`` are answered so."""
 
     match: str
-    #: A status; or "cut" (half a body), "short" (a whole answer of half the bytes), "corrupt", "slow", "silent" (no answer).
+    #: A status; or "cut" (half a body), "short" (a whole answer of half the bytes), "corrupt", "slow", "silent" (no answer),
+    #: "drip" (a byte every half second).
     fault: int | str
     times: int = 1 << 30
     seconds: float = 0.0
@@ -144,6 +145,9 @@ class _Handler(BaseHTTPRequestHandler):
             stop = min(int(last) + 1, len(body)) if last else len(body)
             headers["Content-Range"] = f"bytes {first}-{stop - 1}/{len(body)}"
             body, status = body[int(first) : stop], 206
+        if rule and rule.fault == "drip":
+            self._drip(body)
+            return
         if rule and rule.fault == "corrupt":
             body = bytes([body[0] ^ 1]) + body[1:]
         if rule and rule.fault == "short":
@@ -156,6 +160,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(status, body[: len(body) // 2], **{"Content-Length": str(len(body)), **headers})
             return
         self._answer(status, body, **headers)
+
+    def _drip(self, body: bytes) -> None:
+        """Answer a byte every half second."""
+        self.close_connection = True
+        with suppress(OSError):
+            self._answer(206, b"", **{"Content-Length": str(len(body))})
+            for place in range(len(body)):
+                self.wfile.write(body[place : place + 1])
+                self.wfile.flush()
+                time.sleep(0.5)
 
     def _list(self, bucket: str, query: dict[str, list[str]]) -> None:
         prefix = query.get("prefix", [""])[0]

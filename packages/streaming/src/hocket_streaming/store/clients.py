@@ -20,6 +20,8 @@ _clients: dict[str, Any] = {}
 #: Clients of parents of this process, which must never be collected here.
 _inherited: list[dict[str, Any]] = []
 _lock = threading.Lock()
+#: Bytes a second below which a transfer is taken for a hang.
+_SLOWEST = 3e4
 _CLOSED_HERE = ("s3", "s3a", "http", "https")
 
 
@@ -32,6 +34,19 @@ def client(url: str, options: Mapping[str, Any]) -> Any:
             if key not in _clients:
                 _clients[key] = _opened(protocol, url, dict(options))
     return _clients[key]
+
+
+def within(size: int | None, system: Any, method: str, *args: Any, **options: Any) -> Any:
+    """Call a method of a file system that transfers this many bytes; TimeoutError where it takes absurdly long.
+
+    Silence ends an attempt sooner. This is for a server that sends a byte now and then, or never asks for the data of a PUT.
+    """
+    from fsspec.asyn import AsyncFileSystem, sync
+
+    if not isinstance(system, AsyncFileSystem):
+        return getattr(system, method)(*args, **options)
+    seconds = 600.0 if size is None else SILENCE + size / _SLOWEST
+    return sync(system.loop, getattr(system, f"_{method}"), *args, timeout=seconds, **options)
 
 
 def _opened(protocol: str, url: str, options: dict[str, Any]) -> Any:

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from hocket.basics.masking import masked
 from hocket.basics.safe_files import replacing
 from hocket_streaming.errors import DamagedData, MissingData, StreamError
-from hocket_streaming.store.clients import client
-from hocket_streaming.store.retrying import SILENCE, Attempts, failed, final
+from hocket_streaming.store.clients import client, within
+from hocket_streaming.store.retrying import Attempts, failed, final
 
 T = TypeVar("T")
 
@@ -150,7 +150,8 @@ class Files:
                 f"{self.url(name)} cannot be written: plain HTTP has no writing. Write to a folder or to s3://…."
             )
         else:
-            self._asked(lambda: self._put(self._inside(self._full(name)), data), self.url(name))
+            path = self._inside(self._full(name))
+            self._asked(lambda: within(len(data), self._system(), "pipe_file", path, data), self.url(name))
 
     def _asked(self, ask: Callable[[], T], url: str, attempts: Attempts | None = None) -> T:
         """Return what a call returns, tried again while its error may pass."""
@@ -177,16 +178,8 @@ class Files:
         # s3fs asks for the size of a whole file first, unless it may use one connection only
         options = {"max_concurrency": 1} if whole and self.protocol in ("s3", "s3a") else {}
         span = {} if whole else {"start": start, "end": None if size is None else start + size}
-        return bytes(self._system().cat_file(self._inside(self._full(name)), **span, **options))
-
-    def _put(self, path: str, data: bytes) -> None:
-        from fsspec.asyn import AsyncFileSystem, sync
-
-        system = self._system()
-        if isinstance(system, AsyncFileSystem):  # a server may never ask for the data of a PUT
-            sync(system.loop, system._pipe_file, path, data, timeout=2 * SILENCE + len(data) / 1e6)
-        else:
-            system.pipe_file(path, data)
+        path = self._inside(self._full(name))
+        return bytes(within(size, self._system(), "cat_file", path, **span, **options))
 
     def _system(self) -> Any:
         return client(self.path, self.storage_options)
