@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
@@ -28,6 +29,14 @@ class Rule:
     seconds: float = 0.0
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)  # without asking for the name of the host, which may take seconds
+
+
 class StandIn:
     """The server. ``files`` are by path, such as ``bucket/data/a.bin``; ``log`` has (method, path, range, bytes sent)."""
 
@@ -38,10 +47,7 @@ class StandIn:
         self.latency = latency
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"stand_in": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
-        self._server.request_queue_size = 256
-        self._server.socket.listen(256)
+        self._server = _Server(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
