@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -64,6 +65,7 @@ def _opened(protocol: str, url: str, options: dict[str, Any]) -> Any:
     system = fsspec.filesystem(protocol, **options, skip_instance_cache=True, use_listings_cache=False)
     if protocol in ("s3", "s3a"):
         system.retries = 1
+        system.max_concurrency = 1  # else it asks for the size of a file before it reads it
     if protocol in _CLOSED_HERE:
         system.asynchronous = True  # no finalizer of its own, which would run in forked processes too
     return system
@@ -88,6 +90,9 @@ def _forked() -> None:
     global _clients, _lock
     _inherited.append(_clients)
     _clients, _lock = {}, threading.Lock()
+    if asyn := sys.modules.get("fsspec.asyn"):  # version 2025.2 keeps the loop of the parent
+        asyn.loop[0] = asyn.iothread[0] = None
+        asyn.reset_lock()
 
 
 os.register_at_fork(after_in_child=_forked)

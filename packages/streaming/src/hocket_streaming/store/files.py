@@ -175,11 +175,9 @@ class Files:
         if size == 0:
             return b""
         whole = start == 0 and size is None
-        # s3fs asks for the size of a whole file first, unless it may use one connection only
-        options = {"max_concurrency": 1} if whole and self.protocol in ("s3", "s3a") else {}
         span = {} if whole else {"start": start, "end": None if size is None else start + size}
         path = self._inside(self._full(name))
-        return bytes(within(size, self._system(), "cat_file", path, **span, **options))
+        return bytes(within(size, self._system(), "cat_file", path, **span))
 
     def _system(self) -> Any:
         return client(self.path, self.storage_options)
