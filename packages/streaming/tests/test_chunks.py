@@ -119,7 +119,7 @@ def test_passing_faults_are_right(make: Callable[..., Chunks], server: StandIn, 
 @pytest.mark.parametrize(
     ("fault", "kind", "cause"),
     [(403, AccessDenied, "may not be read"), (404, MissingData, "does not exist"), ("short", DamagedData, "has 1,600 bytes"),
-     ("corrupt", DamagedData, "its xxh64 is [0-9a-f]{16}, and its index says"),
+     ("corrupt", DamagedData, "it is xxh64:[0-9a-f]{16}, and its index says"),
      pytest.param(503, Unreachable, "in 5 attempts", marks=pytest.mark.long),
      pytest.param("cut", Unreachable, "attempts", marks=pytest.mark.long),
      pytest.param("silent", Unreachable, "in 2 attempts", marks=pytest.mark.long)],

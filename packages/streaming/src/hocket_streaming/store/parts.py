@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 from collections.abc import Sequence
 from itertools import pairwise
 
-import xxhash
-
-from hocket.errors import Unsupported
+from hocket_streaming.checksums import checksum, matches
 from hocket_streaming.shards import Chunk, Part
 
 #: Bytes of one request; larger parts are fetched by several at once.
 _SPAN = 16 << 20
-_XXH = {
-    "xxh64": xxhash.xxh64,
-    "xxh32": xxhash.xxh32,
-    "xxh3_64": xxhash.xxh3_64,
-    "xxh3_128": xxhash.xxh3_128,
-    "xxh128": xxhash.xxh128,
-}
 
 
 def merged(parts: Sequence[Part]) -> list[Part]:
@@ -47,18 +37,9 @@ def damage(chunk: Chunk, data: bytes | memoryview) -> str:
     """Return what is wrong with the bytes of a chunk, or ""."""
     if len(data) != chunk.size:
         return f"it has {len(data):,} bytes, and its index says {chunk.size:,}"
-    kind, _, wanted = chunk.checksum.partition(":")
-    if not wanted:
+    if matches(data, chunk.checksum):
         return ""
-    if kind in _XXH:
-        actual = _XXH[kind](data).hexdigest()
-    elif kind in hashlib.algorithms_guaranteed and not kind.startswith("shake"):
-        actual = hashlib.new(kind, data, usedforsecurity=False).hexdigest()
-    else:
-        raise Unsupported(
-            f"Checksums of kind {kind!r} are unknown. Allowed: {', '.join(_XXH)}, sha256 and others of hashlib."
-        )
-    return "" if actual == wanted else f"its {kind} is {actual}, and its index says {wanted}"
+    return f"it is {checksum(data, chunk.checksum.partition(':')[0])}, and its index says {chunk.checksum}"
 
 
 def mapped(path: str, part: Part) -> memoryview:
