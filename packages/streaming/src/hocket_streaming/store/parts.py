@@ -39,7 +39,7 @@ def damage(chunk: Chunk, data: bytes | memoryview) -> str:
         return f"it has {len(data):,} bytes, and its index says {chunk.size:,}"
     if matches(data, chunk.checksum):
         return ""
-    return f"it is {checksum(data, chunk.checksum.partition(':')[0])}, and its index says {chunk.checksum}"
+    return f"its checksum is {checksum(data, chunk.checksum.partition(':')[0])}, and its index says {chunk.checksum}"
 
 
 def mapped(path: str, part: Part) -> memoryview:
