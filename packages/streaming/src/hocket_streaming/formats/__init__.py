@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections import Counter
+from functools import cache
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hocket.errors import WrongFile, WrongType
 from hocket_streaming.shards import INDEX, Shards
@@ -62,6 +63,7 @@ def _detected(files: Files) -> type[Shards]:
 
     serving: dict[str, type[Shards]] = {}
     broken: list[str] = []
+    seen = cast("Files", _Once(files))
     entries = registry.choices(_KIND)
     for entry in entries:
         try:
@@ -69,7 +71,7 @@ def _detected(files: Files) -> type[Shards]:
         except PluginError as error:
             broken.append(str(error))
             continue
-        if cls.serves(files):
+        if cls.serves(seen):
             serving[entry.name] = cls
     if len(serving) == 1:
         (only,) = serving.values()
@@ -93,3 +95,14 @@ def _detected(files: Files) -> type[Shards]:
         f"{', '.join(entry.name for entry in entries)}: name one by format=, if it is one of them, or install a package with a "
         f"plug-in of the group hocket.v1.{_KIND}; `hocket plugins new {_KIND} NAME` begins one.{others}"
     )
+
+
+class _Once:
+    """Files whose list, and the small ones that formats look at, are asked for once: a large store lists for minutes."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self.names, self.has, self.read = cache(files.names), cache(files.has), cache(files.read)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)

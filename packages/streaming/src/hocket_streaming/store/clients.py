@@ -19,6 +19,7 @@ from hocket_streaming.store.retrying import SILENCE
 _clients: dict[str, Any] = {}
 #: Clients of parents of this process, which must never be collected here.
 _inherited: list[dict[str, Any]] = []
+_descriptions: dict[str, Any] = {}
 _lock = threading.Lock()
 _CLOSED_HERE = ("s3", "s3a", "http", "https")
 
@@ -49,6 +50,13 @@ def _opened(protocol: str, url: str, options: dict[str, Any]) -> Any:
     system = fsspec.filesystem(protocol, **options, skip_instance_cache=True, use_listings_cache=False)
     if protocol in ("s3", "s3a"):
         system.retries = 1
+        # botocore parses its descriptions of services for every client; forked workers inherit what the parent has parsed.
+        if system.session is None:
+            from aiobotocore.session import AioSession
+
+            system.session = AioSession(**system.kwargs)
+            descriptions = _descriptions.setdefault(protocol, system.session.get_component("data_loader"))
+            system.session.register_component("data_loader", descriptions)
     if protocol in _CLOSED_HERE:
         system.asynchronous = True  # no finalizer of its own, which would run in forked processes too
     return system
