@@ -59,19 +59,20 @@ def test_a_sample_that_cannot_be_decoded_is_named_or_left_out(tmp_path: Path) ->
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_absent_chunks_of_a_batch_are_fetched_at_the_same_time(tmp_path: Path, on_error: str) -> None:
     path, _ = data_sets.write("mds", tmp_path / "data")
-    with serving(latency=0.1) as server:
+    with serving(latency=0.2) as server:
         server.files = {f"bucket/{file.name}": file.read_bytes() for file in Path(path).iterdir()}
         dataset = StreamDataset(
             "s3://bucket", cache=str(tmp_path / "cache"), storage_options=server.options(), on_error=on_error
         )
+        assert sum("list-type" in path for _, path, _, _ in server.log) <= 3  # once for all formats
         began = time.perf_counter()
         batch = dataset.__getitems__(range(0, 96, 6))
-        assert time.perf_counter() - began < 1.5  # one after the other they take 1.6 s
+        assert time.perf_counter() - began < 2.5  # one after the other they take 3.2 s
         assert [data_sets.numbers(sample) for sample in batch] == list(range(0, 96, 6))
         assert dataset.counters.read()["chunks_fetched"] == server.gets("shard") == 16
         server.rules.append(Rule("00020", 404))
         if on_error == "raise":
-            with pytest.raises(StreamError, match=r"Chunk 20 of 32.*404"):
+            with pytest.raises(StreamError, match=r"Chunk 20 of 32.*does not exist"):
                 dataset.__getitems__(range(114, 132, 6))
         else:
             with pytest.warns(UserWarning, match="samples of chunk 20, 6 of 192, are left out"):

@@ -1,0 +1,177 @@
+"""Streams beside a memory map, litdata and mosaicml-streaming: ``streaming.py [--short] [--litdata PYTHON --mosaic PYTHON]``.
+
+Each measurement is a process of its own, and every repeat runs all of them one after the other. Two worker processes, batches of
+64 and the same arrays for all; remote data come from a stand-in for S3 with 10 ms of latency, in a process of its own.
+Libraries are imported before the clock starts. "Cold" is the first epoch of a process, with its start, an empty cache and local
+files that the system does not have in memory; "warm" the median of those after it. Ends with exit code 1 where a bound is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import streaming_limits
+from harness import Series, machine, table
+from streaming_data import BUCKET, SIZES, Store, forget, write
+
+READER = Path(__file__).with_name("streaming_reader.py")
+FORMATS = {"MDS": "mds", "litdata's files": "litdata", "npy": "npy", "Parquet": "parquet"}
+MAP, LITDATA, MOSAIC = "memory map, full shuffle", "litdata's loader", "mosaic's data set"
+EPOCHS = 4
+#: The least ratio of samples a second of hocket's to theirs: of the same files, except for the memory map.
+BOUNDS = {MAP: 0.6, LITDATA: 1.0, MOSAIC: 1.5}
+#: With a short run on a busy machine, far below.
+LOOSE = 0.2
+Key = tuple[int, str, str]
+
+
+def run(litdata: str | None, mosaic: str | None, repeats: int, short: bool = False) -> dict[str, Any]:
+    """Samples a second and seconds to the first batch of every reader, with ratios within each repeat; and the limits."""
+    pythons = {"litdata": litdata, "mosaic": mosaic}
+    with tempfile.TemporaryDirectory(prefix="hocket-streams-") as temporary:
+        folder, cache = Path(temporary) / "data", Path(temporary) / "cache"
+        write(folder, litdata, [2_048] if short else list(SIZES))
+        store = Store(folder)
+        try:
+            found: dict[Key, list[dict[str, Any]]] = {}
+            versions: dict[str, str] = {}
+            loads = []
+            for repeat in range(repeats):
+                cases = list(_cases(litdata, mosaic, short))
+                for key, reader, path in cases if repeat % 2 == 0 else reversed(cases):
+                    shutil.rmtree(cache, ignore_errors=True)
+                    forget(folder / str(key[0]))
+                    ask = {"reader": reader, "path": str(folder / path), "cache": str(cache), "epochs": EPOCHS}
+                    if key[1] == "S3":
+                        ask |= {"path": f"s3://{BUCKET}/{path}", "options": store.options}
+                    answer = asked(ask, pythons.get(reader) or sys.executable)
+                    found.setdefault(key, []).append(answer)
+                    versions |= answer.get("versions", {}) if reader != "memory map" else {}
+                    loads.append(os.getloadavg()[0])
+                    print(key, _shown(answer), f"load {loads[-1]:.1f}", file=sys.stderr, flush=True)
+            limits = None if short else streaming_limits.run(folder, cache, store, repeats)
+        finally:
+            store.close()
+    result = _summary(found, LOOSE if short else None)
+    result["versions"] = versions
+    result["load"] = [min(loads), median(loads), max(loads)]
+    lowest, middle, highest = result["load"]
+    about = f"{repeats} repeats; load of the machine {middle:.1f} ({lowest:.1f} to {highest:.1f}) with {os.cpu_count()} cores; "
+    about += ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    result["table"] += f"\n\n{about}."
+    if limits:
+        result["limits"] = limits["values"]
+        result["table"] += f"\n\n{limits['table']}"
+        result["above"] += limits["above"]
+    return result
+
+
+def _cases(litdata: str | None, mosaic: str | None, short: bool) -> Any:
+    for size in [2_048] if short else SIZES:
+        for place in ("local", "S3"):
+            if place == "local":
+                yield (size, place, MAP), "memory map", f"{size}/npy/rows.npy"
+            for name, folder in FORMATS.items():
+                if folder == "litdata" and not litdata or short and (folder != "mds" or place == "S3"):
+                    continue
+                yield (size, place, f"hocket, {name}"), "hocket", f"{size}/{folder}"
+            if litdata:
+                yield (size, place, LITDATA), "litdata", f"{size}/litdata"
+            if mosaic:
+                yield (size, place, MOSAIC), "mosaic", f"{size}/mds"
+
+
+def asked(ask: Mapping[str, Any], python: str = sys.executable) -> dict[str, Any]:
+    """Return the answer of a reader in a process of its own, or its error."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            [python, str(READER), json.dumps(ask)], capture_output=True, text=True, timeout=300, env=environment
+        )
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        return {"error": "no end in 300 s"}
+    except ValueError:
+        return {"error": (done.stderr.strip().splitlines() or ["nothing"])[-1]}
+    return answer
+
+
+def _rates(answer: Mapping[str, Any]) -> tuple[float, float, float] | None:
+    """Return samples a second, cold and warm, and seconds to the first batch; None where it failed."""
+    epochs = answer.get("epochs", [])
+    if not epochs or any(epoch["distinct"] != epoch["samples"] for epoch in epochs):
+        return None
+    rates = [epoch["samples"] / epoch["seconds"] for epoch in epochs]
+    return rates[0], median(rates[1:]), epochs[0]["first"]
+
+
+def _shown(answer: Mapping[str, Any]) -> str:
+    rates = _rates(answer)
+    return f"{rates[0]:,.0f} {rates[1]:,.0f} {rates[2]:.2f} s" if rates else str(answer)[:300]
+
+
+def _summary(found: Mapping[Key, list[dict[str, Any]]], loose: float | None) -> dict[str, Any]:
+    """Return the table, the raw figures, and bounds that are missed."""
+    head = ["sample", "data", "reader", "cold, samples/s", "warm, samples/s", "first batch, s"]
+    rows = [[*head, "÷ memory map, warm", "÷ litdata, cold", "÷ litdata, warm", "÷ mosaic, cold", "÷ mosaic, warm"]]
+    values: dict[str, Any] = {}
+    above: list[str] = []
+    for key, answers in found.items():
+        size, place, reader = key
+        rates = [_rates(answer) for answer in answers]
+        good = [one for one in rates if one]
+        shown = [str(Series([one[at] for one in good])) if good else "failed" for at in range(3)]
+        row = [f"{size:,} bytes", place, reader, *shown]
+        values[f"{size}, {place}, {reader}"] = {
+            "cold, warm, first": rates,
+            "errors": [a["error"] for a in answers if "error" in a],
+        }
+        for other, at in ((MAP, 1), (LITDATA, 0), (LITDATA, 1), (MOSAIC, 0), (MOSAIC, 1)):
+            theirs = [_rates(answer) for answer in found.get((size, "local" if other == MAP else place, other), [])]
+            pairs = zip(rates, theirs, strict=False)
+            ratios = [one[at] / two[at] for one, two in pairs if one and two]
+            if not ratios or not reader.startswith("hocket"):
+                row.append("")
+                continue
+            ratio, bound = median(ratios), loose or BOUNDS[other]
+            row.append(f"{ratio:.2f}")
+            values[f"{size}, {place}, {reader}"][f"÷ {other}, {'warm' if at else 'cold'}"] = ratios
+            if ratio < bound and (other != MAP or place == "local"):
+                row[-1] += " (missed)"
+                above.append(
+                    f"{reader}, {size:,} bytes, {place}, {'warm' if at else 'cold'}: {ratio:.2f} of the {other}, not {bound}"
+                )
+        rows.append(row)
+    return {"values": values, "above": above, "table": table(rows)}
+
+
+def main() -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--short", action="store_true")
+    parser.add_argument("--litdata", help="the Python of an environment with litdata")
+    parser.add_argument("--mosaic", help="the Python of an environment with mosaicml-streaming")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="a file for the raw figures")
+    arguments = parser.parse_args()
+    found = run(arguments.litdata, arguments.mosaic, 1 if arguments.short else arguments.repeats, arguments.short)
+    if arguments.out:
+        arguments.out.write_text(json.dumps({"machine": machine(), "Streams": found}, indent=1) + "\n")
+    print(found["table"])
+    for each in found["above"]:
+        print(f"MISSED: {each}")
+    return 1 if found["above"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
