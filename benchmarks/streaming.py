@@ -1,9 +1,10 @@
-"""Streams beside a memory map, litdata and mosaicml-streaming: ``streaming.py [--short] [--litdata PYTHON --mosaic PYTHON]``.
+"""Streams beside a memory map, litdata and mosaicml-streaming: ``streaming.py [--litdata PYTHON --mosaic PYTHON]``.
 
-Each measurement is a process of its own, and every repeat runs all of them one after the other. Two worker processes, batches of
-64 and the same arrays for all; remote data come from a stand-in for S3 with 10 ms of latency, in a process of its own.
-Libraries are imported before the clock starts. "Cold" is the first epoch of a process, with its start, an empty cache and local
-files that the system does not have in memory; "warm" the median of those after it. Ends with exit code 1 where a bound is missed.
+Each measurement is a process of its own, and every repeat runs all of them one after the other. All have two worker processes,
+batches of 64 and the same arrays. Remote data come from a stand-in for S3 with 10 ms of latency, a process of its own.
+Libraries are imported before the clock starts. "Cold" is the first epoch of a process: with its start, an empty cache, and
+local files that the system does not have in memory. "Warm" is the median of the epochs after it. The exit code is 1 where a
+bound is missed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +26,7 @@ import streaming_limits
 from harness import Series, machine, table
 from streaming_data import BUCKET, SIZES, Store, forget, write
 
+DOCS = Path(__file__).parents[1] / "docs"
 READER = Path(__file__).with_name("streaming_reader.py")
 FORMATS = {"MDS": "mds", "litdata's files": "litdata", "npy": "npy", "Parquet": "parquet"}
 MAP, LITDATA, MOSAIC = "memory map, full shuffle", "litdata's loader", "mosaic's data set"
@@ -82,7 +85,7 @@ def _cases(litdata: str | None, mosaic: str | None, short: bool) -> Any:
             if place == "local":
                 yield (size, place, MAP), "memory map", f"{size}/npy/rows.npy"
             for name, folder in FORMATS.items():
-                if folder == "litdata" and not litdata or short and (folder != "mds" or place == "S3"):
+                if (folder == "litdata" and not litdata) or (short and (folder != "mds" or place == "S3")):
                     continue
                 yield (size, place, f"hocket, {name}"), "hocket", f"{size}/{folder}"
             if litdata:
@@ -152,7 +155,17 @@ def _summary(found: Mapping[Key, list[dict[str, Any]]], loose: float | None) -> 
                     f"{reader}, {size:,} bytes, {place}, {'warm' if at else 'cold'}: {ratio:.2f} of the {other}, not {bound}"
                 )
         rows.append(row)
-    return {"values": values, "above": above, "table": table(rows)}
+    used = [at for at in range(len(rows[0])) if any(row[at] for row in rows[1:])]
+    return {"values": values, "above": above, "table": table([[row[at] for at in used] for row in rows])}
+
+
+def publish(found: Mapping[str, Any]) -> None:
+    """Replace the figures and the tables of this section, and leave those of the others."""
+    raw, page = DOCS / "benchmarks.json", DOCS / "explanation/benchmarks.md"
+    raw.write_text(json.dumps(json.loads(raw.read_text()) | {"Streams": found}, indent=1) + "\n")
+    sections = re.split(r"^(?=## )", page.read_text().rstrip(), flags=re.MULTILINE)
+    kept = [section.rstrip() for section in sections if not section.startswith("## Streams\n")]
+    page.write_text("\n\n".join([*kept, f"## Streams\n\n{found['table']}"]) + "\n")
 
 
 def main() -> int:
@@ -163,10 +176,13 @@ def main() -> int:
     parser.add_argument("--mosaic", help="the Python of an environment with mosaicml-streaming")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, help="a file for the raw figures")
+    parser.add_argument("--publish", action="store_true", help="write them and the tables where `nox -s bench` does")
     arguments = parser.parse_args()
     found = run(arguments.litdata, arguments.mosaic, 1 if arguments.short else arguments.repeats, arguments.short)
     if arguments.out:
         arguments.out.write_text(json.dumps({"machine": machine(), "Streams": found}, indent=1) + "\n")
+    if arguments.publish:
+        publish(found)
     print(found["table"])
     for each in found["above"]:
         print(f"MISSED: {each}")

@@ -1,6 +1,6 @@
 """The data that benchmarks of streams read, and a stand-in for S3 in a process of its own.
 
-``streaming_data.py litdata FOLDER`` writes litdata's chunks with litdata; ``streaming_data.py serve FOLDER LATENCY`` serves a folder.
+``streaming_data.py litdata FOLDER`` writes litdata's chunks with litdata, and ``serve FOLDER LATENCY`` serves a folder.
 """
 
 from __future__ import annotations

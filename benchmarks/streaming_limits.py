@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -69,15 +70,12 @@ def run(folder: Path, cache: Path, store: Store, repeats: int) -> dict[str, Any]
 
     for ranks in (1, 2, 3, 4):
         store.counted()
-        threads, answers = [], []
-        for rank in range(ranks):
-            own = cache.with_name(f"cache-{rank}")
+        owns = [cache.with_name(f"cache-{rank}") for rank in range(ranks)]
+        for own in owns:
             shutil.rmtree(own, ignore_errors=True)
-            question = ask | {"cache": str(own), "rank": rank, "ranks": ranks}
-            threads.append(threading.Thread(target=lambda asks=question: answers.append(asked(asks))))
-            threads[-1].start()
-        for thread in threads:
-            thread.join()
+        asks = [ask | {"cache": str(own), "rank": rank, "ranks": ranks} for rank, own in enumerate(owns)]
+        with ThreadPoolExecutor(ranks) as pool:
+            answers = list(pool.map(asked, asks))
         assert sum(answer["epochs"][0]["samples"] for answer in answers) == SIZES[SIZE][0], answers
         fetched = store.counted()["bytes"] / total
         rows.append((f"bytes fetched by {ranks} machines ÷ data", fetched, 1 + (16 + ranks) / chunks, [fetched]))

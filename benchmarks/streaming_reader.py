@@ -1,4 +1,4 @@
-"""Read a data set for some epochs, in a process and an environment of its own: ``streaming_reader.py QUESTION``, a line of JSON.
+"""Read a data set for some epochs, in a process and an environment of its own: ``streaming_reader.py QUESTION``, in JSON.
 
 The answer is a line of JSON: the samples of each epoch, its seconds, and those until its first batch, counted from before the
 data set is made. It imports nothing of hocket's but where hocket is asked for.
@@ -131,12 +131,14 @@ def main() -> None:
     answer, sys.stdout = sys.stdout, sys.stderr
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
+    del sys.path[0]  # the folder of this file, whose streaming.py has the name of mosaicml-streaming's package
     ask: Question = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     if ask["reader"] == "hocket":
-        import hocket_streaming
-        import pyarrow.parquet
+        import pyarrow.parquet  # noqa: F401
         import s3fs  # noqa: F401
+
+        import hocket_streaming
 
         assert hocket_streaming.stream  # imported when it is first used
     elif ask["reader"] == "litdata":
