@@ -17,7 +17,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,6 +37,7 @@ BOUNDS = {MAP: 0.6, LITDATA: 1.0, MOSAIC: 1.5}
 #: With a short run on a busy machine, far below.
 LOOSE = 0.2
 Key = tuple[int, str, str]
+Rates = tuple[float, float, float] | None
 
 
 def run(litdata: str | None, mosaic: str | None, repeats: int, short: bool = False) -> dict[str, Any]:
@@ -46,7 +48,8 @@ def run(litdata: str | None, mosaic: str | None, repeats: int, short: bool = Fal
         write(folder, litdata, [2_048] if short else list(SIZES))
         store = Store(folder)
         try:
-            found: dict[Key, list[dict[str, Any]]] = {}
+            found: dict[Key, list[Rates]] = {}
+            errors: list[str] = []
             versions: dict[str, str] = {}
             loads = []
             for repeat in range(repeats):
@@ -58,20 +61,24 @@ def run(litdata: str | None, mosaic: str | None, repeats: int, short: bool = Fal
                     if key[1] == "S3":
                         ask |= {"path": f"s3://{BUCKET}/{path}", "options": store.options}
                     answer = asked(ask, pythons.get(reader) or sys.executable)
-                    found.setdefault(key, []).append(answer)
+                    found.setdefault(key, []).append(_rates(answer))
+                    errors += [f"{key}: {answer['error']}"] if "error" in answer else []
                     versions |= answer.get("versions", {}) if reader != "memory map" else {}
                     loads.append(os.getloadavg()[0])
-                    print(key, _shown(answer), f"load {loads[-1]:.1f}", file=sys.stderr, flush=True)
+                    print(key, found[key][-1], f"load {loads[-1]:.1f}", file=sys.stderr, flush=True)
             limits = None if short else streaming_limits.run(folder, cache, store, repeats)
         finally:
             store.close()
-    result = _summary(found, LOOSE if short else None)
-    result["versions"] = versions
-    result["load"] = [min(loads), median(loads), max(loads)]
-    lowest, middle, highest = result["load"]
-    about = f"{repeats} repeats; load of the machine {middle:.1f} ({lowest:.1f} to {highest:.1f}) with {os.cpu_count()} cores; "
-    about += ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-    result["table"] += f"\n\n{about}."
+    result = summary(found, LOOSE if short else None) | {"errors": errors, "versions": versions, "load": sorted(loads)}
+    return described(result, limits, repeats)
+
+
+def described(result: dict[str, Any], limits: dict[str, Any] | None, repeats: int) -> dict[str, Any]:
+    """Add the table of limits, and what the figures were taken on."""
+    load, versions = result["load"], result["versions"]
+    about = f"{date.today()}, {repeats} repeats, {os.cpu_count()} cores with a load of {median(load):.1f} ({load[0]:.1f} to "
+    about += f"{load[-1]:.1f}); {', '.join(f'{name} {version}' for name, version in sorted(versions.items()))}."
+    result["table"] += f"\n\n{about}"
     if limits:
         result["limits"] = limits["values"]
         result["table"] += f"\n\n{limits['table']}"
@@ -109,8 +116,8 @@ def asked(ask: Mapping[str, Any], python: str = sys.executable) -> dict[str, Any
     return answer
 
 
-def _rates(answer: Mapping[str, Any]) -> tuple[float, float, float] | None:
-    """Return samples a second, cold and warm, and seconds to the first batch; None where it failed."""
+def _rates(answer: Mapping[str, Any]) -> Rates:
+    """Return samples a second, cold and warm, and seconds to the first batch; None where it failed or repeated a sample."""
     epochs = answer.get("epochs", [])
     if not epochs or any(epoch["distinct"] != epoch["samples"] for epoch in epochs):
         return None
@@ -118,42 +125,33 @@ def _rates(answer: Mapping[str, Any]) -> tuple[float, float, float] | None:
     return rates[0], median(rates[1:]), epochs[0]["first"]
 
 
-def _shown(answer: Mapping[str, Any]) -> str:
-    rates = _rates(answer)
-    return f"{rates[0]:,.0f} {rates[1]:,.0f} {rates[2]:.2f} s" if rates else str(answer)[:300]
+def _shown(rates: Sequence[Rates], at: int) -> str:
+    good = [one[at] for one in rates if one]
+    failed = f" ({len(rates) - len(good)} of {len(rates)} failed)" if at == 0 and len(good) < len(rates) else ""
+    return (str(Series(good)) if good else "") + failed
 
 
-def _summary(found: Mapping[Key, list[dict[str, Any]]], loose: float | None) -> dict[str, Any]:
+def summary(found: Mapping[Key, Sequence[Rates]], loose: float | None = None) -> dict[str, Any]:
     """Return the table, the raw figures, and bounds that are missed."""
     head = ["sample", "data", "reader", "cold, samples/s", "warm, samples/s", "first batch, s"]
     rows = [[*head, "÷ memory map, warm", "÷ litdata, cold", "÷ litdata, warm", "÷ mosaic, cold", "÷ mosaic, warm"]]
     values: dict[str, Any] = {}
     above: list[str] = []
-    for key, answers in found.items():
-        size, place, reader = key
-        rates = [_rates(answer) for answer in answers]
-        good = [one for one in rates if one]
-        shown = [str(Series([one[at] for one in good])) if good else "failed" for at in range(3)]
-        row = [f"{size:,} bytes", place, reader, *shown]
-        values[f"{size}, {place}, {reader}"] = {
-            "cold, warm, first": rates,
-            "errors": [a["error"] for a in answers if "error" in a],
-        }
+    for (size, place, reader), rates in found.items():
+        row = [f"{size:,} bytes", place, reader, *(_shown(rates, at) for at in range(3))]
+        own = values[f"{size}, {place}, {reader}"] = {"cold, warm, first": rates}
         for other, at in ((MAP, 1), (LITDATA, 0), (LITDATA, 1), (MOSAIC, 0), (MOSAIC, 1)):
-            theirs = [_rates(answer) for answer in found.get((size, "local" if other == MAP else place, other), [])]
-            pairs = zip(rates, theirs, strict=False)
-            ratios = [one[at] / two[at] for one, two in pairs if one and two]
+            theirs = found.get((size, "local" if other == MAP else place, other), [])
+            ratios = [one[at] / two[at] for one, two in zip(rates, theirs, strict=False) if one and two]
             if not ratios or not reader.startswith("hocket"):
                 row.append("")
                 continue
-            ratio, bound = median(ratios), loose or BOUNDS[other]
+            ratio, bound, when = median(ratios), loose or BOUNDS[other], "warm" if at else "cold"
+            own[f"÷ {other}, {when}"] = ratios
             row.append(f"{ratio:.2f}")
-            values[f"{size}, {place}, {reader}"][f"÷ {other}, {'warm' if at else 'cold'}"] = ratios
             if ratio < bound and (other != MAP or place == "local"):
                 row[-1] += " (missed)"
-                above.append(
-                    f"{reader}, {size:,} bytes, {place}, {'warm' if at else 'cold'}: {ratio:.2f} of the {other}, not {bound}"
-                )
+                above.append(f"{reader}, {size:,} bytes, {place}, {when}: {ratio:.2f} of the {other}, not {bound}")
         rows.append(row)
     used = [at for at in range(len(rows[0])) if any(row[at] for row in rows[1:])]
     return {"values": values, "above": above, "table": table([[row[at] for at in used] for row in rows])}
