@@ -384,6 +384,8 @@ def bench(session: nox.Session) -> None:
         ]
         # Composer pins an old torch, and with it an old Python.
         arguments += ["--composer", environment(session, "composer", "mosaicml", "torchvision", "setuptools<81")]
+        for reader, library in {"litdata": "litdata", "mosaic": "mosaicml-streaming"}.items():
+            arguments += [f"--{reader}", environment(session, library, library)]
     session.run("python", "benchmarks/run.py", *arguments)
 
 

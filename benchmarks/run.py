@@ -1,4 +1,4 @@
-"""All benchmarks in one run: ``python run.py [--short] [--peers PYTHON --composer PYTHON]``. Writes JSON and Markdown.
+"""All benchmarks in one run: ``python run.py [--short] [--peers PYTHON --composer PYTHON …]``. Writes JSON and Markdown.
 
 The short form leaves out the peers and fails where a ratio is off by a wide margin. ``--publish`` puts the results where
 docs/explanation/benchmarks.md shows them.
@@ -25,6 +25,7 @@ import memory
 import ranks
 import start
 import steps
+import streaming
 from harness import Worker, machine
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -49,6 +50,8 @@ def main() -> int:
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--peers", help="the Python of an environment with lightning, accelerate and transformers")
     parser.add_argument("--composer", help="the Python of an environment with mosaicml")
+    parser.add_argument("--litdata", help="the Python of an environment with litdata")
+    parser.add_argument("--mosaic", help="the Python of an environment with mosaicml-streaming")
     parser.add_argument(
         "--publish",
         action="store_true",
@@ -97,6 +100,8 @@ def _sections(arguments: argparse.Namespace, repeats: int) -> dict[str, Callable
         "Fast paths": lambda: fast_paths.run(repeats),
         "Checkpoints": lambda: checkpoints.run(3, *((1, 5_000) if arguments.short else (14, 50_000))),
     }
+    readers = (arguments.litdata, arguments.mosaic, 1 if arguments.short else 3, arguments.short)
+    sections["Streams"] = lambda: streaming.run(*readers)
     if arguments.short:
         sections["Functional forms"] = lambda: functional.run(None, repeats, batch=32, side=64)
     else:

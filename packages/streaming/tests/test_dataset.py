@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import data_sets
 import numpy as np
 import pytest
+from stand_in import Rule, serving
 
 import hocket_streaming
 from hocket.errors import WrongType, WrongValue
@@ -52,6 +54,30 @@ def test_a_sample_that_cannot_be_decoded_is_named_or_left_out(tmp_path: Path) ->
         StreamDataset(str(tmp_path))[1]
     with pytest.warns(UserWarning, match="Sample 1 is left out: "):
         assert StreamDataset(str(tmp_path), on_error="skip").read(range(3)) == [{"number": 0}, {"number": 2}]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_absent_chunks_of_a_batch_are_fetched_at_the_same_time(tmp_path: Path, on_error: str) -> None:
+    path, _ = data_sets.write("mds", tmp_path / "data")
+    with serving(latency=0.2) as server:
+        server.files = {f"bucket/{file.name}": file.read_bytes() for file in Path(path).iterdir()}
+        dataset = StreamDataset(
+            "s3://bucket", cache=str(tmp_path / "cache"), storage_options=server.options(), on_error=on_error
+        )
+        assert sum("list-type" in path for _, path, _, _ in server.log) <= 3  # once for all formats
+        began = time.perf_counter()
+        batch = dataset.__getitems__(range(0, 96, 6))
+        assert time.perf_counter() - began < 2.5  # one after the other they take 3.2 s
+        assert [data_sets.numbers(sample) for sample in batch] == list(range(0, 96, 6))
+        assert dataset.counters.read()["chunks_fetched"] == server.gets("shard") == 16
+        server.rules.append(Rule("00020", 404))
+        if on_error == "raise":
+            with pytest.raises(StreamError, match=r"Chunk 20 of 32.*does not exist"):
+                dataset.__getitems__(range(114, 132, 6))
+        else:
+            with pytest.warns(UserWarning, match="samples of chunk 20, 6 of 192, are left out"):
+                assert list(map(data_sets.numbers, dataset.__getitems__(range(114, 132, 6)))) == [114, 126]
+            assert server.gets("00020") == 1
 
 
 class Broken(Arrow):

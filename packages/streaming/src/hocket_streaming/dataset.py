@@ -101,7 +101,18 @@ class StreamDataset(Dataset[Any]):
         return sample if self.transform is None else self.transform(sample)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        self.fetch(indices)
         return _some(self.read(indices), indices, self.files)
+
+    def fetch(self, indices: Sequence[int]) -> None:
+        """Fetch the chunks of these samples that are not here, several at a time."""
+        numbers = dict.fromkeys(bisect_right(self._starts, index) - 1 for index in indices)
+        if self.on_error == "raise":
+            return self.chunks.open_all(numbers)
+        errors: dict[int, StreamError] = {}
+        self.chunks.open_all((number for number in numbers if number not in self._skipped), errors)
+        for number, error in errors.items():
+            self._skip(number, error)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         """Return samples by their numbers; with ``on_error="skip"`` without those that cannot be read."""
@@ -131,17 +142,21 @@ class StreamDataset(Dataset[Any]):
         chunk = bisect_right(self._starts, index) - 1
         if chunk in self._skipped:
             return _SKIPPED
-        left_out = f"The samples of chunk {chunk}, {self.sizes[chunk]} of {len(self)}, are"
         try:
             opened = self.chunks.open(chunk)
-            left_out = f"Sample {index} is"
+        except StreamError as error:
+            self._skip(chunk, error)
+            return _SKIPPED
+        try:
             return self._decoded(opened, chunk, index)
         except StreamError as error:
-            if not left_out.startswith("Sample"):
-                self._skipped.add(chunk)
-                self.counters.add(skipped=1)
-            warn(f"{left_out} left out: {error}")
+            warn(f"Sample {index} is left out: {error}")
             return _SKIPPED
+
+    def _skip(self, chunk: int, error: StreamError) -> None:
+        self._skipped.add(chunk)
+        self.counters.add(skipped=1)
+        warn(f"The samples of chunk {chunk}, {self.sizes[chunk]} of {len(self)}, are left out: {error}")
 
     def ahead(self, chunks: Sequence[int]) -> None:
         """Fetch these chunks in a process of its own, in this order, instead of those asked for before."""
@@ -176,12 +191,11 @@ class Together(Dataset[Any]):
         return self.datasets[which][index - self._starts[which]]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        samples = [sample for index in indices for sample in self._one(index)]
+        pairs = [(which := bisect_right(self._starts, index) - 1, index - self._starts[which]) for index in indices]
+        for number, dataset in enumerate(self.datasets):
+            dataset.fetch([index for which, index in pairs if which == number])
+        samples = [sample for which, index in pairs for sample in self.datasets[which].read([index])]
         return _some(samples, indices, self.datasets[0].files)
-
-    def _one(self, index: int) -> list[Any]:
-        which = bisect_right(self._starts, index) - 1
-        return self.datasets[which].read([index - self._starts[which]])
 
 
 _SKIPPED = object()

@@ -20,6 +20,7 @@ from hocket_streaming.store.retrying import SILENCE
 _clients: dict[str, Any] = {}
 #: Clients of parents of this process, which must never be collected here.
 _inherited: list[dict[str, Any]] = []
+_descriptions: dict[str, Any] = {}
 _lock = threading.Lock()
 #: Bytes a second below which a transfer is taken for a hang.
 _SLOWEST = 3e4
@@ -66,6 +67,13 @@ def _opened(protocol: str, url: str, options: dict[str, Any]) -> Any:
     if protocol in ("s3", "s3a"):
         system.retries = 1
         system.max_concurrency = 1  # else it asks for the size of a file before it reads it
+        # botocore parses its descriptions of services for every client; forked workers inherit what the parent has parsed.
+        if system.session is None:
+            from aiobotocore.session import AioSession
+
+            system.session = AioSession(**system.kwargs)
+            descriptions = _descriptions.setdefault(protocol, system.session.get_component("data_loader"))
+            system.session.register_component("data_loader", descriptions)
     if protocol in _CLOSED_HERE:
         system.asynchronous = True  # no finalizer of its own, which would run in forked processes too
     return system

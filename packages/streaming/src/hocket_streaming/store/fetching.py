@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from hocket.errors import Mistake, WrongValue
 from hocket_streaming.errors import DamagedData, StreamError
@@ -17,6 +18,8 @@ from hocket_streaming.store.counters import Counters
 from hocket_streaming.store.parts import damage, mapped, merged, spans
 from hocket_streaming.store.retrying import Attempts, failed
 
+In = TypeVar("In")
+Out = TypeVar("Out")
 _THREADS = 8
 
 
@@ -82,9 +85,43 @@ class Chunks:
             return opened[number]
         except KeyError:
             pass
-        one = opened[number] = self.shards.open(self.chunks[number], self._data(number))
-        while len(opened) > self.keep:
-            opened.popitem(last=False)
+        data = self._here(number)
+        if data is None:
+            with self._waiting():
+                data = self._fetch(number)
+        return self._open(number, data)
+
+    def open_all(self, numbers: Iterable[int], errors: dict[int, StreamError] | None = None) -> None:
+        """Fetch and open chunks that are not here, several at a time; a batch has samples of many.
+
+        Args:
+            numbers: of chunks.
+            errors: where errors are put, by chunk; None to raise the first one.
+        """
+        absent = [number for number in numbers if number not in self._opened and not self._at_hand(number)]
+        if len(absent) < 2:
+            return
+
+        def fetched(number: int) -> memoryview | StreamError:
+            try:
+                return self._fetch(number)
+            except StreamError as error:
+                if errors is None:
+                    raise
+                return error
+
+        with self._waiting():
+            for number, data in zip(absent, _in_threads(fetched, absent), strict=True):
+                if isinstance(data, StreamError):
+                    assert errors is not None
+                    errors[number] = data
+                else:
+                    self._open(number, data)
+
+    def _open(self, number: int, data: memoryview) -> Any:
+        one = self._opened[number] = self.shards.open(self.chunks[number], data)
+        while len(self._opened) > self.keep:
+            self._opened.popitem(last=False)
         return one
 
     def in_place(self, number: int) -> bool:
@@ -100,20 +137,29 @@ class Chunks:
 
     def fetch_ahead(self, number: int) -> None:
         """Fetch a chunk into the cache if it is not there."""
-        name = self.name(number)
-        if not self.cache.has(name):
-            self.cache.get(name, self.chunks[number].kept, lambda: self._fetched(number))
+        if not self._at_hand(number):
+            self._fetch(number)
 
-    def _data(self, number: int) -> memoryview:
+    def _at_hand(self, number: int) -> bool:
+        return self.in_place(number) or self.cache.has(self.name(number))
+
+    def _here(self, number: int) -> memoryview | None:
+        """Return the bytes of a chunk that is on disk or in the cache, else None."""
         if self.in_place(number):
             return self._on_disk(number)
-        name, began = self.name(number), time.perf_counter()
-        data = self.cache.stored(name)
+        data = self.cache.stored(self.name(number))
         if data is not None:
             self.counters.add(hits=1)
-            return data
+        return data
+
+    def _fetch(self, number: int) -> memoryview:
+        return self.cache.get(self.name(number), self.chunks[number].kept, lambda: self._fetched(number))
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        began = time.perf_counter()
         try:
-            return self.cache.get(name, self.chunks[number].kept, lambda: self._fetched(number))
+            yield
         finally:
             self.counters.add(waited=time.perf_counter() - began)
 
@@ -144,13 +190,7 @@ class Chunks:
             self.counters.add(retries=1)
 
     def _joined(self, spans: Sequence[Part]) -> bytes:
-        if len(spans) == 1:
-            return self._read(spans[0])
-        pool = ThreadPoolExecutor(min(len(spans), _THREADS))
-        try:
-            return b"".join(pool.map(self._read, spans))
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        return self._read(spans[0]) if len(spans) == 1 else b"".join(_in_threads(self._read, spans))
 
     def _read(self, span: Part) -> bytes:
         attempts, data = Attempts(), b""
@@ -186,3 +226,12 @@ class Chunks:
         urls = ", ".join(dict.fromkeys(self.shards.files.url(part.file) for part in chunk.parts[:3]))
         text = str(error).rstrip(".")
         return type(error)(f"{about}, {urls}, is damaged: {text}. Write this file, or the index of the data, again.")
+
+
+def _in_threads(function: Callable[[In], Out], items: Sequence[In]) -> Iterator[Out]:
+    """Yield ``function(item)`` of items in their order, computed in threads; after an error no further one is begun."""
+    pool = ThreadPoolExecutor(min(len(items), _THREADS))
+    try:
+        yield from pool.map(function, items)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
