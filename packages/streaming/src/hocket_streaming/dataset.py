@@ -75,11 +75,12 @@ class StreamDataset(Dataset[Any]):
         if on_error not in ON_ERROR:
             raise WrongValue(f"«on_error={on_error!r}» is not possible. Write one of {', '.join(map(repr, ON_ERROR))}.")
         self.files = Files(path, storage_options)
-        self.shards = formats.find(self.files, format, **(options or {}))
+        with self.files.listed_once():
+            self.shards = formats.find(self.files, format, **(options or {}))
+            chunks = indexes.indexed(self.shards)
         self.transform, self.on_error = transform, on_error
         self.cache = Cache(default_folder("chunks") if cache is None else cache, size_of(str(cache_limit)))
         self.counters = Counters()
-        chunks = indexes.indexed(self.shards)
         #: Samples of each chunk.
         self.sizes = [chunk.samples for chunk in chunks]
         self._starts = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)]).tolist()

@@ -6,9 +6,8 @@ import difflib
 import inspect
 from collections import Counter
 from contextlib import suppress
-from functools import cache
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongFile, WrongType
 from hocket_streaming.errors import StreamError
@@ -66,7 +65,6 @@ def _detected(files: Files) -> tuple[type[Shards], dict[str, Any]]:
 
     serving: dict[str, type[Shards]] = {}
     broken: list[str] = []
-    seen = cast("Files", _Once(files))
     entries = registry.choices(_KIND)
     for entry in entries:
         try:
@@ -75,7 +73,7 @@ def _detected(files: Files) -> tuple[type[Shards], dict[str, Any]]:
             broken.append(str(error))
             continue
         with suppress(StreamError):  # the store cannot list its files, or refuses to, which is said below
-            if cls.serves(seen):
+            if cls.serves(files):
                 serving[entry.name] = cls
     if len(serving) == 1:
         (only,) = serving.values()
@@ -99,14 +97,3 @@ def _detected(files: Files) -> tuple[type[Shards], dict[str, Any]]:
         f"{', '.join(entry.name for entry in entries)}: name one by format=, if it is one of them, or install a package with a "
         f"plug-in of the group hocket.v1.{_KIND}; `hocket plugins new {_KIND} NAME` begins one.{others}"
     )
-
-
-class _Once:
-    """Files whose list, and the small ones that formats look at, are asked for once: a large store lists for minutes."""
-
-    def __init__(self, files: Files) -> None:
-        self._files = files
-        self.names, self.has, self.read = cache(files.names), cache(files.has), cache(files.read)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._files, name)

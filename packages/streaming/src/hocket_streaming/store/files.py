@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,6 +59,7 @@ class Files:
         roots = [absolute(os.fspath(one)) for one in given]
         self.storage_options = dict(storage_options or {})
         self._only: list[str] | None = None
+        self._remembered: dict[str, int] | None = None
         self.path = roots[0]
         if not isinstance(path, (str, os.PathLike)):
             self.path = above(roots)
@@ -72,6 +74,22 @@ class Files:
 
     def names(self) -> dict[str, int]:
         """Return the files below the root and their sizes in bytes, sorted by name. A root that is a file has itself."""
+        if self._remembered is None:
+            return self._list()
+        if not self._remembered:
+            self._remembered = self._list()
+        return self._remembered
+
+    @contextmanager
+    def listed_once(self) -> Iterator[None]:
+        """Inside, list the files once, however often they are asked for: a store may take minutes for it."""
+        self._remembered = {}
+        try:
+            yield
+        finally:
+            self._remembered = None
+
+    def _list(self) -> dict[str, int]:
         if self._only is not None:
             return {name: self._size(name) for name in self._only}
         if self._one_file():
