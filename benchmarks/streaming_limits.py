@@ -31,7 +31,7 @@ import numpy, torch
 from hocket_streaming.order.sampler import GlobalOrder
 class Data:
     sizes, identity = [5_000] * 20_000, "data"
-    def ahead(self, chunks): pass
+    def ahead(self, chunks, at_once): pass
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 began = time.perf_counter()
 order = GlobalOrder([Data()], 4096, seed=17)

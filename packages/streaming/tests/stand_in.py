@@ -14,6 +14,13 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+import xxhash
+
+
+def _etag(body: bytes) -> str:
+    return f'"{xxhash.xxh3_64_hexdigest(body)}"'
+
+
 CODES = {400: "ExpiredToken", 403: "AccessDenied", 404: "NoSuchKey", 500: "InternalError", 503: "SlowDown"}
 
 
@@ -143,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._error(rule.fault)
         if body is None:
             return self._error(404)
-        headers = {"ETag": f'"{len(body)}"', "Last-Modified": formatdate(0, usegmt=True), "Accept-Ranges": "bytes"}
+        headers = {"ETag": _etag(body), "Last-Modified": formatdate(0, usegmt=True), "Accept-Ranges": "bytes"}
         if span:
             first, _, last = span.removeprefix("bytes=").partition("-")
             if int(first) >= len(body):
@@ -186,11 +193,9 @@ class _Handler(BaseHTTPRequestHandler):
             if slash and query.get("delimiter"):
                 folders.add(prefix + folder + "/")
                 continue
-            size = len(self.stand_in.files[f"{bucket}/{name}"])
-            date = "2026-01-01T00:00:00.000Z"
-            items += (
-                f"<Contents><Key>{escape(name)}</Key><Size>{size}</Size><LastModified>{date}</LastModified></Contents>"
-            )
+            body, date = self.stand_in.files[f"{bucket}/{name}"], "2026-01-01T00:00:00.000Z"
+            about = f"<Size>{len(body)}</Size><ETag>{escape(_etag(body))}</ETag><LastModified>{date}</LastModified>"
+            items += f"<Contents><Key>{escape(name)}</Key>{about}</Contents>"
         items += "".join(
             f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in sorted(folders)
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import data_sets
 import numpy as np
 import pytest
-from stand_in import Rule, serving
+from stand_in import Rule, StandIn, serving
 
 import hocket_streaming
 from hocket.errors import WrongType, WrongValue
@@ -111,6 +113,13 @@ MISTAKES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "sampler": ({"sampler": [1]}, WrongType, "sampler= has no meaning"),
     "window": ({"window": 0}, WrongValue, "window=0 is not a number of chunks"),
     "limit": ({"cache_limit": "much"}, WrongValue, "'much' is not a size"),
+    "options": ({"options": ["a"]}, WrongType, r"options=\['a'\] is not a dict"),
+    "storage": ({"storage_options": "anon=true"}, WrongType, "storage_options='anon=true' is not a dict"),
+    "transform": ({"transform": "pair"}, WrongType, "transform='pair' cannot be called"),
+    "loader": ({"num_worker": 2}, WrongType, r"Did you mean num_workers=\?"),
+    "shuffle": ({"shuffle": "no"}, WrongType, "shuffle='no' is not a bool"),
+    "seed": ({"seed": "a"}, WrongType, "seed='a' is text"),
+    "bool": ({"seeded": "yes"}, WrongType, "seeded='yes' is not a bool"),
     "seeded": ({"seeded": True, "on_error": "skip"}, WrongValue, "sample by sample"),
 }
 
@@ -144,6 +153,8 @@ def test_weights_name_every_stream(tmp_path: Path) -> None:
     ):
         with pytest.raises(WrongValue, match=said):
             mix(streams, **how)
+    with pytest.raises(WrongType, match="mix takes streams by name"):
+        mix([streams["web"]], weights={"web": 1})
     with pytest.raises(WrongType, match="Stream 'web' is list"):
         mix({"web": [1]}, weights={"web": 1})
 
@@ -153,5 +164,50 @@ def test_a_cache_that_is_too_small_is_said_with_the_number(tmp_path: Path) -> No
     loader = hocket_streaming.stream(
         path, batch_size=16, lanes=4, window=2, cache=str(tmp_path / "cache"), cache_limit=100
     )
-    with pytest.warns(UserWarning, match=r"2 × 4 lanes × a window of 2 × the largest chunk"):
+    with pytest.warns(UserWarning, match=r"2 × 8 chunks \(lanes × window\)"):
         assert sum(len(batch["number"]) for batch in loader) == 192
+
+
+def fail(sample: Any) -> Any:
+    raise ValueError("boom")
+
+
+def test_a_transform_that_raises_is_named_with_the_sample(tmp_path: Path) -> None:
+    path, options = data_sets.write("npy", tmp_path / "data")
+    with pytest.raises(ValueError, match="boom") as caught:
+        StreamDataset(path, options=options, transform=fail).read([3])
+    assert caught.value.__notes__ == [f"transform= raised this for sample 3 of {path}."]
+
+
+def test_files_that_were_replaced_are_not_read_from_the_cache(tmp_path: Path) -> None:
+    """The same names and sizes, without checksums, and a cache that has the earlier contents."""
+    server = StandIn()
+    try:
+        for number in (1, 2):
+            np.save(tmp_path / "x.npy", np.full((4, 2), number))
+            server.files["bucket/x.npy"] = (tmp_path / "x.npy").read_bytes()
+            dataset = StreamDataset(
+                "s3://bucket/x.npy", cache=str(tmp_path / "cache"), storage_options=server.options()
+            )
+            assert [int(dataset[row][0]) for row in range(4)] == [number] * 4
+    finally:
+        server.close()
+
+
+def test_lines_that_were_replaced_are_indexed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    file = tmp_path / "data" / "a.jsonl"
+    file.parent.mkdir()
+    for number in (1, 2):
+        file.write_text(json.dumps({"number": number}) + "\n")
+        os.utime(file, ns=(number, number))
+        assert StreamDataset(str(file.parent))[0] == {"number": number}
+
+
+def test_every_iteration_is_another_epoch_until_one_is_set(tmp_path: Path) -> None:
+    path, options = data_sets.write("npy", tmp_path / "data")
+    loader = stream(path, options=options, batch_size=192, seed=1)
+    first, second = (next(iter(loader)).tolist() for _ in range(2))
+    assert first != second and sorted(first) == sorted(second)
+    loader.batch_sampler.set_epoch(0)
+    assert next(iter(loader)).tolist() == first == next(iter(loader)).tolist()

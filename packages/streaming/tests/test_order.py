@@ -24,7 +24,7 @@ class Chunks:
     def __init__(self, sizes, identity="a"):
         self.sizes, self.identity, self.asked = list(sizes), identity, []
 
-    def ahead(self, chunks):
+    def ahead(self, chunks, at_once):
         self.asked.append(list(chunks))
 
     def chunk_of(self, sample):
@@ -199,3 +199,14 @@ def test_numbers_that_are_not_possible_are_named(name, value):
     arguments = {"batch_size": 4} | {name: value}
     with pytest.raises(WrongValue, match=f"{name}={value!r} is not a number"):
         GlobalOrder([Chunks([4])], **arguments)
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_is_one_of_the_ranks(rank, ranks):
+    with pytest.raises(WrongValue, match=f"rank={rank} of ranks={ranks} is not possible"):
+        RankSlice(GlobalOrder([Chunks([4])], 4, seed=1), rank, ranks)
+
+
+def test_ranks_of_a_loop_of_their_own_need_the_same_seed():
+    with pytest.raises(WrongValue, match="seed=None may differ between ranks"):
+        RankSlice(GlobalOrder([Chunks([4])], 4), 0, 2)

@@ -11,7 +11,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from hocket.basics import launch_environment
-from hocket.errors import WrongValue
+from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket_streaming import formats, indexes
 from hocket_streaming.errors import DamagedData, StreamError
@@ -22,8 +22,9 @@ from hocket_streaming.store.counters import Counters
 from hocket_streaming.store.fetching import Chunks
 from hocket_streaming.store.files import Files
 from hocket_streaming.store.folders import default_folder
-from hocket_streaming.writing.sizes import size_of
+from hocket_streaming.writing.sizes import shown, size_of
 
+_EXAMPLES = {"options": "{'length': 2048}", "storage_options": "{'anon': True}"}
 #: What may be done with a chunk that cannot be read.
 ON_ERROR = ("raise", "skip")
 
@@ -74,10 +75,18 @@ class StreamDataset(Dataset[Any]):
     ) -> None:
         if on_error not in ON_ERROR:
             raise WrongValue(f"«on_error={on_error!r}» is not possible. Write one of {', '.join(map(repr, ON_ERROR))}.")
+        for name, value in {"options": options, "storage_options": storage_options}.items():
+            if not isinstance(value, Mapping | None):
+                raise WrongType(f"«{name}={value!r}» is not a dict. Write such as {name}={_EXAMPLES[name]}.")
+        if transform is not None and not callable(transform):
+            raise WrongType(
+                f"«transform={transform!r}» cannot be called. Give a function of a sample, such as transform=decode."
+            )
         self.files = Files(path, storage_options)
         with self.files.listed_once():
             self.shards = formats.find(self.files, format, **(options or {}))
             chunks = indexes.indexed(self.shards)
+            version = "" if all(chunk.checksum for chunk in chunks) else self._version()
         self.transform, self.on_error = transform, on_error
         self.cache = Cache(default_folder("chunks") if cache is None else cache, size_of(str(cache_limit)))
         self.counters = Counters()
@@ -88,9 +97,16 @@ class StreamDataset(Dataset[Any]):
         self.identity = hashlib.blake2b(
             "".join(chunk.identity() for chunk in chunks).encode(), digest_size=8
         ).hexdigest()
-        self.chunks = Chunks(self.shards, chunks, self.cache, keep, self.counters)
+        self.chunks = Chunks(self.shards, chunks, self.cache, keep, self.counters, version)
         self._skipped: set[int] = set()
         self._ahead: Ahead | None = None
+
+    def _version(self) -> str:
+        """Return what tells files from those that they replaced, where no checksum does; "" where a store cannot list them."""
+        try:
+            return self.files.version(self.shards.data_files())
+        except StreamError:
+            return ""
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -98,8 +114,7 @@ class StreamDataset(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        sample = self._sample(index % len(self))
-        return sample if self.transform is None else self.transform(sample)
+        return self._transformed(self._sample(index % len(self)), index % len(self))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         self.fetch(indices)
@@ -117,8 +132,17 @@ class StreamDataset(Dataset[Any]):
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         """Return samples by their numbers; with ``on_error="skip"`` without those that cannot be read."""
-        samples = [sample for index in indices if (sample := self._sample_or_skip(index)) is not _SKIPPED]
-        return samples if self.transform is None else [self.transform(sample) for sample in samples]
+        samples = ((index, self._sample_or_skip(index)) for index in indices)
+        return [self._transformed(sample, index) for index, sample in samples if sample is not _SKIPPED]
+
+    def _transformed(self, sample: Any, index: int) -> Any:
+        if self.transform is None:
+            return sample
+        try:
+            return self.transform(sample)
+        except Exception as error:
+            error.add_note(f"transform= raised this for sample {index} of {self.files.url()}.")
+            raise
 
     def _sample(self, index: int) -> Any:
         chunk = bisect_right(self._starts, index) - 1
@@ -159,19 +183,27 @@ class StreamDataset(Dataset[Any]):
         self.counters.add(skipped=1)
         warn(f"The samples of chunk {chunk}, {self.sizes[chunk]} of {len(self)}, are left out: {error}")
 
-    def ahead(self, chunks: Sequence[int]) -> None:
-        """Fetch these chunks in a process of its own, in this order, instead of those asked for before."""
+    def ahead(self, chunks: Sequence[int], at_once: int) -> None:
+        """Fetch these chunks in a process of its own, in this order, instead of those asked for before.
+
+        Warns once if the cache has no room for the ``at_once`` chunks that the ranks of this machine read from at a time.
+        """
         if self._ahead is None:
+            self._warn_of_small_cache(at_once)
             here = launch_environment.current()
             ranks = (here and here.local_world_size) or 1
             self._ahead = Ahead(self.chunks, self.cache.limit // 2 // ranks)
         self._ahead.want(chunks)
 
-    def needs(self, chunks: int) -> int:
-        """Return the bytes of a cache in which so many chunks, and as many that are fetched ahead, have room; 0 without one."""
-        if all(map(self.chunks.in_place, range(len(self.sizes)))):
-            return 0
-        return 2 * min(chunks, len(self.sizes)) * max(chunk.kept for chunk in self.chunks.chunks)
+    def _warn_of_small_cache(self, at_once: int) -> None:
+        limit, largest = self.cache.limit, max(chunk.kept for chunk in self.chunks.chunks)
+        needed = 2 * min(at_once, len(self.sizes)) * largest
+        if limit < needed and not all(map(self.chunks.in_place, range(len(self.sizes)))):
+            warn(
+                f"«cache_limit={shown(limit)!r}» is less than this machine reads from at a time, so it fetches chunks again "
+                f"and again. Give {shown(needed)} or more: 2 × {at_once} chunks (lanes × window) of up to {shown(largest)}. "
+                "Or write a smaller lanes= or window=."
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_ahead": None}

@@ -62,10 +62,8 @@ def indexed(shards: Shards, checksums: bool = False, cache: str | os.PathLike[st
         if _enough(chunks, checksums):
             return chunks
     folder = Path(cache) if cache is not None else default_folder("indexes")
-    listing = shards.data_files()
-    described = json.dumps(
-        [shards.files.url(), _format(shards), options(shards), sorted(listing.items())], sort_keys=True
-    )
+    version = shards.files.version(shards.data_files())
+    described = json.dumps([shards.files.url(), _format(shards), options(shards), version], sort_keys=True)
     file = folder / f"{hashlib.blake2b(described.encode(), digest_size=16).hexdigest()}.json"
     with _locked(file):
         with suppress(OSError, ValueError):

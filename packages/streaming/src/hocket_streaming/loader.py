@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from hocket.basics import launch_environment
 from hocket.data import SeededDataset
 from hocket.errors import WrongType, WrongValue
-from hocket.help import warn
 from hocket_streaming.dataset import StreamDataset, Together
 from hocket_streaming.foreign import check_whole, path_of
 from hocket_streaming.order.sampler import GlobalOrder
@@ -40,19 +40,17 @@ class StreamLoader(DataLoader[Any]):
                 raise WrongType(
                     f"A stream has its own order, so «{name}=» has no meaning. Omit it, and write shuffle=, lanes= or window=."
                 )
+        known = [name for name in inspect.signature(DataLoader).parameters if name not in _DECIDED]
+        for name in loader:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f" Did you mean {near[0]}=?" if near else ""
+                raise WrongType(f"There is no argument «{name}=».{hint} Of a DataLoader there are {', '.join(known)}.")
         if loader.get("num_workers"):
             loader = {"persistent_workers": True} | loader
         dataset: Dataset[Any] = datasets[0] if len(datasets) == 1 else Together(datasets)
         super().__init__(dataset if seed is None else SeededDataset(dataset, seed), batch_sampler=order, **loader)
         self.streams = list(datasets)
-
-    def __iter__(self) -> Any:
-        order = self.batch_sampler
-        lanes = getattr(order, "lanes", 1) if getattr(order, "shuffle", False) else 1
-        if here := launch_environment.current():
-            lanes = -(-lanes * (here.local_world_size or here.world_size) // here.world_size)
-        _warn_of_small_cache(self.streams, lanes, getattr(order, "window", 1))
-        return super().__iter__()
 
 
 def stream(
@@ -132,17 +130,8 @@ def stream(
         drop_last=drop_last,
         samples=epoch_size,
     )
+    if not isinstance(seeded, bool):
+        raise WrongType(f"«seeded={seeded!r}» is not a bool. Write True or False.")
     if seeded and on_error == "skip":
         raise WrongValue("«seeded=True» loads sample by sample, and leaves none out. Omit it, or «on_error='skip'».")
     return StreamLoader([dataset], order, seed=(seed or 0) if seeded else None, **loader)
-
-
-def _warn_of_small_cache(streams: Sequence[StreamDataset], lanes: int, window: int) -> None:
-    """Warn, with the number that is needed, of a cache in which chunks would be fetched again and again."""
-    needed, limit = sum(each.needs(lanes * window) for each in streams), streams[0].cache.limit
-    if limit < needed:
-        warn(
-            f"«cache_limit={limit / 1e9:.3g} GB» is less than a machine reads from at a time, so it fetches chunks again and "
-            f"again. Give {needed / 1e9:.3g} GB or more (2 × {lanes} lanes × a window of {window} × the largest chunk), "
-            "or a smaller lanes= or window=."
-        )

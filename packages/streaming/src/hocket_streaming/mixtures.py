@@ -57,8 +57,8 @@ def mix(
         raise WrongValue(
             f"Of «weights=» and «repeats=» {given} is given. Write one, such as weights={{'web': 3, 'code': 1}}."
         )
-    if not streams:
-        raise WrongValue("There is no stream to mix. Write mix({'web': stream(…), 'code': stream(…)}, weights={…}).")
+    if not isinstance(streams, Mapping) or not streams:
+        raise WrongType("mix takes streams by name. Write mix({'web': stream(…), 'code': stream(…)}, weights={…}).")
     datasets = [_only(name, given) for name, given in streams.items()]
     if repeats is not None:
         stages, epoch_size = _of_repeats(repeats, streams, datasets, epoch_size)

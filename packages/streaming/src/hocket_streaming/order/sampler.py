@@ -10,8 +10,10 @@ from typing import Protocol, Self
 import numpy as np
 import torch
 
+from hocket.basics import launch_environment
+from hocket.basics.seeding import check_seed
 from hocket.data import Order
-from hocket.errors import WrongValue
+from hocket.errors import WrongType, WrongValue
 from hocket_streaming.order.lanes import Passes
 from hocket_streaming.order.mixing import Mixing
 
@@ -27,8 +29,12 @@ class Ordered(Protocol):
     def identity(self) -> str:
         """A digest of the chunks."""
 
-    def ahead(self, chunks: Sequence[int]) -> None:
-        """Fetch these chunks, which are needed in this order, instead of those asked for before."""
+    def ahead(self, chunks: Sequence[int], at_once: int) -> None:
+        """Fetch these chunks, which are needed in this order, instead of those asked for before.
+
+        Args:
+            at_once: how many chunks the ranks of this machine read from at a time.
+        """
 
 
 class GlobalOrder(Order):
@@ -41,7 +47,8 @@ class GlobalOrder(Order):
     Args:
         datasets: one data set, or those of a mixture; samples are numbered through.
         batch_size: samples in a global batch. A Trainer sets it.
-        seed: of the shuffle; None for ``torch.initial_seed()`` when an epoch begins, which in a run is the seed of the Trainer.
+        seed: of the shuffle; None for ``torch.initial_seed()`` when an epoch begins: in a run the seed of the Trainer. In a
+            loop of your own on several ranks give a seed, the same on all.
         lanes: at most so many; the largest number of those that divides ``batch_size`` is taken. None for 16, or a lane for 64
             samples of a global batch where these are more.
         window: chunks of a lane whose samples are shuffled among each other.
@@ -57,8 +64,9 @@ class GlobalOrder(Order):
         >>> from hocket_streaming import GlobalOrder
         >>> class Numbers:
         ...     sizes, identity = [3, 3, 2], "numbers"
-        ...     def ahead(self, chunks): pass
+        ...     def ahead(self, chunks, at_once): pass
         >>> order = GlobalOrder([Numbers()], 4, seed=17)
+        >>> order.set_epoch(3)
         >>> first, second = order
         >>> sorted(first + second), next(order.after(1)[0]) == second
         ([0, 1, 2, 3, 4, 5, 6, 7], True)
@@ -80,7 +88,10 @@ class GlobalOrder(Order):
         for name, value in {"batch_size": batch_size, "lanes": lanes, "window": window, "samples": samples}.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise WrongValue(f"«{name}={value!r}» is not a number of {_UNITS[name]}. Write an int of 1 or more.")
-        self.datasets, self.batch_size, self.seed = datasets, batch_size, seed
+        for name, flag in {"shuffle": shuffle, "drop_last": drop_last}.items():
+            if not isinstance(flag, bool):
+                raise WrongType(f"«{name}={flag!r}» is not a bool. Write True or False.")
+        self.datasets, self.batch_size, self.seed = datasets, batch_size, check_seed(seed)
         self.window, self.shuffle, self.drop_last = window, shuffle, drop_last
         self._lanes, self._mixing = lanes, mixing
         self._sizes = [int(sum(each.sizes)) for each in datasets]
@@ -90,7 +101,7 @@ class GlobalOrder(Order):
         self.samples = samples or sum(self._sizes)
         identities = "/".join(each.identity for each in datasets)
         self._digest = hashlib.blake2b(f"{identities} {mixing!r}".encode(), digest_size=6).hexdigest()
-        self._epoch, self._rank, self._ranks = 0, 0, 1
+        self._epoch, self._told, self._rank, self._ranks = 0, False, 0, 1
 
     @property
     def lanes(self) -> int:
@@ -110,8 +121,8 @@ class GlobalOrder(Order):
         return f"{self.samples} samples of data {self._digest}, {how}, {seed}"
 
     def set_epoch(self, epoch: int) -> None:
-        """Yield the batches of another epoch from now on."""
-        self._epoch = epoch
+        """Yield the batches of this epoch from now on. Until it is called, every iteration is the next epoch."""
+        self._epoch, self._told = epoch, True
 
     def of_rank(self, rank: int, ranks: int) -> Self:
         """Return the same order for a process that loads part ``rank`` of ``ranks`` of each list."""
@@ -126,15 +137,21 @@ class GlobalOrder(Order):
     def __len__(self) -> int:
         return self.samples // self.batch_size if self.drop_last else -(-self.samples // self.batch_size)
 
+    def __iter__(self) -> Iterator[list[int]]:
+        lists, _ = self.after(0)
+        if not self._told:
+            self._epoch += 1
+        return lists
+
     def after(self, skip: int) -> tuple[Iterator[list[int]], int]:
         """See :meth:`hocket.data.Order.after`; whatever ``skip`` is, it takes as long."""
         done = min(skip, len(self))
-        return self._lists(torch.initial_seed() if self.seed is None else self.seed, done), done
+        return self._lists(torch.initial_seed() if self.seed is None else self.seed, self._epoch, done), done
 
-    def _lists(self, seed: int, first: int) -> Iterator[list[int]]:
+    def _lists(self, seed: int, epoch: int, first: int) -> Iterator[list[int]]:
         lanes = self.lanes
         passes = [Passes(each.sizes, seed, each.identity, lanes, self.window, self.shuffle) for each in self.datasets]
-        began, begun = self._epoch * self.samples, [-1] * len(passes)
+        began, begun = epoch * self.samples, [-1] * len(passes)
         start = self._counts(began + first * self.batch_size)
         for number in range(first, len(self)):
             stop = self._counts(began + min((number + 1) * self.batch_size, self.samples))
@@ -151,7 +168,10 @@ class GlobalOrder(Order):
     def _ahead(self, dataset: Ordered, one: Passes, position: int) -> None:
         lanes = self.lanes_of_rank() if self.shuffle else range(1)
         blocks = max(2, _AHEAD // (len(lanes) * self.window))
-        dataset.ahead(one.chunks_after(position, lanes, blocks))
+        here = launch_environment.current()
+        ranks = min((here and here.local_world_size) or 1, self._ranks)
+        at_once = -(-self.lanes * ranks // self._ranks) * self.window if self.shuffle else 1
+        dataset.ahead(one.chunks_after(position, lanes, blocks), at_once)
 
     def _counts(self, position: int) -> tuple[int, ...]:
         return (position,) if self._mixing is None else self._mixing.counts(position)
@@ -174,7 +194,7 @@ class RankSlice(Order):
         >>> from hocket_streaming import GlobalOrder, RankSlice
         >>> class Numbers:
         ...     sizes, identity = [4, 4], "numbers"
-        ...     def ahead(self, chunks): pass
+        ...     def ahead(self, chunks, at_once): pass
         >>> order = GlobalOrder([Numbers()], 4, seed=17)
         >>> parts = [list(RankSlice(order, rank, 2)) for rank in range(2)]
         >>> [one + two for one, two in zip(*parts)] == list(order)
@@ -182,11 +202,22 @@ class RankSlice(Order):
     """
 
     def __init__(self, order: GlobalOrder, rank: int, ranks: int) -> None:
+        if not 0 <= rank < ranks:
+            raise WrongValue(
+                f"«rank={rank}» of «ranks={ranks}» is not possible. Ranks are numbered from 0 to ranks - 1."
+            )
+        if ranks > 1 and order.seed is None and order.shuffle:
+            raise WrongValue(
+                "«seed=None» may differ between ranks, which would read other samples. Write such as seed=17."
+            )
         self._order, self._rank, self._ranks = order.of_rank(rank, ranks), rank, ranks
 
     def set_epoch(self, epoch: int) -> None:
-        """Yield the lists of another epoch from now on."""
+        """Yield the lists of this epoch from now on."""
         self._order.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return map(self._part, self._order)
 
     def __len__(self) -> int:
         return len(self._order)
@@ -194,9 +225,9 @@ class RankSlice(Order):
     def after(self, skip: int) -> tuple[Iterator[list[int]], int]:
         """See :meth:`hocket.data.Order.after`."""
         lists, done = self._order.after(skip)
-        return (each[self._edge(each, 0) : self._edge(each, 1)] for each in lists), done
+        return map(self._part, lists), done
 
-    def _edge(self, samples: list[int], more: int) -> int:
+    def _part(self, samples: list[int]) -> list[int]:
         size, left = divmod(len(samples), self._ranks)
-        rank = self._rank + more
-        return rank * size + min(rank, left)
+        start = self._rank * size + min(self._rank, left)
+        return samples[start : start + size + (self._rank < left)]

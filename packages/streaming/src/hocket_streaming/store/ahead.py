@@ -102,7 +102,7 @@ class Ahead:
         with tempfile.TemporaryFile() as setup:
             # The module of the format may be importable here only by a changed sys.path
             pickle.dump([path or os.getcwd() for path in sys.path], setup)
-            pickle.dump((chunks.shards, list(chunks.chunks), chunks.cache), setup)
+            pickle.dump((chunks.shards, list(chunks.chunks), chunks.cache, chunks.version), setup)
             setup.seek(0)
             descriptors = (setup.fileno(), chunks.counters.fileno())
             self._process = subprocess.Popen(

@@ -93,11 +93,11 @@ def main() -> None:
     setup, counters, parent = map(int, sys.argv[1:])
     with os.fdopen(setup, "rb") as file:
         sys.path[:] = pickle.load(file)
-        shards, chunks, cache = pickle.load(file)
+        shards, chunks, cache, version = pickle.load(file)
     try:
         with suppress(Exception):  # a chunk that this process claims before it can fetch would hold up who needs it
             shards.files.has(chunks[0].parts[0].file)
-        fetchers = Fetchers(Chunks(shards, chunks, cache, 1, Counters(counters)))
+        fetchers = Fetchers(Chunks(shards, chunks, cache, 1, Counters(counters), version))
         renewed = time.monotonic()
         for line in lines(parent):
             if line is not None:

@@ -34,6 +34,7 @@ class Chunks:
         cache: where chunks are kept; unused for local data that need no unpacking.
         keep: how many chunks this process keeps open.
         counters: where costs are added up; by default in an object of its own.
+        version: tells the contents of the files from earlier ones, where chunks have no checksums.
 
     Example:
 
@@ -56,7 +57,13 @@ class Chunks:
     """
 
     def __init__(
-        self, shards: Shards, chunks: Sequence[Chunk], cache: Cache, keep: int, counters: Counters | None = None
+        self,
+        shards: Shards,
+        chunks: Sequence[Chunk],
+        cache: Cache,
+        keep: int,
+        counters: Counters | None = None,
+        version: str = "",
     ) -> None:
         if keep < 1:
             raise WrongValue(f"«keep={keep!r}» keeps no chunk open. Give 1 or more, such as «keep=32».")
@@ -65,8 +72,9 @@ class Chunks:
         self.cache = cache
         self.keep = keep
         self.counters = counters or Counters()
+        self.version = version
         kind = type(shards)
-        self._data_set = f"{shards.files.url()} {kind.__module__}.{kind.__qualname__}"
+        self._data_set = f"{shards.files.url()} {kind.__module__}.{kind.__qualname__} {version}"
         self._opened: OrderedDict[int, Any] = OrderedDict()
         self._verified: set[int] = set()
         self._names: dict[int, str] = {}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import posixpath
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,7 +60,7 @@ class Files:
         roots = [absolute(os.fspath(one)) for one in given]
         self.storage_options = dict(storage_options or {})
         self._only: list[str] | None = None
-        self._remembered: dict[str, int] | None = None
+        self._remembered: dict[str, tuple[int, str]] | None = None
         self.path = roots[0]
         if not isinstance(path, (str, os.PathLike)):
             self.path = above(roots)
@@ -74,11 +75,13 @@ class Files:
 
     def names(self) -> dict[str, int]:
         """Return the files below the root and their sizes in bytes, sorted by name. A root that is a file has itself."""
-        if self._remembered is None:
-            return self._list()
-        if not self._remembered:
-            self._remembered = self._list()
-        return self._remembered
+        return {name: size for name, (size, _) in self._listing().items()}
+
+    def version(self, names: Iterable[str]) -> str:
+        """Return a digest of files by their sizes and what the store says of their contents: ETags, or times of change."""
+        listing = self._listing()
+        text = repr([(name, listing.get(name)) for name in sorted(names)])
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     @contextmanager
     def listed_once(self) -> Iterator[None]:
@@ -89,16 +92,23 @@ class Files:
         finally:
             self._remembered = None
 
-    def _list(self) -> dict[str, int]:
+    def _listing(self) -> dict[str, tuple[int, str]]:
+        """Return size and version of each file, sorted by name."""
+        if self._remembered:
+            return self._remembered
+        listing = self._list()
+        if self._remembered is not None:
+            self._remembered = listing
+        return listing
+
+    def _list(self) -> dict[str, tuple[int, str]]:
         if self._only is not None:
-            return {name: self._size(name) for name in self._only}
+            return {name: self._about(name) for name in self._only}
         if self._one_file():
-            return {posixpath.basename(self.path): self._size(posixpath.basename(self.path))}
+            return {posixpath.basename(self.path): self._about(posixpath.basename(self.path))}
         if self.local:
             root = Path(self.path)
-            found = {
-                file.relative_to(root).as_posix(): file.stat().st_size for file in root.rglob("*") if file.is_file()
-            }
+            found = {file.relative_to(root).as_posix(): _stated(file) for file in root.rglob("*") if file.is_file()}
         elif self.protocol in ("http", "https"):
             raise StreamError(
                 f"{self.url()} cannot be listed: plain HTTP has no list of files. Name the files, as in "
@@ -108,7 +118,7 @@ class Files:
             listed = self._asked(lambda: self._system().find(self._inside(self.path), detail=True), self.url())
             root_inside = self._inside(self.path) + "/"
             found = {
-                name.removeprefix(root_inside): int(about["size"])
+                name.removeprefix(root_inside): (int(about["size"]), _version(about))
                 for name, about in listed.items()
                 if name.startswith(root_inside)
             }
@@ -213,18 +223,18 @@ class Files:
     def _info(self, url: str) -> Mapping[str, Any]:
         return self._asked(lambda: self._system().info(self._inside(url)), str(masked(url)))
 
-    def _size(self, name: str) -> int:
+    def _about(self, name: str) -> tuple[int, str]:
         if self.local:
             try:
-                return self.local_path(name).stat().st_size
+                return _stated(self.local_path(name))
             except OSError as error:
                 raise failed(error, self.url(name), Attempts()) from error
-        size = self._info(self._full(name))["size"]
-        if size is None:
+        about = self._info(self._full(name))
+        if about["size"] is None:
             raise StreamError(
                 f"{self.url(name)} has no size: the server does not tell it. Use a server that sends Content-Length."
             )
-        return int(size)
+        return int(about["size"]), _version(about)
 
     def _one_file(self) -> bool:
         if self._is_one_file is None:
@@ -240,6 +250,29 @@ class Files:
                 except MissingData:
                     self._is_one_file = False
         return self._is_one_file
+
+
+def _stated(file: Path) -> tuple[int, str]:
+    about = file.stat()
+    return about.st_size, str(about.st_mtime_ns)
+
+
+def _version(about: Mapping[str, Any]) -> str:
+    """Return what a store says of the contents of a file, under the names that fsspec's file systems have for it."""
+    return str(next((about[key] for key in _VERSIONS if about.get(key)), ""))
+
+
+_VERSIONS = (
+    "ETag",
+    "etag",
+    "md5Hash",
+    "content_md5",
+    "generation",
+    "LastModified",
+    "last_modified",
+    "updated",
+    "mtime",
+)
 
 
 class _Short(OSError):

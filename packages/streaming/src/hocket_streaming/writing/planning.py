@@ -29,7 +29,7 @@ class Sized(NamedTuple):
     kept: Sequence[int]
     identity: str = ""
 
-    def ahead(self, chunks: Sequence[int]) -> None:
+    def ahead(self, chunks: Sequence[int], at_once: int) -> None:
         """Fetch nothing."""
 
 
