@@ -17,9 +17,8 @@ from hocket.data.adapters import adapt
 from hocket.data.batches import Padding, count, slice_samples, unpadded
 from hocket.data.global_batches import resized
 from hocket.data.loaders import batch_size, by_index, sampler_name, with_sampler
-from hocket.data.orders import Order
 from hocket.data.rank_slices import Slices
-from hocket.data.samplers import after, draws_once, skip_items
+from hocket.data.samplers import Order, after, draws_once, skip_items
 from hocket.data.source import Source, known_length
 from hocket.data.sources.by_index import ByIndex
 from hocket.errors import WrongType, WrongValue

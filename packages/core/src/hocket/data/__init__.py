@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from hocket.data.items import get_item as get_item, set_item as set_item
     from hocket.data.mixture import Mixture as Mixture
     from hocket.data.nesting import map_tensors as map_tensors
-    from hocket.data.orders import Order as Order
     from hocket.data.per_sample import SeededDataset as SeededDataset, seeded as seeded
     from hocket.data.rank_slices import Slices as Slices
+    from hocket.data.samplers import Order as Order
     from hocket.data.source import Position as Position, Source as Source
     from hocket.data.sources.base import DataSource as DataSource
     from hocket.state.batch_part import BatchPart as BatchPart

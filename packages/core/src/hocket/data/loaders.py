@@ -23,7 +23,6 @@ from weakref import ReferenceType, ref
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from hocket.data.orders import Order
 from hocket.data.stateful import has_state
 
 # --- queries
@@ -37,8 +36,12 @@ def by_index(data: object) -> TypeGuard[DataLoader[Any]]:
 def batch_size(data: Any) -> int | None:
     """Return the batch size if it can be set: that of a DataLoader, torch's BatchSampler or an `Order`. Otherwise None."""
     sampler: Any = data.batch_sampler if by_index(data) else None
+    if sampler is None:
+        return None
+    from hocket.data.samplers import Order
+
     settable = type(sampler) is BatchSampler or (isinstance(sampler, Order) and hasattr(sampler, "batch_size"))
-    if sampler is None or (data.batch_size is None and not settable):
+    if data.batch_size is None and not settable:
         return None
     return int(sampler.batch_size)
 
