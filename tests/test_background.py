@@ -297,6 +297,7 @@ def test_ranks_whose_weights_are_written_to(tmp_path: Path, strategy: str) -> No
     assert contents(tmp_path / "True") == contents(tmp_path / "False")
 
 
+@pytest.mark.long
 def test_control_c_while_the_step_waits_for_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No weight has changed, so the next fit continues with that batch, and the run ends as without an interrupt."""
     monkeypatch.setattr(control_c, "_DUPLICATE", -1.0)

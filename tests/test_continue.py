@@ -339,6 +339,7 @@ def test_after_an_exception_in_between_the_epoch_continues() -> None:
     assert same(run(False), run(True))
 
 
+@pytest.mark.long
 def test_close_is_heard_once_and_again_after_the_next_use() -> None:
     heard: list[str] = []
 

@@ -14,6 +14,7 @@ from torch import nn
 from hocket.loop.graphs import may_overwrite
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "names",
     [("metrics", "by-hand"), pytest.param((), marks=pytest.mark.long)],

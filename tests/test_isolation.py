@@ -42,6 +42,7 @@ def python(code: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_core_trains_without_any_of_them() -> None:
     code = """
 import torch, hocket

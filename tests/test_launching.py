@@ -217,6 +217,7 @@ def test_a_plain_script_starts_its_own_ranks(script, tmp_path):
     assert sorted(said(done.stdout)) == ["rank 0 is done with 1", "rank 1 is done with 1"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("act", "told"),
     [pytest.param("raise", "LookupError: not here", marks=pytest.mark.long), ("kill", "Rank 1 was killed by SIGKILL")],

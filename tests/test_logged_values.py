@@ -814,6 +814,7 @@ def test_a_plain_value_that_rank_0_does_not_log_is_named() -> None:
     assert len(told) == 1 and told[0].startswith("'elsewhere' was logged on rank 1, and not on rank 0"), told
 
 
+@pytest.mark.long
 def test_another_number_of_ranks_continues_the_epoch() -> None:
     data = batches([4] * 6)
 

@@ -57,6 +57,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return of
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ranks", "asynchronous", "kills"),
     [

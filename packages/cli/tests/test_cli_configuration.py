@@ -545,6 +545,7 @@ def _typos() -> Iterator[tuple[int, str]]:
             )
 
 
+@pytest.mark.long
 def test_every_typo_is_found_by_its_line(hocket: Hocket) -> None:
     """In keys and in values, at any depth: one paragraph with file and line, and exit code 2."""
     lines = FULL.splitlines()

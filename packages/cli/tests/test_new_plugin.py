@@ -76,6 +76,7 @@ def _text(path: Path) -> str:
     return re.sub(r"\$\{\{ matrix\.\w+ \}\}", "", path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.long
 def test_the_code_is_formatted_whatever_the_name(tmp_path: Path) -> None:
     pytest.importorskip("ruff")
     for name in NAMES:

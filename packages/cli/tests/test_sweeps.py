@@ -323,6 +323,7 @@ def test_a_failed_trial_does_not_end_the_sweep_and_finished_ones_are_not_repeate
     assert code == 2 and "another sweep: parameters.model.width was [2, 3], is [3, 4]. To" in said and "--name" in said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "error"),
     [

@@ -109,6 +109,7 @@ def number_of_tests(suite):
     return len(tests) + sum(len(mark.args[1]) - 1 for mark in marks)
 
 
+@pytest.mark.long
 def test_a_good_algorithm_passes(author):
     result = author.runpytest_inprocess("-q", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=number_of_tests(AlgorithmConformance))
