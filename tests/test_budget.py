@@ -21,7 +21,7 @@ BUDGETS = {
     "data": 500,
     "insight": 4930,
     "loggers": 1450,
-    "migration": 10140,
+    "migration": 10160,
     "report": 1070,
     "strategies": 4570,
     "streaming": 4950,

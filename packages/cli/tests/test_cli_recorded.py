@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -174,6 +175,29 @@ def test_a_run_that_was_resumed_with_other_values_says_so_when_it_is_repeated(ru
     assert run("train", "c.yaml", "duration=2ep", "resume=auto")[0] == 0
     code, _, said = run("train", "--from", "runs/a")
     assert code == 0 and "perhaps not bit for bit: duration changed when the run was resumed" in said
+
+
+def test_the_command_that_resumes_repeats_the_overrides_of_the_environment(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOCKET_OVERRIDES", "run_name=ck checkpoints=ck")
+    code, _, said = run("train", "c.yaml", "duration=1ep")
+    assert code == 0
+    (again,) = re.findall(r"hocket (train c.yaml .*) 'duration=", said)
+    monkeypatch.delenv("HOCKET_OVERRIDES")
+    assert again == "train c.yaml run_name=ck checkpoints=ck resume=auto"
+    assert run(*again.split(), "duration=2ep")[0] == 0
+
+
+def test_another_learning_rate_is_no_matter_of_an_evaluation(run: Run) -> None:
+    assert run("train", "c.yaml", "optimizer.adamw.lr=3e-2", "duration=1ep")[0] == 0
+    code, out, said = run("evaluate", "c.yaml", "--weights", "latest")
+    assert code == 0 and "test/loss" in out and "configured differently" not in said
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        code, _, said = run("train", "c.yaml", "resume=auto")
+    assert code == 0 and "configured differently" in said and "write the same values as then" in said
+    assert "trainer.state" not in said and "begin a new run: write `resume: null`" in said
 
 
 def test_the_record_has_every_key_and_what_it_was_made_from(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

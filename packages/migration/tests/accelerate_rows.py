@@ -817,12 +817,10 @@ class GatherForMetrics:
         return torch.cat(found).sort().values
 
     def after(runtime, folder):
-        loader = runtime.setup_data(DataLoader(INPUTS[:22], batch_size=4), train=False)
-        found = []
-        for inputs in loader:
-            outputs = inputs.sum(1)
-            found.append(outputs)
-        return torch.cat([each for outputs in runtime.all_gather(found) for each in outputs]).sort().values
+        loader = DataLoader(INPUTS[:22], batch_size=4)
+        loader = runtime.setup_data(loader, train=False)
+        outputs = [inputs.sum(1) for inputs in loader]
+        return torch.cat([each for of_rank in runtime.all_gather(outputs) for each in of_rank]).sort().values
 
 
 @row('accelerator.reduce(tensor.clone(), "sum")')

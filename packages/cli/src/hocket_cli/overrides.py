@@ -57,7 +57,7 @@ def source(args: argparse.Namespace) -> Source:
     else:
         document, made = recorded_config.read(repeats)
         recorded_config.as_new_run(document, made, repeats)
-    environment = _of_environment()
+    environment = of_environment()
     for change in environment:
         override(document, change, f"'{without_secrets(change)}' in {VARIABLE}")
     for change, following in zip(changes, [*changes[1:], "="], strict=False):
@@ -129,7 +129,7 @@ def without_secrets(change: str, instead: str = "") -> str:
     return change if shown == value else f"{key}={instead or flow(shown)}"
 
 
-def _of_environment() -> list[str]:
+def of_environment() -> list[str]:
     """Return the overrides in the environment. Raises ConfigError."""
     text = os.environ.get(VARIABLE, "")
     try:

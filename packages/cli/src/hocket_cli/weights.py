@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -27,13 +28,16 @@ def trainer_with_weights(args: argparse.Namespace) -> Iterator[tuple[Trainer, st
     of_run = args.weights in ("best", "latest") and not os.path.lexists(args.weights)
     # A resumed run knows its own checkpoints.
     instead: dict[str, Any] = {"resume": "auto"} if of_run else {"resume": None, "checkpoints": None}
-    with trainer_from(args, ("checkpoints",) if of_run else (), **instead, loggers=()) as trainer:
-        where = args.weights if of_run else _in_folder(args.weights)
-        if of_run or _is_checkpoint(where):
-            yield trainer, where
-        else:
-            trainer.load_weights(where)
-            yield trainer, None
+    with warnings.catch_warnings():
+        # Another learning rate or seed than the checkpoint's has no effect: nothing is trained.
+        warnings.filterwarnings("ignore", "This run is configured differently from the checkpoint's")
+        with trainer_from(args, ("checkpoints",) if of_run else (), **instead, loggers=()) as trainer:
+            where = args.weights if of_run else _in_folder(args.weights)
+            if of_run or _is_checkpoint(where):
+                yield trainer, where
+            else:
+                trainer.load_weights(where)
+                yield trainer, None
 
 
 def _in_folder(where: str) -> str:

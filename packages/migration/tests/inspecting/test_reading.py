@@ -39,6 +39,27 @@ def test_a_file_that_cannot_be_read_is_said_beside_those_that_can(tmp_path, cont
     assert migrate("inspect", tmp_path) == 1
 
 
+def test_numbers_that_the_program_writes_are_in_the_texts(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import lightning as L\nL.Trainer(max_epochs=7, accumulate_grad_batches=16, gradient_clip_val=0.5, max_steps=-1,\n"
+        "    val_check_interval=0.25, fast_dev_run=True, devices='2', check_val_every_n_epoch=every)\n"
+        "import composer\ncomposer.Trainer(max_duration='20ba', eval_interval=2)\n"
+    )
+    texts = {each.name: each.text.partition(": ")[0] for each in inspect(tmp_path).findings if each.name.endswith("=)")}
+    assert texts == {
+        "Trainer(max_epochs=)": "duration='7ep'",
+        "Trainer(accumulate_grad_batches=)": "accumulate='16ba'",
+        "Trainer(gradient_clip_val=)": "clip_gradients=0.5",
+        "Trainer(max_steps=)": "duration='1000ba'",  # -1 is no number of steps: these are examples
+        "Trainer(val_check_interval=)": "eval_every='500ba'",
+        "Trainer(fast_dev_run=)": "fast_dev_run=1",
+        "Trainer(devices=)": "devices=4, one process for each",
+        "Trainer(check_val_every_n_epoch=)": "eval_every='2ep'",
+        "Trainer(max_duration=)": "duration='20ba'",
+        "Trainer(eval_interval=)": "eval_every='2ep'",
+    }
+
+
 def test_expressions_without_end_are_said(tmp_path):
     (tmp_path / "deep.py").write_text("import lightning\nx = 1" + " + 1" * 3000 + "\ndef f(a: '\\ud800'): pass\n")
     (tmp_path / "good.py").write_text("import lightning\ndef f(a: '\\ud800', b: 'not python'): pass\n")

@@ -56,8 +56,8 @@ class Configuration(Component):
             found += _different(saved["arguments"], now["arguments"], "{} was {}, is {}")
             found += _different(saved["optimizers"], now["optimizers"], "{} was and stays {}, not {}")
         message = (
-            f"This run is configured differently from the checkpoint's: {'; '.join(found)}. To continue as before, give the "
-            "Trainer the same arguments as then."
+            f"This run is configured differently from the checkpoint's: {'; '.join(found)}. To continue as before, «give the "
+            "Trainer the same arguments as then¦write the same values as then»."
             + (_HOW_TO_CHANGE if any(" and stays " in each for each in found) else "")
         )
         return Check({} if saved is None else saved["optimizers"], warnings=[message] if found else [])
@@ -92,8 +92,9 @@ class Configuration(Component):
 
 
 _HOW_TO_CHANGE = (
-    " To change what stays, set it before fit, as in trainer.state.optimizers[0].param_groups[0]['lr'] = 1e-4; with a schedule "
-    "set 'initial_lr'."
+    "« To change what stays, set it before fit, as in trainer.state.optimizers[0].param_groups[0]['lr'] = 1e-4; with a "
+    "schedule set 'initial_lr'.¦ For other values begin a new run: write »«¦resume=None»«¦, and another folder in "
+    "checkpoints.»"
 )
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import re
+
 from hocket_migration.inspecting import drop_in
 from hocket_migration.inspecting.names import Module, Symbol
 from hocket_migration.inspecting.tables import Entry, Source
@@ -47,6 +51,26 @@ def functional(source: Source, name: str) -> Entry | None:
     return Entry(
         "changes", f"algorithms=['{plain}']: algorithms act when the Trainer is made, and are recorded in checkpoints"
     )
+
+
+#: What an argument becomes, up to its number: ``duration='3ep'``, ``clip_gradients=1.0``.
+_NUMBER = re.compile(r"(\w+=)(?:'(?P<count>\d+)(?P<unit>[a-z]+)'|(?P<number>\d+(?:\.\d+)?)(?![\w.]))")
+
+
+def with_value(entry: Entry, argument: ast.expr) -> Entry:
+    """Return an entry with the argument's own number in place of the example's, where it is a literal of the same kind."""
+    found = _NUMBER.match(entry.text)
+    value = argument.value if isinstance(argument, ast.Constant) else None
+    if found is None or entry.verdict == "no counterpart":
+        return entry
+    if found["count"] is None:
+        kinds = (int, float) if "." in found["number"] else (int,)
+        text = str(value) if type(value) in kinds else found["number"]
+    elif isinstance(value, str) and re.fullmatch(r"\d+(ep|ba|sp|tok)", value):  # a time of Composer
+        text = f"'{value}'"
+    else:
+        text = f"'{value if type(value) is int else found['count']}{found['unit']}'"
+    return dataclasses.replace(entry, text=found[1] + text + entry.text[found.end() :])
 
 
 def unknown(source: Source, name: str) -> Entry:

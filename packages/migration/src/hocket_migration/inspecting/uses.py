@@ -101,12 +101,15 @@ class Uses:
                     self.add(argument, source, f"{called}(*…)", entries.unread(ast.unparse(argument.value)))
                     break
                 breaks = drop_in.refuses_argument(kind, "__init__", name, argument)
-                self.add(argument, source, f"{called}({name}=)", kind.arguments[name], breaks)
+                self.add(
+                    argument, source, f"{called}({name}=)", entries.with_value(kind.arguments[name], argument), breaks
+                )
         for keyword in keywords_of(node):
             if keyword.arg is None:
                 self.add(keyword.value, source, f"{called}(**…)", entries.unread(ast.unparse(keyword.value)))
             elif known or keyword.arg in kind.arguments:
                 entry = kind.arguments.get(keyword.arg) or entries.unknown(source, keyword.arg)
+                entry = entries.with_value(entry, keyword.value)
                 breaks = drop_in.refuses_argument(kind, "__init__", keyword.arg, keyword.value)
                 self.add(keyword, source, f"{called}({keyword.arg}=)", entry, breaks)
 
