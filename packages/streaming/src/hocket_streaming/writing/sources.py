@@ -5,12 +5,14 @@ A source is a function that yields samples, tables of CSV, or a data set of a fo
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 import io
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import MissingPackage, WrongFile, WrongType, WrongValue
@@ -42,6 +44,11 @@ class Source:
         raise NotImplementedError
 
 
+def _times(files: Files, names: Iterable[str]) -> list[int]:
+    """Return when files were changed; of stores, only names and sizes are known."""
+    return [files.local_path(name).stat().st_mtime_ns for name in names] if files.local else []
+
+
 class Called(Source):
     """The samples that a function yields, named as ``module:function``.
 
@@ -58,7 +65,12 @@ class Called(Source):
             )
         self._parted = wanted
         self.parts = parts or (_PARTS if wanted else 1)
-        self.identity = [name, self.parts]
+        code = getattr(inspect.unwrap(self._function()), "__code__", None)
+        files = {sys.modules[name.partition(":")[0]].__file__ or "", code.co_filename if code else ""}
+        digests = [
+            hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in sorted(files) if os.path.isfile(file)
+        ]
+        self.identity = [name, self.parts, digests]
 
     def _function(self) -> Any:
         module, _, function = self._name.partition(":")
@@ -88,7 +100,7 @@ class Tables(Source):
     def __init__(self, files: Files, names: Mapping[str, int]) -> None:
         self._files, self._names = files, list(names)
         self.parts = len(self._names)
-        self.identity = [files.path, dict(names)]
+        self.identity = [files.path, dict(names), _times(files, names)]
 
     def read(self, part: int) -> Iterator[Any]:
         try:
@@ -135,7 +147,9 @@ class Read(Source):
             self._parts[-1].append(chunk)
             full += chunk.size
         self.parts = len(self._parts)
-        self.identity = [shards.files.path, [chunk.identity() for part in self._parts for chunk in part]]
+        chunks = [chunk for part in self._parts for chunk in part]
+        names = dict.fromkeys(part.file for chunk in chunks for part in chunk.parts)
+        self.identity = [shards.files.path, [chunk.identity() for chunk in chunks], _times(shards.files, names)]
 
     def read(self, part: int) -> Iterator[Any]:
         from hocket_streaming.writing.chunk_reading import opened

@@ -19,7 +19,7 @@ from hocket.basics.safe_files import replace
 from hocket.errors import ExistingFile, WrongFile, WrongValue
 from hocket_streaming.store.folders import default_folder
 from hocket_streaming.writing import sources
-from hocket_streaming.writing.job import Job, folder
+from hocket_streaming.writing.job import Job, continued, folder
 from hocket_streaming.writing.mds import refuse_existing, target as files_of
 from hocket_streaming.writing.processes import computed
 from hocket_streaming.writing.progress import Progress
@@ -77,6 +77,7 @@ def write(
 ) -> Written:
     """Write a data set in chunks. Called again after a kill, it continues; the bytes are those of a write without it.
 
+    It begins anew if the settings differ, or the source: the file of the function's module, or names, sizes and times of files.
     Samples are written twice: sorted into runs in a folder of work, then merged into files. A local target has its name when it
     is complete; at a URL, ``index.json`` is written last.
 
@@ -99,14 +100,14 @@ def write(
         parts: of a function with the arguments ``part`` and ``parts``; 0 for 64. Another number gives another order.
         source_format: the format of the source, where several would serve.
         source_options: of the format of the source, such as ``{"dtype": "uint16", "length": 2048}`` for tokens.
-        work: a local folder for runs; by default beside a local target, or in the user's cache.
+        work: a local folder, below which a folder for runs is made; by default beside a local target, or in the user's cache.
         storage_options: of fsspec, for URLs.
         progress: where progress is shown.
 
     Raises:
         ExistingFile: the target has files.
         WrongValue: a setting, or a value that does not fit its column.
-        WrongState: another process writes this data set, or it was begun with other settings.
+        WrongState: another process writes this data set.
 
     Example:
         >>> import hocket_streaming, pathlib, tempfile
@@ -126,18 +127,19 @@ def write(
     options = {"compression": compression, "hashes": list(hashes), "size_limit": size_limit, "group": group}
     options |= {"tokenizer": tokenizer, "length": length}
     made = target_for(format, first, stated, **options)  # type: ignore[arg-type]
-    settings = [found.identity, format, stated, bool(shuffle), seed, options]
+    settings = json.dumps([found.identity, format, stated, bool(shuffle), seed, options], sort_keys=True)
+    begun = hashlib.sha256(settings.encode()).hexdigest()
     remote = is_url(target)
     final = Path(target).absolute()
     staging = final.with_name(f".{final.name}.files")
-    digest = hashlib.sha256(target.encode()).hexdigest()[:16]
+    digest = hashlib.sha256((target if remote else str(final)).encode()).hexdigest()[:16]
     beside = final.with_name(f".{final.name}.writing")
-    work = Path(work or (default_folder("writing") / digest if remote else beside)).absolute()
+    work = Path(work or default_folder("writing")).absolute() / digest if work or remote else beside
     files = files_of(target if remote else str(staging), storage_options if remote else None)
     report = work / "complete.json"
-    if not (work if remote else report).exists():
+    if not (continued(work, begun) and (remote or report.exists())):
         _refuse(files, made.last if remote else "", final)
-    with folder(work, settings, staging), progress or Progress(False) as shown:
+    with folder(work, begun, staging, remote), progress or Progress(False) as shown:
         if not report.exists():
             job = Job(found, made, files, work, shuffle, seed, max(1 << 16, memory // (2 * max(1, workers))))
             _compute(job.sort, job.missing("part", found.parts), found.parts, "parts read:", workers, shown)
