@@ -87,6 +87,22 @@ def test_tokens_say_how_they_are_read(tmp_path: Path) -> None:
     assert np.concatenate(rows).tolist() == expected[: len(expected) // 16 * 16]
 
 
+def test_files_of_text_are_documents_of_tokens(tmp_path: Path) -> None:
+    (tmp_path / "s/.git").mkdir(parents=True)
+    for name, text in {"a.py": "é\n\n b\r\n", "b.md": "b\n", ".git/config": "-"}.items():
+        (tmp_path / "s" / name).write_bytes(text.encode())
+    argv = ("--format", "tokens", "--tokenizer", "byte", "--length", "2", "--workers", "0", "--no-shuffle")
+    assert hocket("write", "s", "tok", *argv, "--source-format", "text") == 0
+    texts = [*"é\n\n b\r\n".encode(), 256, *b"b\n", 256]
+    assert np.fromfile(tmp_path / "tok/tokens.00000.bin", "<u2").tolist() == texts
+    assert hocket("write", "s", "md", *argv, "--source-format", "text", "--option", 'extensions=["md"]') == 0
+    assert np.fromfile(tmp_path / "md/tokens.00000.bin", "<u2").tolist() == [*b"b\n", 256]
+    assert hocket("write", "s", "lines", "--source-format", "text", "--workers", "0", "--no-shuffle") == 0
+    assert read(tmp_path / "lines") == [{"text": "é"}, {"text": " b"}, {"text": "b"}]
+    (tmp_path / "s/c.py").write_bytes(b"\xff")
+    assert hocket("write", "s", "bad", *argv, "--source-format", "text") == 2
+
+
 def test_tokenizer_of_a_file(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     model = tokenizers.models.WordLevel({"do": 0, "<unk>": 1, "<eos>": 2}, unk_token="<unk>")
@@ -169,6 +185,7 @@ def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
         (("write", "a.jsonl", "x", "--format", "tokens", "--length", "8"), "tokenizer"),
         (("plan", "a.jsonl", "--machines", "3", "--ranks", "4"), "multiple of --machines"),
         (("check", "nowhere"), "does not exist"),
+        (("write", "source.py", "x"), "'source:samples'"),
         (("check", "a.jsonl", "--share", "2"), "share=2"),
     ],
 )

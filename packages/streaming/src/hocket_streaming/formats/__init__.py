@@ -94,6 +94,7 @@ def _detected(files: Files) -> tuple[type[Shards], dict[str, Any]]:
     others = f" Formats that cannot be used: {' '.join(broken)}" if broken else ""
     raise WrongFile(
         f"{files.url()} is of no format that is installed. It has files {there}. The formats are "
-        f"{', '.join(entry.name for entry in entries)}: name one by format=, if it is one of them, or install a package with a "
+        f"{', '.join(entry.name for entry in entries)}: name one by format= (on the command line "
+        f"--source-format), such as text for any files of text, or install a package with a "
         f"plug-in of the group hocket.v1.{_KIND}; `hocket plugins new {_KIND} NAME` begins one.{others}"
     )

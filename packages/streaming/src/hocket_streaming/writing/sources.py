@@ -13,14 +13,16 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket.errors import MissingPackage, WrongFile, WrongType, WrongValue
 
 if TYPE_CHECKING:
-    from hocket_streaming.shards import Chunk, Shards
+    from hocket_streaming.formats.lines import Text
+    from hocket_streaming.shards import Shards
     from hocket_streaming.store.files import Files
 
+T = TypeVar("T")
 #: Bytes of a part of a source of files, about.
 PART = 1 << 26
 _BLOCK = 1 << 22
@@ -131,6 +133,31 @@ class _Opened(io.RawIOBase):
         return size
 
 
+def _grouped(sizes: Iterable[tuple[T, int]], limit: int) -> list[list[T]]:
+    groups: list[list[T]] = []
+    full = limit
+    for each, size in sizes:
+        if full >= limit:
+            groups.append([])
+            full = 0
+        groups[-1].append(each)
+        full += size
+    return groups
+
+
+class Documents(Source):
+    """Files of text, of which every one is a sample; a part is some of them."""
+
+    def __init__(self, shards: Text) -> None:
+        self._shards, names = shards, shards.data_files()
+        self._parts = _grouped(names.items(), PART)
+        self.parts = len(self._parts)
+        self.identity = ["documents", shards.files.path, names, _times(shards.files, names)]
+
+    def read(self, part: int) -> Iterator[Any]:
+        yield from map(self._shards.document, self._parts[part])
+
+
 class Read(Source):
     """A data set of a format that hocket reads; a part is some of its chunks."""
 
@@ -138,14 +165,7 @@ class Read(Source):
         from hocket_streaming.indexes import indexed
 
         self._shards = shards
-        self._parts: list[list[Chunk]] = []
-        full = size
-        for chunk in indexed(shards):
-            if full >= size:
-                self._parts.append([])
-                full = 0
-            self._parts[-1].append(chunk)
-            full += chunk.size
+        self._parts = _grouped(((chunk, chunk.size) for chunk in indexed(shards)), size)
         self.parts = len(self._parts)
         chunks = [chunk for part in self._parts for chunk in part]
         names = dict.fromkeys(part.file for chunk in chunks for part in chunk.parts)
@@ -166,6 +186,7 @@ def find(
     parts: int = 0,
     storage_options: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
+    documents: bool = False,
 ) -> Source:
     """Return the source of this name: ``module:function``, a folder, a file, or a URL.
 
@@ -174,21 +195,27 @@ def find(
         parts: of a function.
         storage_options: of fsspec.
         options: of the format.
+        documents: whether a file of text is one sample, and not its lines.
     """
     module, _, function = source.partition(":")
+    if module.endswith(".py") and not format:
+        name = function or "samples"
+        raise WrongValue(f"{source!r} is a file of Python. Name a function of it: '{Path(module).stem}:{name}'.")
     if (
         function.isidentifier()
         and all(each.isidentifier() for each in module.split("."))
         and not os.path.exists(source)
     ):
         return Called(source, parts)
+    from hocket_streaming import formats
+    from hocket_streaming.formats.common import listed
+    from hocket_streaming.formats.lines import Text
     from hocket_streaming.store.files import Files
 
     files = Files(source, dict(storage_options) if storage_options else None)
     if not format and (source.endswith(".csv") or "://" not in source):
-        names = files.names()
-        if all(name.endswith(".csv") for name in names):
+        names = listed(files)
+        if names and all(name.endswith(".csv") for name in names):
             return Tables(files, names)
-    from hocket_streaming import formats
-
-    return Read(formats.find(files, format or None, **(options or {})))
+    shards = formats.find(files, format or None, **(options or {}))
+    return Documents(shards) if documents and isinstance(shards, Text) else Read(shards)

@@ -121,7 +121,7 @@ def write(
         raise WrongValue(f"workers={workers} and memory={memory} should be 0 to 4096, and at least {1 << 16} bytes.")
     found = source
     if isinstance(found, str):
-        found = sources.find(found, source_format, parts, storage_options, source_options)
+        found = sources.find(found, source_format, parts, storage_options, source_options, format == "tokens")
     first = _first(found)
     stated = dict(columns or {})
     options = {"compression": compression, "hashes": list(hashes), "size_limit": size_limit, "group": group}
