@@ -173,6 +173,16 @@ def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(sizes) <= report["all"]["bytes"] <= (1 + (4 + 2) / len(sizes)) * sum(sizes)
 
 
+LATE = """
+def number(): return 5
+
+
+def raising():
+    yield {"a": 1}
+    {}["page"]
+"""
+
+
 @pytest.mark.parametrize(
     ("argv", "error"),
     [
@@ -185,11 +195,38 @@ def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
         (("write", "a.jsonl", "x", "--format", "tokens", "--length", "8"), "tokenizer"),
         (("plan", "a.jsonl", "--machines", "3", "--ranks", "4"), "multiple of --machines"),
         (("check", "nowhere"), "does not exist"),
+        (("write", "a.jsonl", "x", "--size-limit", "0"), "--size-limit 0"),
+        (("write", "a.jsonl", "x", "--tokenizer", "byte"), "Write --format tokens"),
+        (("write", ".", "x"), "is inside the source"),
+        (("write", "empty.jsonl", "x"), "empty.jsonl has no samples"),
+        (("write", "a.jsonl", "a.jsonl/x"), "a.jsonl"),
+        (("write", "a.jsonl", "/proc/x"), "/proc/.x.writing"),
+        (("write", "late_source:number", "x"), "late_source.py, line 2: TypeError: 'int'"),
+        (("write", "late_source:raising", "x"), "late_source.py, line 7: KeyError: 'page'"),
+        (("write", "a.jsonl", "x", "--work", "w", "--columns", "score=int8"), "can be deleted"),
+        (("index", "/proc/1/task"), "/proc"),
+        (("plan", "a.jsonl", "--bandwidth", "fast"), "--bandwidth"),
+        (("plan", "a.jsonl", "--machines", "0"), "--machines 0"),
+        (("check", "mds/index.json"), "Name its folder: "),
+        (("check", "*.jsonl"), "list the files"),
+        (("check", "t.bin", "--option", "dtype=unit16", "--option", "length=2"), "dtype='unit16'"),
+        (("check", "t.bin", "--option", "dtype=uint16", "--option", "length=0"), "length=0"),
+        (("check", "t.bin", "--option", "dtype=uint16", "--option", "length=2", "--option", "skip=9"), "skip=9"),
+        (("check", "tok", "--option", "dtype=uint32"), "dtype='uint32' contradicts"),
+        (("check", "tok", "--option", "skip=1"), "skip=1 contradicts"),
         (("write", "source.py", "x"), "'source:samples'"),
-        (("check", "a.jsonl", "--share", "2"), "share=2"),
+        (("check", "a.jsonl", "--share", "2"), "--share 2"),
     ],
 )
 def test_mistakes_are_one_paragraph(argv: tuple[str, ...], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty.jsonl").touch()
+    Path("t.bin").write_bytes(bytes(8))
+    Path("late_source.py").write_text(LATE)
+    Path("mds").mkdir()
+    Path("mds/index.json").write_text("{}")
+    Path("tok").mkdir()
+    Path("tok/tokens.json").write_text('{"dtype": "uint16", "length": 2}')
+    Path("tok/a.bin").write_bytes(bytes(8))
     assert hocket(*argv) == 2
     out, err = capsys.readouterr()
     assert error in err and err.count("\n") == 1 and not out and not Path("x").exists()
@@ -219,7 +256,9 @@ def test_control_c_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pyte
     _, err = writer.communicate(timeout=20)
     assert (
         writer.returncode == -signal.SIGINT
-        and err == "hocket data: interrupted. The same command continues where it ended.\n"
+        and err.startswith("hocket data: interrupted. The same command continues from ")
+        and f"{tmp_path}/.out.writing" in err
+        and err.count("\n") == 1
     )
     assert not (tmp_path / "out").exists()
     assert subprocess.run(argv, check=True).returncode == 0

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from hocket.basics.safe_files import printable
-from hocket.errors import WrongValue
+from hocket.errors import Mistake, Setting, WrongFile, WrongValue, rendered
 from hocket.hookspecs.command import Command
 from hocket_cli.exit_codes import ExitCode
 from hocket_streaming.commands.data_arguments import add_arguments
@@ -23,7 +23,21 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the action; 1 if `check` found damage."""
+    """Run the action; 1 if `check` found damage. Errors name settings as they are typed."""
+    try:
+        return _run(args)
+    except Mistake as error:
+        error.args = (rendered(error.marked, _typed),)
+        raise
+    except OSError as error:
+        raise WrongFile(f"{error}. Check the path, its rights and the disk.") from error
+
+
+def _typed(setting: Setting) -> str:
+    return f"--{setting.name.replace('_', '-')} {setting.value}" if setting.name else setting.value
+
+
+def _run(args: argparse.Namespace) -> int:
     if args.action in ("write", "convert"):
         return _write(args)
     reports = []
@@ -97,7 +111,7 @@ def _checked(path: str, found: Checked) -> str:
 def _plan(path: str, args: argparse.Namespace) -> dict[str, Any]:
     from hocket_streaming import indexes
     from hocket_streaming.writing.planning import Network, Sized, plan
-    from hocket_streaming.writing.sizes import size_of
+    from hocket_streaming.writing.sizes import bandwidth_of, size_of
 
     if args.ranks is not None and (args.machines < 1 or args.ranks < 1 or args.ranks % args.machines):
         raise WrongValue(f"--ranks {args.ranks} is not a multiple of --machines {args.machines}. Write one that is.")
@@ -114,7 +128,7 @@ def _plan(path: str, args: argparse.Namespace) -> dict[str, Any]:
         lanes=args.lanes,
         window=args.window,
         cache_limit=size_of(args.cache_limit),
-        network=Network(size_of(args.bandwidth), args.latency, args.requests),
+        network=Network(bandwidth_of(args.bandwidth), args.latency, args.requests),
     )
     report = {
         **dataclasses.asdict(found),
@@ -172,8 +186,8 @@ def _write(args: argparse.Namespace) -> int:
             storage_options=_pairs(args.storage_option),
             progress=Progress(not args.json),
         )
-    except KeyboardInterrupt:
-        print("hocket data: interrupted. The same command continues where it ended.", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(printable(" ".join(["hocket data: interrupted.", *getattr(error, "__notes__", ())])), file=sys.stderr)
         raise KeyboardInterrupt("interrupted") from None
     if args.json:
         print(json.dumps(dataclasses.asdict(done), indent=1))

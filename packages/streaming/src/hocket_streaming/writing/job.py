@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.basics.safe_files import replace
 from hocket.errors import WrongState
 from hocket.help import warn
+from hocket_streaming.errors import MissingData
 from hocket_streaming.writing import runs
 
 if TYPE_CHECKING:
@@ -81,9 +82,18 @@ class Job:
         """Write a file of the data set, and return what the last file says about it."""
         samples = runs.read(self._runs, self.ranges[number])
         name, content, entry = self.target.file(number, len(self.ranges), samples)
-        self.files.write(name, content)
+        self.write(name, content)
         replace(self.work / f"file-{number:06}.json", json.dumps([name, len(content), entry]))
         return entry
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file of the data set."""
+        try:
+            self.files.write(name, content)
+        except MissingData as error:
+            raise MissingData(
+                f"{self.files.url(name)} cannot be written: the bucket does not exist. Create it, or write to another one."
+            ) from error
 
     @cached_property
     def ranges(self) -> list[runs.Range]:

@@ -11,11 +11,12 @@ import inspect
 import io
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hocket.errors import MissingPackage, WrongFile, WrongType, WrongValue
+from hocket.errors import MissingPackage, Mistake, WrongFile, WrongState, WrongType, WrongValue
 
 if TYPE_CHECKING:
     from hocket_streaming.formats.lines import Text
@@ -93,7 +94,20 @@ class Called(Source):
         return found
 
     def read(self, part: int) -> Iterator[Any]:
-        yield from self._function()(part=part, parts=self.parts) if self._parted else self._function()()
+        function = self._function()
+        try:
+            yield from function(part=part, parts=self.parts) if self._parted else function()
+        except Exception as error:
+            if isinstance(error, Mistake):
+                raise
+            code = getattr(inspect.unwrap(function), "__code__", None)
+            file, line = (code.co_filename, code.co_firstlineno) if code else (self._name, 0)
+            for frame in traceback.extract_tb(error.__traceback__):
+                line = frame.lineno if frame.filename == file and frame.lineno else line
+            raise WrongState(
+                f"The source {self._name} failed in {file}, line {line}: {type(error).__name__}: {error}. "
+                "It should yield samples."
+            ) from error
 
 
 class Tables(Source):

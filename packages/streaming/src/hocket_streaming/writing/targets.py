@@ -170,21 +170,30 @@ def target_for(
     length: int,
 ) -> Target:
     """Return the target for a format, by the first samples of the source and what is stated."""
+    limit = SIZE_LIMIT if format == "mds" else 1 << 28
+    limit = limit if size_limit is None else size_limit
+    if not 0 < limit < LARGEST:
+        raise WrongValue(
+            f"«size_limit={size_limit}» should be from 1 to {LARGEST - 1} bytes. Write «size_limit=67108864»."
+        )
+    for name, value in (("tokenizer", tokenizer), ("length", length)):
+        if value and format != "tokens":
+            raise WrongValue(
+                f"«{name}={value}» is for tokens, and the format is {format}. Write «format=tokens», or leave it out."
+            )
     if format == "tokens":
         from hocket_streaming.writing.tokens import tokenizing
 
         if length < 1:
             raise WrongValue(f"length={length} is not a number of tokens. Write «length=2048¦--length 2048».")
-        return TokensTarget(tokenizing(first, tokenizer), length, size_limit or 1 << 28)
+        return TokensTarget(tokenizing(first, tokenizer), length, limit)
     if format not in FORMATS:
         raise WrongValue(f"format={format!r} cannot be written. Write one of: {', '.join(FORMATS)}.")
     encodings = infer(map(plain, first), columns)
     if format == "mds":
-        return MDSTarget(encodings, compression, hashes, size_limit or SIZE_LIMIT)
-    if size_limit is not None and not 0 < size_limit < LARGEST:
-        raise WrongValue(f"size_limit={size_limit} should be from 1 to {LARGEST - 1} bytes. Write 268435456.")
+        return MDSTarget(encodings, compression, hashes, limit)
     types = {name: _type(name, kind, [plain(sample)[name] for sample in first]) for name, kind in encodings.items()}
-    return ParquetTarget(encodings, types, compression, size_limit or 1 << 28, group)
+    return ParquetTarget(encodings, types, compression, limit, group)
 
 
 def _type(name: str, encoding: str, values: Sequence[Any]) -> Any:
