@@ -95,7 +95,7 @@ def _detected(files: Files) -> tuple[type[Shards], dict[str, Any]]:
         raise MissingData(
             f"{files.url()}: patterns are not expanded. Name the folder, or list the files: path=['a', 'b']."
         )
-    if list(files.names()) == [name := posixpath.basename(files.path)] and name.endswith((".json", ".mds", ".bin")):
+    if list(files.names()) == [name := posixpath.basename(files.path)] and name.endswith((".json", ".mds")):
         raise WrongFile(
             f"{files.url()} is one file of a data set. Name its folder: {masked(posixpath.dirname(files.path))}"
         )

@@ -10,17 +10,8 @@ import numpy as np
 
 from hocket.errors import WrongFile
 from hocket_streaming import checksums
-from hocket_streaming.formats import compression
-from hocket_streaming.formats.common import (
-    BLOCK,
-    damaged,
-    extensions_of,
-    in_threads,
-    listed,
-    nothing,
-    of_extensions,
-    positive,
-)
+from hocket_streaming.formats import common, compression
+from hocket_streaming.formats.common import BLOCK, damaged, in_threads, listed, nothing, positive
 from hocket_streaming.shards import Chunk, Part, Shards
 
 if TYPE_CHECKING:
@@ -200,12 +191,12 @@ class Text(Lines):
 
     def __init__(self, files: Files, *, extensions: Sequence[str] | None = None, chunk_bytes: int = 1 << 20) -> None:
         super().__init__(files, chunk_bytes=chunk_bytes)
-        self.extensions = extensions_of(extensions)
+        self.extensions = common.extensions_of(extensions)
 
     def data_files(self) -> dict[str, int]:
         """Return the files with these extensions."""
         names = Shards(self.files).data_files()
-        return (self.extensions is None and super().data_files()) or of_extensions(names, self.extensions)
+        return (self.extensions is None and super().data_files()) or common.of_extensions(names, self.extensions)
 
     def document(self, name: str) -> str:
         """Return the text of a file."""

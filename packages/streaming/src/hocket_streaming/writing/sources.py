@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hocket.errors import MissingPackage, Mistake, WrongFile, WrongState, WrongType, WrongValue
+from hocket.errors import Mistake, WrongFile, WrongState, WrongType, WrongValue
+from hocket_streaming.formats.common import listed, pyarrow
 
 if TYPE_CHECKING:
     from hocket_streaming.formats.lines import Text
@@ -119,12 +120,9 @@ class Tables(Source):
         self.identity = [files.path, dict(names), _times(files, names)]
 
     def read(self, part: int) -> Iterator[Any]:
-        try:
-            from pyarrow import csv
-        except ModuleNotFoundError:
-            raise MissingPackage(
-                'CSV needs pyarrow, which is not installed. Type: pip install "hocket-streaming[parquet]"'
-            ) from None
+        pyarrow("CSV")
+        from pyarrow import csv
+
         name = self._names[part]
         try:
             for batch in csv.open_csv(io.BufferedReader(_Opened(self._files, name), _BLOCK)):
@@ -222,7 +220,6 @@ def find(
     ):
         return Called(source, parts)
     from hocket_streaming import formats
-    from hocket_streaming.formats.common import listed
     from hocket_streaming.formats.lines import Text
     from hocket_streaming.store.files import Files
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hocket.errors import MissingPackage, WrongValue
+from hocket.errors import WrongValue
+from hocket_streaming.formats.common import pyarrow
 from hocket_streaming.writing.columns import Columns, infer, plain
 from hocket_streaming.writing.mds import INDEX, LARGEST, SIZE_LIMIT, MDSFiles
 from hocket_streaming.writing.runs import Filling
@@ -94,7 +95,7 @@ class ParquetTarget(Target):
         return self._columns.encode(plain(sample))
 
     def file(self, number: int, count: int, samples: Sequence[bytes]) -> tuple[str, bytes, Entry]:
-        arrow = pyarrow()
+        arrow = pyarrow("Parquet")
         rows = [self._columns.decode(sample) for sample in samples]
         arrays = []
         for name, kind in self._types.items():
@@ -197,7 +198,7 @@ def target_for(
 
 
 def _type(name: str, encoding: str, values: Sequence[Any]) -> Any:
-    arrow = pyarrow()
+    arrow = pyarrow("Parquet")
     kind, _, dtype = encoding.partition(":")
     simple = {
         "int": "int64",
@@ -221,15 +222,3 @@ def _type(name: str, encoding: str, values: Sequence[Any]) -> Any:
     if kind == "json":
         return arrow.array(values).type
     return arrow.type_for_alias(simple.get(kind, kind))
-
-
-def pyarrow() -> Any:
-    """Return pyarrow with what reads and writes Parquet."""
-    try:
-        import pyarrow as arrow
-        import pyarrow.parquet
-    except ModuleNotFoundError:
-        raise MissingPackage(
-            'Parquet needs pyarrow, which is not installed. Type: pip install "hocket-streaming[parquet]"'
-        ) from None
-    return arrow
