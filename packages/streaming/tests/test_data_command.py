@@ -161,6 +161,8 @@ def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
         "1",
         "--cache-limit",
         "5kB",
+        "--bandwidth",
+        "1Gbit/s",
     ]
     assert hocket(*argv) == 0
     assert "Raise --cache-limit" in capsys.readouterr().out

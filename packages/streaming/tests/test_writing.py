@@ -26,7 +26,7 @@ import xxhash
 from stand_in import Rule, serving
 
 from hocket.errors import ExistingFile, WrongFile, WrongValue
-from hocket_streaming.errors import AccessDenied
+from hocket_streaming.errors import AccessDenied, MissingData
 from hocket_streaming.order.sampler import GlobalOrder
 from hocket_streaming.writing import job, progress, runs
 from hocket_streaming.writing.columns import Columns, infer
@@ -423,6 +423,9 @@ def test_a_store_that_fails_now_and_then_and_one_that_refuses(tmp_path: Path) ->
         began = time.monotonic()
         with pytest.raises(AccessDenied, match=r"s3://bucket/other/shard\.00001"):
             write("writing_source:numbered", "s3://bucket/other", **options)  # type: ignore[arg-type]
+        store.rules.append(Rule("absent/", 404))
+        with pytest.raises(MissingData, match="the bucket does not exist"):
+            write("writing_source:numbered", "s3://absent/mds", **options)  # type: ignore[arg-type]
         assert "bucket/other/index.json" not in store.files and time.monotonic() - began < 10
         store.rules.clear()
         write("writing_source:numbered", "s3://bucket/other", **options)  # type: ignore[arg-type]

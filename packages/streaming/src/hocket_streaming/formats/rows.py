@@ -153,10 +153,8 @@ class Tokens(Rows):
         chunk_bytes: int = UNIT,
     ) -> None:
         about = _about(files, needed=dtype is None or length is None)
-        dtype, length = (
-            about.get("dtype") if dtype is None else dtype,
-            about.get("length") if length is None else length,
-        )
+        dtype = about.get("dtype") if dtype is None else dtype
+        length = about.get("length") if length is None else length
         super().__init__(files, length=length, chunk_bytes=chunk_bytes)
         try:
             kind = np.dtype(dtype) if isinstance(dtype, str) else None
@@ -242,16 +240,7 @@ class Npy(Rows):
                 head = self.files.read(name, 0, start)
             about = ast.literal_eval(head[start - length : start].decode("latin1" if head[6] < 3 else "utf-8"))
             dtype, shape = np.dtype(about["descr"]), tuple(int(each) for each in about["shape"])
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            IndexError,
-            SyntaxError,
-            struct.error,
-            RecursionError,
-            MemoryError,
-        ) as error:
+        except (ValueError, LookupError, TypeError, SyntaxError, struct.error, RecursionError, MemoryError) as error:
             raise WrongFile(
                 f"{self.files.url(name)} is not a .npy file: {error}. Write it again with numpy.save."
             ) from error

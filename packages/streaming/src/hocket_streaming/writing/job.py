@@ -154,8 +154,8 @@ def folder(path: Path, digest: str, staging: Path, remote: bool) -> Iterator[Non
         if said.exists() and not continued(path, digest):
             if remote and (path / "ranges.json").exists():
                 raise WrongState(
-                    f"This data set was begun with another source or other settings, and has files at the target. Remove "
-                    f"them and the folder {path}, or write to another target."
+                    "This data set was begun with another source or other settings, and may have files at the target. "
+                    f"Remove them and the folder {path}, or write to another target."
                 )
             warn(f"The source or the settings are not those of the work in {path}: the write begins anew.")
             shutil.rmtree(staging, ignore_errors=True)

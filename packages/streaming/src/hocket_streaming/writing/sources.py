@@ -71,10 +71,8 @@ class Called(Source):
         self.parts = parts or (_PARTS if wanted else 1)
         code = getattr(inspect.unwrap(self._function()), "__code__", None)
         files = {sys.modules[name.partition(":")[0]].__file__ or "", code.co_filename if code else ""}
-        digests = [
-            hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in sorted(files) if os.path.isfile(file)
-        ]
-        self.identity = [name, self.parts, digests]
+        contents = [Path(file).read_bytes() for file in sorted(files) if os.path.isfile(file)]
+        self.identity = [name, self.parts, [hashlib.sha256(each).hexdigest() for each in contents]]
 
     def _function(self) -> Any:
         module, _, function = self._name.partition(":")

@@ -149,13 +149,8 @@ class TokensTarget(Target):
         return name, content, {"file": name, "tokens": len(content) // self._tokenizing.dtype.itemsize}
 
     def index(self, entries: Sequence[Entry]) -> bytes:
-        about = {
-            "format": "tokens",
-            "dtype": self._tokenizing.dtype.name,
-            "length": self._length,
-            **self._tokenizing.about,
-        }
-        return json.dumps({**about, "files": list(entries)}, indent=1).encode()
+        about = {"format": "tokens", "dtype": self._tokenizing.dtype.name, "length": self._length}
+        return json.dumps({**about, **self._tokenizing.about, "files": list(entries)}, indent=1).encode()
 
 
 def target_for(
@@ -200,14 +195,7 @@ def target_for(
 def _type(name: str, encoding: str, values: Sequence[Any]) -> Any:
     arrow = pyarrow("Parquet")
     kind, _, dtype = encoding.partition(":")
-    simple = {
-        "int": "int64",
-        "bytes": "binary",
-        "str": "string",
-        "jpeg": "binary",
-        "png": "binary",
-        "float64": "float64",
-    }
+    simple = {"int": "int64", "bytes": "binary", "str": "string", "jpeg": "binary", "png": "binary"}
     if kind == "ndarray":
         found = {(np.asarray(value).dtype.name, np.asarray(value).ndim) for value in values}
         if len(found) != 1:
