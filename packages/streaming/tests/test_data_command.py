@@ -87,6 +87,22 @@ def test_tokens_say_how_they_are_read(tmp_path: Path) -> None:
     assert np.concatenate(rows).tolist() == expected[: len(expected) // 16 * 16]
 
 
+def test_files_of_text_are_documents_of_tokens(tmp_path: Path) -> None:
+    (tmp_path / "s/.git").mkdir(parents=True)
+    for name, text in {"a.py": "é\n\n b\r\n", "b.md": "b\n", ".git/config": "-"}.items():
+        (tmp_path / "s" / name).write_bytes(text.encode())
+    argv = ("--format", "tokens", "--tokenizer", "byte", "--length", "2", "--workers", "0", "--no-shuffle")
+    assert hocket("write", "s", "tok", *argv, "--source-format", "text") == 0
+    texts = [*"é\n\n b\r\n".encode(), 256, *b"b\n", 256]
+    assert np.fromfile(tmp_path / "tok/tokens.00000.bin", "<u2").tolist() == texts
+    assert hocket("write", "s", "md", *argv, "--source-format", "text", "--option", 'extensions=["md"]') == 0
+    assert np.fromfile(tmp_path / "md/tokens.00000.bin", "<u2").tolist() == [*b"b\n", 256]
+    assert hocket("write", "s", "lines", "--source-format", "text", "--workers", "0", "--no-shuffle") == 0
+    assert read(tmp_path / "lines") == [{"text": "é"}, {"text": " b"}, {"text": "b"}]
+    (tmp_path / "s/c.py").write_bytes(b"\xff")
+    assert hocket("write", "s", "bad", *argv, "--source-format", "text") == 2
+
+
 def test_tokenizer_of_a_file(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     model = tokenizers.models.WordLevel({"do": 0, "<unk>": 1, "<eos>": 2}, unk_token="<unk>")
@@ -145,6 +161,8 @@ def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
         "1",
         "--cache-limit",
         "5kB",
+        "--bandwidth",
+        "1Gbit/s",
     ]
     assert hocket(*argv) == 0
     assert "Raise --cache-limit" in capsys.readouterr().out
@@ -155,6 +173,16 @@ def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert (report["samples"], report["bytes"], report["quality"]) == (900, sum(sizes), 1 + 32 / 4)
     assert report["cache"] == 2 * 2 * 1 * max(sizes) and not report["cache_suffices"]
     assert sum(sizes) <= report["all"]["bytes"] <= (1 + (4 + 2) / len(sizes)) * sum(sizes)
+
+
+LATE = """
+def number(): return 5
+
+
+def raising():
+    yield {"a": 1}
+    {}["page"]
+"""
 
 
 @pytest.mark.parametrize(
@@ -169,10 +197,38 @@ def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
         (("write", "a.jsonl", "x", "--format", "tokens", "--length", "8"), "tokenizer"),
         (("plan", "a.jsonl", "--machines", "3", "--ranks", "4"), "multiple of --machines"),
         (("check", "nowhere"), "does not exist"),
-        (("check", "a.jsonl", "--share", "2"), "share=2"),
+        (("write", "a.jsonl", "x", "--size-limit", "0"), "--size-limit 0"),
+        (("write", "a.jsonl", "x", "--tokenizer", "byte"), "Write --format tokens"),
+        (("write", ".", "x"), "is inside the source"),
+        (("write", "empty.jsonl", "x"), "empty.jsonl has no samples"),
+        (("write", "a.jsonl", "a.jsonl/x"), "a.jsonl"),
+        (("write", "a.jsonl", "/proc/x"), "/proc/.x.writing"),
+        (("write", "late_source:number", "x"), "late_source.py, line 2: TypeError: 'int'"),
+        (("write", "late_source:raising", "x"), "late_source.py, line 7: KeyError: 'page'"),
+        (("write", "a.jsonl", "x", "--work", "w", "--columns", "score=int8"), "can be deleted"),
+        (("index", "/proc/1/task"), "/proc"),
+        (("plan", "a.jsonl", "--bandwidth", "fast"), "--bandwidth"),
+        (("plan", "a.jsonl", "--machines", "0"), "--machines 0"),
+        (("check", "mds/index.json"), "Name its folder: "),
+        (("check", "*.jsonl"), "list the files"),
+        (("check", "t.bin", "--option", "dtype=unit16", "--option", "length=2"), "dtype='unit16'"),
+        (("check", "t.bin", "--option", "dtype=uint16", "--option", "length=0"), "length=0"),
+        (("check", "t.bin", "--option", "dtype=uint16", "--option", "length=2", "--option", "skip=9"), "skip=9"),
+        (("check", "tok", "--option", "dtype=uint32"), "dtype='uint32' contradicts"),
+        (("check", "tok", "--option", "skip=1"), "skip=1 contradicts"),
+        (("write", "source.py", "x"), "'source:samples'"),
+        (("check", "a.jsonl", "--share", "2"), "--share 2"),
     ],
 )
 def test_mistakes_are_one_paragraph(argv: tuple[str, ...], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty.jsonl").touch()
+    Path("t.bin").write_bytes(bytes(8))
+    Path("late_source.py").write_text(LATE)
+    Path("mds").mkdir()
+    Path("mds/index.json").write_text("{}")
+    Path("tok").mkdir()
+    Path("tok/tokens.json").write_text('{"dtype": "uint16", "length": 2}')
+    Path("tok/a.bin").write_bytes(bytes(8))
     assert hocket(*argv) == 2
     out, err = capsys.readouterr()
     assert error in err and err.count("\n") == 1 and not out and not Path("x").exists()
@@ -202,7 +258,9 @@ def test_control_c_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pyte
     _, err = writer.communicate(timeout=20)
     assert (
         writer.returncode == -signal.SIGINT
-        and err == "hocket data: interrupted. The same command continues where it ended.\n"
+        and err.startswith("hocket data: interrupted. The same command continues from ")
+        and f"{tmp_path}/.out.writing" in err
+        and err.count("\n") == 1
     )
     assert not (tmp_path / "out").exists()
     assert subprocess.run(argv, check=True).returncode == 0

@@ -232,7 +232,7 @@ def test_safetensors_say_which_tensors_there_are(tmp_path):
     "options", [{}, {"dtype": "uint16"}, {"length": 8}, {"dtype": "uint17", "length": 8}, {"dtype": "O", "length": 1}]
 )
 def test_tokens_need_a_type_and_a_length(tmp_path, options):
-    with pytest.raises(WrongValue, match="dtype='uint16', length=2048"):
+    with pytest.raises(WrongValue, match="for example dtype='uint16'"):
         Tokens(Files(str(tmp_path)), **options)
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from hocket.errors import WrongValue
 from hocket_streaming.order.sampler import GlobalOrder, RankSlice
 from hocket_streaming.writing.planning import Network, Sized, plan
-from hocket_streaming.writing.simulate import simulate, simulated
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+from streaming_simulation import simulate, simulated
 
 SIZES = [37, 50, 50, 11, 50, 43, 50, 50, 29, 50] * 6
 DATA = Sized(SIZES, [each * 10 for each in SIZES], [each * 20 for each in SIZES], "data")

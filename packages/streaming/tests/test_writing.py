@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -11,7 +12,9 @@ import struct
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,8 +25,8 @@ import writing_source
 import xxhash
 from stand_in import Rule, serving
 
-from hocket.errors import ExistingFile, WrongFile, WrongState, WrongValue
-from hocket_streaming.errors import AccessDenied
+from hocket.errors import ExistingFile, WrongFile, WrongValue
+from hocket_streaming.errors import AccessDenied, MissingData
 from hocket_streaming.order.sampler import GlobalOrder
 from hocket_streaming.writing import job, progress, runs
 from hocket_streaming.writing.columns import Columns, infer
@@ -276,7 +279,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         write("writing_source:late", str(tmp_path / "a"), parts=2)
     with pytest.raises(WrongValue, match="--columns score=json"):
         write("writing_source:late", str(tmp_path / "a"))
-    with pytest.raises(WrongState, match="other settings"):
+    with pytest.raises(WrongValue, match="score=json"), pytest.warns(UserWarning, match="begins anew"):
         write("writing_source:late", str(tmp_path / "a"), seed=3)
     assert write("writing_source:late", str(tmp_path / "b"), columns={"score": "json"}).samples == 1500
     with pytest.raises(ExistingFile, match="is there already"):
@@ -295,6 +298,48 @@ def test_tokens_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
         write(
             "writing_source:latin", str(tmp_path / "c"), format="tokens", length=2, tokenizer=str(tmp_path / "t.json")
         )
+
+
+PARTS = """
+def samples(part, parts):
+    if part == 5 and {fails}:
+        raise RuntimeError("no such page")
+    yield {{"number": part, "code": "{code}"}}
+"""
+
+
+def test_a_mended_function_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source, target, other = tmp_path / "mended_source.py", str(tmp_path / "a"), tmp_path / "scratch/mine.txt"
+    other.parent.mkdir()
+    other.write_text("kept")
+    for code in ("old", "new"):
+        source.write_text(PARTS.format(fails=code == "old", code=code))
+        sys.modules.pop("mended_source", None)
+        importlib.invalidate_caches()
+        if code == "old":
+            with pytest.raises(RuntimeError, match="no such page"):
+                write("mended_source:samples", target, parts=8, work=other.parent)
+        else:
+            with pytest.warns(UserWarning, match="begins anew"):
+                write("mended_source:samples", target, parts=8, work=other.parent)
+    assert sorted((sample["number"], sample["code"]) for sample in read_mds(tmp_path / "a")) == [
+        (number, "new") for number in range(8)
+    ]
+    assert [*other.parent.iterdir()] == [other], "the folder of work is the user's"
+
+
+def test_a_file_that_changed_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "a"}')
+    for second in (1, 2):
+        os.utime(file, (second, second))
+        with monkeypatch.context() as patch, warnings.catch_warnings(record=True, action="always") as warned:
+            if second == 1:
+                patch.setattr(job.Job, "make", None)  # ends after the merges, as a kill would
+            with pytest.raises(TypeError) if second == 1 else nullcontext():
+                write(str(file), str(tmp_path / "out"))
+    assert [*read_mds(tmp_path / "out")] == [{"text": "a"}] and "begins anew" in str(warned[0].message)
 
 
 def test_memory_store(tmp_path: Path) -> None:
@@ -378,6 +423,9 @@ def test_a_store_that_fails_now_and_then_and_one_that_refuses(tmp_path: Path) ->
         began = time.monotonic()
         with pytest.raises(AccessDenied, match=r"s3://bucket/other/shard\.00001"):
             write("writing_source:numbered", "s3://bucket/other", **options)  # type: ignore[arg-type]
+        store.rules.append(Rule("absent/", 404))
+        with pytest.raises(MissingData, match="the bucket does not exist"):
+            write("writing_source:numbered", "s3://absent/mds", **options)  # type: ignore[arg-type]
         assert "bucket/other/index.json" not in store.files and time.monotonic() - began < 10
         store.rules.clear()
         write("writing_source:numbered", "s3://bucket/other", **options)  # type: ignore[arg-type]

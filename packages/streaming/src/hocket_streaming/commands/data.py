@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from hocket.basics.safe_files import printable
-from hocket.errors import WrongValue
+from hocket.errors import Mistake, Setting, WrongFile, WrongValue, rendered
 from hocket.hookspecs.command import Command
 from hocket_cli.exit_codes import ExitCode
 from hocket_streaming.commands.data_arguments import add_arguments
@@ -23,14 +23,27 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the action; 1 if `check` found damage."""
+    """Run the action; 1 if `check` found damage. Errors name settings as they are typed."""
+    try:
+        return _run(args)
+    except Mistake as error:
+        error.args = (rendered(error.marked, _typed),)
+        raise
+    except OSError as error:
+        raise WrongFile(f"{error}. Check the path, its rights and the disk.") from error
+
+
+def _typed(setting: Setting) -> str:
+    return f"--{setting.name.replace('_', '-')} {setting.value}" if setting.name else setting.value
+
+
+def _run(args: argparse.Namespace) -> int:
     if args.action in ("write", "convert"):
         return _write(args)
     reports = []
+    action = {"index": _index, "check": _check, "plan": _plan}[args.action]
     for path in args.paths:
-        reports.append(
-            report := {"path": path, **{"index": _index, "check": _check, "plan": _plan}[args.action](path, args)}
-        )
+        reports.append(report := {"path": path, **action(path, args)})
         if not args.json:
             print(printable(report.pop("text")), flush=True)
     if args.json:
@@ -53,18 +66,10 @@ def _index(path: str, args: argparse.Namespace) -> dict[str, Any]:
     if list(shards.files.names()) == [os.path.basename(shards.files.path)]:
         raise WrongValue(f"{path} is one file, and an index is stored beside files. Give the folder of this file.")
     chunks = indexes.indexed(shards, checksums=True)
-    samples = sum(chunk.samples for chunk in chunks)
-    report = {
-        "index": indexes.store(shards, chunks),
-        "chunks": len(chunks),
-        "samples": samples,
-        "bytes": sum(chunk.size for chunk in chunks),
-    }
-    size = shown(sum(chunk.size for chunk in chunks))
-    return {
-        **report,
-        "text": f"{report['index']}: {counted(len(chunks), 'chunk')}, {counted(samples, 'sample')}, {size}",
-    }
+    samples, size = (sum(getattr(chunk, name) for chunk in chunks) for name in ("samples", "size"))
+    report = {"index": indexes.store(shards, chunks), "chunks": len(chunks), "samples": samples, "bytes": size}
+    text = f"{report['index']}: {counted(len(chunks), 'chunk')}, {counted(samples, 'sample')}, {shown(size)}"
+    return {**report, "text": text}
 
 
 def _check(path: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -83,10 +88,8 @@ def _checked(path: str, found: Checked) -> str:
 
     read = f"{counted(found.chunks, 'chunk')}, {counted(found.samples, 'sample')}, {shown(found.bytes)}"
     lines = [f"{path}: {read}: {len(found.damages) or 'none'} damaged"]
-    lines += [
-        f"  chunk {each.chunk} (samples {each.first} to {each.last}) of {each.url}: {each.cause}"
-        for each in found.damages
-    ]
+    for each in found.damages:
+        lines.append(f"  chunk {each.chunk} (samples {each.first} to {each.last}) of {each.url}: {each.cause}")
     if found.unverified:
         lines.append(
             f"  without a checksum: {found.unverified:,}, in which wrong bytes may go unseen. hocket data index adds checksums."
@@ -97,30 +100,23 @@ def _checked(path: str, found: Checked) -> str:
 def _plan(path: str, args: argparse.Namespace) -> dict[str, Any]:
     from hocket_streaming import indexes
     from hocket_streaming.writing.planning import Network, Sized, plan
-    from hocket_streaming.writing.sizes import size_of
+    from hocket_streaming.writing.sizes import bandwidth_of, size_of
 
     if args.ranks is not None and (args.machines < 1 or args.ranks < 1 or args.ranks % args.machines):
         raise WrongValue(f"--ranks {args.ranks} is not a multiple of --machines {args.machines}. Write one that is.")
     chunks = indexes.indexed(_shards(path, args))
-    data = Sized(
-        [chunk.samples for chunk in chunks],
-        [chunk.size for chunk in chunks],
-        [chunk.kept for chunk in chunks],
-    )
+    samples, fetched, kept = ([getattr(chunk, name) for chunk in chunks] for name in ("samples", "size", "kept"))
     found = plan(
-        data,
+        Sized(samples, fetched, kept),
         machines=args.machines,
         global_batch=args.global_batch,
         lanes=args.lanes,
         window=args.window,
         cache_limit=size_of(args.cache_limit),
-        network=Network(size_of(args.bandwidth), args.latency, args.requests),
+        network=Network(bandwidth_of(args.bandwidth), args.latency, args.requests),
     )
-    report = {
-        **dataclasses.asdict(found),
-        **{key: getattr(found, key)._asdict() for key in ("machine", "all", "restart")},
-    }
-    return {**report, "text": f"{path}\n{_planned(found)}"}
+    traffic = {key: getattr(found, key)._asdict() for key in ("machine", "all", "restart")}
+    return {**dataclasses.asdict(found), **traffic, "text": f"{path}\n{_planned(found)}"}
 
 
 def _planned(found: Plan) -> str:
@@ -148,13 +144,12 @@ def _write(args: argparse.Namespace) -> int:
     from hocket_streaming.writing.sizes import counted, shown, size_of
     from hocket_streaming.writing.write import write
 
-    columns = _texts(args.columns)
     try:
         done = write(
             args.source,
             args.target,
             format=args.format,
-            columns=columns,
+            columns=_texts(args.columns),
             shuffle=not args.no_shuffle,
             seed=args.seed,
             workers=args.workers,
@@ -172,8 +167,8 @@ def _write(args: argparse.Namespace) -> int:
             storage_options=_pairs(args.storage_option),
             progress=Progress(not args.json),
         )
-    except KeyboardInterrupt:
-        print("hocket data: interrupted. The same command continues where it ended.", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(printable(" ".join(["hocket data: interrupted.", *getattr(error, "__notes__", ())])), file=sys.stderr)
         raise KeyboardInterrupt("interrupted") from None
     if args.json:
         print(json.dumps(dataclasses.asdict(done), indent=1))

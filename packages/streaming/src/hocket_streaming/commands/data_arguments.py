@@ -49,7 +49,12 @@ def _plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lanes", type=int, help="default: as hocket_streaming.stream")
     parser.add_argument("--window", type=int, default=4, metavar="CHUNKS", help="default: 4")
     parser.add_argument("--cache-limit", default="20GB", metavar="SIZE", help="of a machine; default: 20GB")
-    parser.add_argument("--bandwidth", default="1.25GB", metavar="SIZE", help="of a machine, a second; default: 1.25GB")
+    parser.add_argument(
+        "--bandwidth",
+        default="1.25GB/s",
+        metavar="RATE",
+        help="of a machine, in bytes (1.25GB/s) or bits (10Gbit/s) a second; default: 1.25GB/s",
+    )
     parser.add_argument("--latency", type=float, default=0.03, metavar="SECONDS", help="of a request; default: 0.03")
     parser.add_argument("--requests", type=int, default=16, help="that a machine has under way; default: 16")
 

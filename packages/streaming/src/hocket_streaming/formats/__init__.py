@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import posixpath
 from collections import Counter
 from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from hocket.basics.masking import masked
 from hocket.errors import WrongFile, WrongType
-from hocket_streaming.errors import StreamError
+from hocket_streaming.errors import MissingData, StreamError
 from hocket_streaming.shards import INDEX, Shards
 
 if TYPE_CHECKING:
@@ -89,11 +91,20 @@ def _detected(files: Files) -> tuple[type[Shards], dict[str, Any]]:
 
         name, options = described(files)
         return registry.get(_KIND, name), options
+    if any(sign in files.path for sign in "*?["):
+        raise MissingData(
+            f"{files.url()}: patterns are not expanded. Name the folder, or list the files: path=['a', 'b']."
+        )
+    if list(files.names()) == [name := posixpath.basename(files.path)] and name.endswith((".json", ".mds")):
+        raise WrongFile(
+            f"{files.url()} is one file of a data set. Name its folder: {masked(posixpath.dirname(files.path))}"
+        )
     endings = Counter("".join(PurePosixPath(name).suffixes[-2:]) or "without an ending" for name in files.names())
     there = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(5))
     others = f" Formats that cannot be used: {' '.join(broken)}" if broken else ""
     raise WrongFile(
         f"{files.url()} is of no format that is installed. It has files {there}. The formats are "
-        f"{', '.join(entry.name for entry in entries)}: name one by format=, if it is one of them, or install a package with a "
+        f"{', '.join(entry.name for entry in entries)}: name one by format= (on the command line "
+        f"--source-format), such as text for any files of text, or install a package with a "
         f"plug-in of the group hocket.v1.{_KIND}; `hocket plugins new {_KIND} NAME` begins one.{others}"
     )

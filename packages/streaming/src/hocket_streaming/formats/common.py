@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -144,6 +144,19 @@ def positive(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise WrongValue(f"{name}={value!r} is not a positive integer. Write for example {name}={2048}.")
     return value
+
+
+def extensions_of(value: Any) -> list[str] | None:
+    """Return the option ``extensions``, without dots."""
+    if isinstance(value, str) or (value is not None and not all(isinstance(each, str) for each in value)):
+        raise WrongValue(f"extensions={value!r} is not a list of endings. Write extensions=['jpg', 'png'].")
+    return None if value is None else [each.lower().removeprefix(".") for each in value]
+
+
+def of_extensions(names: Mapping[str, int], extensions: Sequence[str] | None) -> dict[str, int]:
+    """Return the files whose names end so; all for None."""
+    allowed = ("",) if extensions is None else tuple(f".{each}" for each in extensions)
+    return {name: size for name, size in names.items() if name.lower().endswith(allowed)}
 
 
 def nothing(files: Files, suffixes: Sequence[str]) -> WrongFile:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hocket.errors import WrongFile, WrongValue
-from hocket_streaming.formats.common import damaged, listed, positive
+from hocket.errors import WrongFile
+from hocket_streaming.formats.common import damaged, extensions_of, listed, of_extensions, positive
 from hocket_streaming.shards import Chunk, Part, Shards
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ class Folders(Shards):
         chunk_bytes: int = 1 << 22,
     ) -> None:
         super().__init__(files)
-        if isinstance(extensions, str) or (extensions is not None and not all(isinstance(e, str) for e in extensions)):
-            raise WrongValue(f"extensions={extensions!r} is not a list of endings. Write extensions=['jpg', 'png'].")
-        self.extensions = None if extensions is None else [each.lower().removeprefix(".") for each in extensions]
+        self.extensions = extensions_of(extensions)
         self.chunk_files = positive("chunk_files", chunk_files)
         self.chunk_bytes = positive("chunk_bytes", chunk_bytes)
 
@@ -71,12 +69,8 @@ class Folders(Shards):
 
     def data_files(self) -> dict[str, int]:
         """Return the files in folders, with one of the extensions."""
-        allowed = None if self.extensions is None else tuple(f".{each}" for each in self.extensions)
-        return {
-            name: size
-            for name, size in super().data_files().items()
-            if "/" in name and (allowed is None or name.lower().endswith(allowed))
-        }
+        names = of_extensions(super().data_files(), self.extensions)
+        return {name: size for name, size in names.items() if "/" in name}
 
     def chunks(self) -> list[Chunk]:
         """Return the files in groups, in the order of their paths."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from hocket.errors import WrongFile
 from hocket_streaming import checksums
-from hocket_streaming.formats import compression
+from hocket_streaming.formats import common, compression
 from hocket_streaming.formats.common import BLOCK, damaged, in_threads, listed, nothing, positive
 from hocket_streaming.shards import Chunk, Part, Shards
 
@@ -35,6 +35,11 @@ def _lines(data: bytes | memoryview) -> tuple[NDArray[np.int64], NDArray[np.int6
     ink = np.concatenate(([0], np.cumsum(_INK[raw])))
     written = ink[ends] > ink[starts]
     return starts[written], ends[written]
+
+
+def _algorithm(name: str) -> str:
+    """Return how a file is compressed, "" if it is not."""
+    return next((value for key, value in _PACKED.items() if name.endswith(key)), "")
 
 
 class Lines(Shards):
@@ -70,8 +75,7 @@ class Lines(Shards):
         return [chunk for chunks in in_threads(lambda item: self._of_file(*item), files.items()) for chunk in chunks]
 
     def _of_file(self, name: str, size: int) -> list[Chunk]:
-        algorithm = next((value for key, value in _PACKED.items() if name.endswith(key)), "")
-        if not algorithm:
+        if not (algorithm := _algorithm(name)):
             return [
                 Chunk((Part(name, len(data), at),), count, checksums.checksum(data))
                 for at, data, count in self._ranges(name, size)
@@ -168,6 +172,7 @@ class Text(Lines):
 
     Args:
         files: the files of the data set.
+        extensions: how names of files end, such as ``["py", "md"]``; None for ``txt``, or for all files if none ends so.
         chunk_bytes: bytes of a chunk, about; a compressed file (``.gz``, ``.zst``, ``.bz2``) is one chunk.
 
     Example:
@@ -183,6 +188,25 @@ class Text(Lines):
     """
 
     endings = (".txt",)
+
+    def __init__(self, files: Files, *, extensions: Sequence[str] | None = None, chunk_bytes: int = 1 << 20) -> None:
+        super().__init__(files, chunk_bytes=chunk_bytes)
+        self.extensions = common.extensions_of(extensions)
+
+    def data_files(self) -> dict[str, int]:
+        """Return the files with these extensions."""
+        names = Shards(self.files).data_files()
+        return (self.extensions is None and super().data_files()) or common.of_extensions(names, self.extensions)
+
+    def document(self, name: str) -> str:
+        """Return the text of a file."""
+        data = self.files.read(name)
+        try:
+            return self.decode(compression.decompress(kind, data) if (kind := _algorithm(name)) else data)
+        except (WrongFile, UnicodeDecodeError) as error:
+            raise WrongFile(
+                f"{self.files.url(name)} is not text in UTF-8: {error}. Remove it from the source, or convert it."
+            ) from error
 
     @classmethod
     def serves(cls, files: Files) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 
 from hocket.basics import safe_files
 from hocket.errors import Unsupported, WrongFile, WrongValue
+from hocket_streaming.errors import StreamError
 from hocket_streaming.formats.common import damaged, in_threads, listed, nothing, positive
 from hocket_streaming.shards import Chunk, Part, Shards
 
@@ -151,20 +152,24 @@ class Tokens(Rows):
         skip: int = 0,
         chunk_bytes: int = UNIT,
     ) -> None:
-        if (dtype is None or length is None) and files.has(ABOUT):
-            about = safe_files.parsed(files.read(ABOUT))
-            if isinstance(about, dict):
-                dtype, length = dtype or about.get("dtype"), length or about.get("length")
+        about = _about(files, needed=dtype is None or length is None)
+        dtype = about.get("dtype") if dtype is None else dtype
+        length = about.get("length") if length is None else length
         super().__init__(files, length=length, chunk_bytes=chunk_bytes)
         try:
             kind = np.dtype(dtype) if isinstance(dtype, str) else None
         except TypeError:
             kind = None
-        if kind is None or kind.kind not in "iufb" or length is None:
+        if dtype is not None and (kind is None or kind.kind not in "iufb"):
+            raise WrongValue(f"dtype={dtype!r} is not a type of numbers. Write for example dtype='uint16'.")
+        if kind is None or length is None:
             raise WrongValue(
                 f"Files of tokens do not say their type, nor how many are a sample: dtype={dtype!r}, length={length!r}. "
                 "Write for example dtype='uint16', length=2048."
             )
+        if "dtype" in about and (skip or about["dtype"] not in (dtype, kind.name)):
+            given, said = (f"skip={skip!r}", 0) if skip else (f"dtype={dtype!r}", about.get("dtype"))
+            raise WrongValue(f"{given} contradicts {files.url(ABOUT)}, by which it is {said!r}. Leave it out.")
         if not isinstance(skip, int) or skip < 0:
             raise WrongValue(f"skip={skip!r} is not a number of bytes. Write skip=0 for files without a header.")
         self.dtype, self.skip = dtype, skip
@@ -177,7 +182,20 @@ class Tokens(Rows):
     def array(self, name: str, size: int) -> tuple[np.dtype[Any], tuple[int, ...], int]:
         """Return the array that is the file."""
         dtype = np.dtype(self.dtype)
-        return dtype, (max(0, size - self.skip) // dtype.itemsize,), self.skip
+        if self.skip > size:
+            raise WrongValue(f"skip={self.skip} is more than the {size:,} bytes of {self.files.url(name)}. Write less.")
+        return dtype, ((size - self.skip) // dtype.itemsize,), self.skip
+
+
+def _about(files: Files, needed: bool) -> dict[str, Any]:
+    """Return what `ABOUT` says; nothing where a store refuses to say whether there is one, unless it is needed."""
+    try:
+        about = safe_files.parsed(files.read(ABOUT)) if files.has(ABOUT) else {}
+    except StreamError:
+        if needed:
+            raise
+        about = {}
+    return about if isinstance(about, dict) else {}
 
 
 class Npy(Rows):
@@ -222,16 +240,7 @@ class Npy(Rows):
                 head = self.files.read(name, 0, start)
             about = ast.literal_eval(head[start - length : start].decode("latin1" if head[6] < 3 else "utf-8"))
             dtype, shape = np.dtype(about["descr"]), tuple(int(each) for each in about["shape"])
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            IndexError,
-            SyntaxError,
-            struct.error,
-            RecursionError,
-            MemoryError,
-        ) as error:
+        except (ValueError, LookupError, TypeError, SyntaxError, struct.error, RecursionError, MemoryError) as error:
             raise WrongFile(
                 f"{self.files.url(name)} is not a .npy file: {error}. Write it again with numpy.save."
             ) from error

@@ -71,8 +71,10 @@ def check(
         WrongValue: share or threads are not possible.
         AccessDenied: the store refuses access; Unreachable: it does not answer.
     """
-    if not 0 < share <= 1 or threads < 1:
-        raise WrongValue(f"share={share} and threads={threads} should be above 0 to 1, and 1 or more.")
+    if not 0 < share <= 1:
+        raise WrongValue(f"«share={share:g}» should be above 0, and at most 1. Write «share=1» for all chunks.")
+    if threads < 1:
+        raise WrongValue(f"«threads={threads}» should be 1 or more. Write «threads=8».")
     began = time.monotonic()
     starts = np.concatenate([[0], np.cumsum([chunk.samples for chunk in chunks], dtype=np.int64)]).tolist()
     count = -(-len(chunks) * share // 1)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.basics.safe_files import replace
 from hocket.errors import WrongState
+from hocket.help import warn
+from hocket_streaming.errors import MissingData
 from hocket_streaming.writing import runs
 
 if TYPE_CHECKING:
@@ -80,9 +82,18 @@ class Job:
         """Write a file of the data set, and return what the last file says about it."""
         samples = runs.read(self._runs, self.ranges[number])
         name, content, entry = self.target.file(number, len(self.ranges), samples)
-        self.files.write(name, content)
+        self.write(name, content)
         replace(self.work / f"file-{number:06}.json", json.dumps([name, len(content), entry]))
         return entry
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file of the data set."""
+        try:
+            self.files.write(name, content)
+        except MissingData as error:
+            raise MissingData(
+                f"{self.files.url(name)} cannot be written: the bucket does not exist. Create it, or write to another one."
+            ) from error
 
     @cached_property
     def ranges(self) -> list[runs.Range]:
@@ -113,16 +124,22 @@ def _json(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
+def continued(path: Path, digest: str) -> bool:
+    """Whether the work in a folder was begun with these settings."""
+    return (path / "settings").exists() and (path / "settings").read_text() == digest
+
+
 @contextmanager
-def folder(path: Path, settings: Any, staging: Path) -> Iterator[None]:
-    """Begin or continue the work in a folder, as the only process.
+def folder(path: Path, digest: str, staging: Path, remote: bool) -> Iterator[None]:
+    """Begin or continue the work in a folder, as the only process. Work of another source or other settings is deleted.
 
     Args:
-        settings: what has to be the same when it continues.
+        digest: of what has to be the same when it continues.
         staging: the folder of files until they are complete.
+        remote: whether files are written to a store, where those of other work are not deleted.
 
     Raises:
-        WrongState: another process writes there, or it was begun with other settings.
+        WrongState: another process writes there, or it wrote files to a store with other settings.
     """
     path.mkdir(parents=True, exist_ok=True)
     handle = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
@@ -133,15 +150,19 @@ def folder(path: Path, settings: Any, staging: Path) -> Iterator[None]:
             raise WrongState(
                 f"Another process writes this data set: its work is in {path}. Wait until it ends."
             ) from None
-        said = path / "settings.json"
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-        if said.exists() and said.read_text() != digest:
-            raise WrongState(
-                f"This data set was begun with another source or other settings: {path}. Repeat the same command to "
-                "continue, or remove this folder to begin again."
-            )
-        for temporary in [*path.glob(".*"), *staging.glob(".*")]:  # of a process that was killed
-            temporary.unlink()
+        said = path / "settings"
+        if said.exists() and not continued(path, digest):
+            if remote and (path / "ranges.json").exists():
+                raise WrongState(
+                    "This data set was begun with another source or other settings, and may have files at the target. "
+                    f"Remove them and the folder {path}, or write to another target."
+                )
+            warn(f"The source or the settings are not those of the work in {path}: the write begins anew.")
+            shutil.rmtree(staging, ignore_errors=True)
+            said.unlink()
+        temporary = [*path.glob(".*"), *staging.glob(".*")]  # of a process that was killed
+        for file in temporary if said.exists() else set(path.iterdir()) - {path / "lock"}:
+            file.unlink()
         replace(said, digest)
         yield
     finally:

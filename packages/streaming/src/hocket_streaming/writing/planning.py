@@ -129,8 +129,11 @@ def plan(
         (4, 16000000, 5.0, 20)
     """
     network = network or Network()
-    if machines < 1 or cache_limit < 0 or network.bandwidth <= 0 or network.latency < 0 or network.requests < 1:
-        raise WrongValue(f"machines={machines}, cache_limit={cache_limit} and {network} have to be positive.")
+    least = {"machines": (machines, 1), "cache_limit": (cache_limit, 0), "bandwidth": (network.bandwidth, 1)}
+    least |= {"latency": (network.latency, 0), "requests": (network.requests, 1)}
+    for name, (value, lowest) in least.items():
+        if value < lowest:
+            raise WrongValue(f"«{name}={value}» is too small. Write at least {lowest}.")
     order = GlobalOrder([data], global_batch, seed=seed, lanes=lanes, window=window)
     passes = Passes(data.sizes, seed, data.identity, order.lanes, window)
     one = passes.number(0)

@@ -26,6 +26,24 @@ def size_of(text: str) -> int:
     return int(float(known[1]) * _UNITS[known[2]])
 
 
+def bandwidth_of(text: str) -> float:
+    """Return the bytes a second of a bandwidth in bytes, such as ``125MB/s``, or in bits, such as ``1Gbit/s`` or ``1Gbps``.
+
+    Example:
+        >>> from hocket_streaming.writing.sizes import bandwidth_of
+        >>> bandwidth_of("125MB/s"), bandwidth_of("1Gbit"), bandwidth_of("1Gbps")
+        (125000000.0, 125000000.0, 125000000.0)
+    """
+    size = re.sub(r"/s\s*$", "", text)
+    bits = re.sub(r"(bits?|bps)\s*$", "", size)
+    try:
+        return size_of(bits) / (1 if bits == size else 8)
+    except WrongValue:
+        raise WrongValue(
+            f"«bandwidth={text}» is not a bandwidth. Write bytes a second as 125MB/s, or bits as 1Gbit/s."
+        ) from None
+
+
 def counted(number: int, name: str) -> str:
     """Return a number with the name of what it counts.
 

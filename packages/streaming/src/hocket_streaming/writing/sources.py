@@ -5,20 +5,26 @@ A source is a function that yields samples, tables of CSV, or a data set of a fo
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 import io
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from hocket.errors import MissingPackage, WrongFile, WrongType, WrongValue
+from hocket.errors import Mistake, WrongFile, WrongState, WrongType, WrongValue
+from hocket_streaming.formats.common import listed, pyarrow
 
 if TYPE_CHECKING:
-    from hocket_streaming.shards import Chunk, Shards
+    from hocket_streaming.formats.lines import Text
+    from hocket_streaming.shards import Shards
     from hocket_streaming.store.files import Files
 
+T = TypeVar("T")
 #: Bytes of a part of a source of files, about.
 PART = 1 << 26
 _BLOCK = 1 << 22
@@ -42,6 +48,11 @@ class Source:
         raise NotImplementedError
 
 
+def _times(files: Files, names: Iterable[str]) -> list[int]:
+    """Return when files were changed; of stores, only names and sizes are known."""
+    return [files.local_path(name).stat().st_mtime_ns for name in names] if files.local else []
+
+
 class Called(Source):
     """The samples that a function yields, named as ``module:function``.
 
@@ -58,7 +69,10 @@ class Called(Source):
             )
         self._parted = wanted
         self.parts = parts or (_PARTS if wanted else 1)
-        self.identity = [name, self.parts]
+        code = getattr(inspect.unwrap(self._function()), "__code__", None)
+        files = {sys.modules[name.partition(":")[0]].__file__ or "", code.co_filename if code else ""}
+        contents = [Path(file).read_bytes() for file in sorted(files) if os.path.isfile(file)]
+        self.identity = [name, self.parts, [hashlib.sha256(each).hexdigest() for each in contents]]
 
     def _function(self) -> Any:
         module, _, function = self._name.partition(":")
@@ -79,7 +93,20 @@ class Called(Source):
         return found
 
     def read(self, part: int) -> Iterator[Any]:
-        yield from self._function()(part=part, parts=self.parts) if self._parted else self._function()()
+        function = self._function()
+        try:
+            yield from function(part=part, parts=self.parts) if self._parted else function()
+        except Exception as error:
+            if isinstance(error, Mistake):
+                raise
+            code = getattr(inspect.unwrap(function), "__code__", None)
+            file, line = (code.co_filename, code.co_firstlineno) if code else (self._name, 0)
+            for frame in traceback.extract_tb(error.__traceback__):
+                line = frame.lineno if frame.filename == file and frame.lineno else line
+            raise WrongState(
+                f"The source {self._name} failed in {file}, line {line}: {type(error).__name__}: {error}. "
+                "It should yield samples."
+            ) from error
 
 
 class Tables(Source):
@@ -88,15 +115,12 @@ class Tables(Source):
     def __init__(self, files: Files, names: Mapping[str, int]) -> None:
         self._files, self._names = files, list(names)
         self.parts = len(self._names)
-        self.identity = [files.path, dict(names)]
+        self.identity = [files.path, dict(names), _times(files, names)]
 
     def read(self, part: int) -> Iterator[Any]:
-        try:
-            from pyarrow import csv
-        except ModuleNotFoundError:
-            raise MissingPackage(
-                'CSV needs pyarrow, which is not installed. Type: pip install "hocket-streaming[parquet]"'
-            ) from None
+        pyarrow("CSV")
+        from pyarrow import csv
+
         name = self._names[part]
         try:
             for batch in csv.open_csv(io.BufferedReader(_Opened(self._files, name), _BLOCK)):
@@ -119,6 +143,31 @@ class _Opened(io.RawIOBase):
         return size
 
 
+def _grouped(sizes: Iterable[tuple[T, int]], limit: int) -> list[list[T]]:
+    groups: list[list[T]] = []
+    full = limit
+    for each, size in sizes:
+        if full >= limit:
+            groups.append([])
+            full = 0
+        groups[-1].append(each)
+        full += size
+    return groups
+
+
+class Documents(Source):
+    """Files of text, of which every one is a sample; a part is some of them."""
+
+    def __init__(self, shards: Text) -> None:
+        self._shards, names = shards, shards.data_files()
+        self._parts = _grouped(names.items(), PART)
+        self.parts = len(self._parts)
+        self.identity = ["documents", shards.files.path, names, _times(shards.files, names)]
+
+    def read(self, part: int) -> Iterator[Any]:
+        yield from map(self._shards.document, self._parts[part])
+
+
 class Read(Source):
     """A data set of a format that hocket reads; a part is some of its chunks."""
 
@@ -126,16 +175,11 @@ class Read(Source):
         from hocket_streaming.indexes import indexed
 
         self._shards = shards
-        self._parts: list[list[Chunk]] = []
-        full = size
-        for chunk in indexed(shards):
-            if full >= size:
-                self._parts.append([])
-                full = 0
-            self._parts[-1].append(chunk)
-            full += chunk.size
+        self._parts = _grouped(((chunk, chunk.size) for chunk in indexed(shards)), size)
         self.parts = len(self._parts)
-        self.identity = [shards.files.path, [chunk.identity() for part in self._parts for chunk in part]]
+        chunks = [chunk for part in self._parts for chunk in part]
+        names = dict.fromkeys(part.file for chunk in chunks for part in chunk.parts)
+        self.identity = [shards.files.path, [chunk.identity() for chunk in chunks], _times(shards.files, names)]
 
     def read(self, part: int) -> Iterator[Any]:
         from hocket_streaming.writing.chunk_reading import opened
@@ -152,6 +196,7 @@ def find(
     parts: int = 0,
     storage_options: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
+    documents: bool = False,
 ) -> Source:
     """Return the source of this name: ``module:function``, a folder, a file, or a URL.
 
@@ -160,21 +205,26 @@ def find(
         parts: of a function.
         storage_options: of fsspec.
         options: of the format.
+        documents: whether a file of text is one sample, and not its lines.
     """
     module, _, function = source.partition(":")
+    if module.endswith(".py") and not format:
+        name = function or "samples"
+        raise WrongValue(f"{source!r} is a file of Python. Name a function of it: '{Path(module).stem}:{name}'.")
     if (
         function.isidentifier()
         and all(each.isidentifier() for each in module.split("."))
         and not os.path.exists(source)
     ):
         return Called(source, parts)
+    from hocket_streaming import formats
+    from hocket_streaming.formats.lines import Text
     from hocket_streaming.store.files import Files
 
     files = Files(source, dict(storage_options) if storage_options else None)
     if not format and (source.endswith(".csv") or "://" not in source):
-        names = files.names()
-        if all(name.endswith(".csv") for name in names):
+        names = listed(files)
+        if names and all(name.endswith(".csv") for name in names):
             return Tables(files, names)
-    from hocket_streaming import formats
-
-    return Read(formats.find(files, format or None, **(options or {})))
+    shards = formats.find(files, format or None, **(options or {}))
+    return Documents(shards) if documents and isinstance(shards, Text) else Read(shards)

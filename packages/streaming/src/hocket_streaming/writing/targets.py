@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hocket.errors import MissingPackage, WrongValue
+from hocket.errors import WrongValue
+from hocket_streaming.formats.common import pyarrow
 from hocket_streaming.writing.columns import Columns, infer, plain
 from hocket_streaming.writing.mds import INDEX, LARGEST, SIZE_LIMIT, MDSFiles
 from hocket_streaming.writing.runs import Filling
@@ -94,7 +95,7 @@ class ParquetTarget(Target):
         return self._columns.encode(plain(sample))
 
     def file(self, number: int, count: int, samples: Sequence[bytes]) -> tuple[str, bytes, Entry]:
-        arrow = pyarrow()
+        arrow = pyarrow("Parquet")
         rows = [self._columns.decode(sample) for sample in samples]
         arrays = []
         for name, kind in self._types.items():
@@ -148,13 +149,8 @@ class TokensTarget(Target):
         return name, content, {"file": name, "tokens": len(content) // self._tokenizing.dtype.itemsize}
 
     def index(self, entries: Sequence[Entry]) -> bytes:
-        about = {
-            "format": "tokens",
-            "dtype": self._tokenizing.dtype.name,
-            "length": self._length,
-            **self._tokenizing.about,
-        }
-        return json.dumps({**about, "files": list(entries)}, indent=1).encode()
+        about = {"format": "tokens", "dtype": self._tokenizing.dtype.name, "length": self._length}
+        return json.dumps({**about, **self._tokenizing.about, "files": list(entries)}, indent=1).encode()
 
 
 def target_for(
@@ -170,34 +166,36 @@ def target_for(
     length: int,
 ) -> Target:
     """Return the target for a format, by the first samples of the source and what is stated."""
+    limit = SIZE_LIMIT if format == "mds" else 1 << 28
+    limit = limit if size_limit is None else size_limit
+    if not 0 < limit < LARGEST:
+        raise WrongValue(
+            f"«size_limit={size_limit}» should be from 1 to {LARGEST - 1} bytes. Write «size_limit=67108864»."
+        )
+    for name, value in (("tokenizer", tokenizer), ("length", length)):
+        if value and format != "tokens":
+            raise WrongValue(
+                f"«{name}={value}» is for tokens, and the format is {format}. Write «format=tokens», or leave it out."
+            )
     if format == "tokens":
         from hocket_streaming.writing.tokens import tokenizing
 
         if length < 1:
             raise WrongValue(f"length={length} is not a number of tokens. Write «length=2048¦--length 2048».")
-        return TokensTarget(tokenizing(first, tokenizer), length, size_limit or 1 << 28)
+        return TokensTarget(tokenizing(first, tokenizer), length, limit)
     if format not in FORMATS:
         raise WrongValue(f"format={format!r} cannot be written. Write one of: {', '.join(FORMATS)}.")
     encodings = infer(map(plain, first), columns)
     if format == "mds":
-        return MDSTarget(encodings, compression, hashes, size_limit or SIZE_LIMIT)
-    if size_limit is not None and not 0 < size_limit < LARGEST:
-        raise WrongValue(f"size_limit={size_limit} should be from 1 to {LARGEST - 1} bytes. Write 268435456.")
+        return MDSTarget(encodings, compression, hashes, limit)
     types = {name: _type(name, kind, [plain(sample)[name] for sample in first]) for name, kind in encodings.items()}
-    return ParquetTarget(encodings, types, compression, size_limit or 1 << 28, group)
+    return ParquetTarget(encodings, types, compression, limit, group)
 
 
 def _type(name: str, encoding: str, values: Sequence[Any]) -> Any:
-    arrow = pyarrow()
+    arrow = pyarrow("Parquet")
     kind, _, dtype = encoding.partition(":")
-    simple = {
-        "int": "int64",
-        "bytes": "binary",
-        "str": "string",
-        "jpeg": "binary",
-        "png": "binary",
-        "float64": "float64",
-    }
+    simple = {"int": "int64", "bytes": "binary", "str": "string", "jpeg": "binary", "png": "binary"}
     if kind == "ndarray":
         found = {(np.asarray(value).dtype.name, np.asarray(value).ndim) for value in values}
         if len(found) != 1:
@@ -212,15 +210,3 @@ def _type(name: str, encoding: str, values: Sequence[Any]) -> Any:
     if kind == "json":
         return arrow.array(values).type
     return arrow.type_for_alias(simple.get(kind, kind))
-
-
-def pyarrow() -> Any:
-    """Return pyarrow with what reads and writes Parquet."""
-    try:
-        import pyarrow as arrow
-        import pyarrow.parquet
-    except ModuleNotFoundError:
-        raise MissingPackage(
-            'Parquet needs pyarrow, which is not installed. Type: pip install "hocket-streaming[parquet]"'
-        ) from None
-    return arrow

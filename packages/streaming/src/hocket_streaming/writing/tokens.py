@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hocket.errors import MissingFile, MissingPackage, WrongValue
+from hocket.errors import MissingFile, WrongValue
+from hocket_streaming.formats.common import missing
 from hocket_streaming.writing.columns import plain
 
 #: Columns that are tried for the text of a document, in this order.
@@ -103,9 +104,7 @@ def _loaded(file: str) -> Any:
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError:
-        raise MissingPackage(
-            "A tokenizer needs tokenizers, which is not installed. Type: pip install tokenizers"
-        ) from None
+        raise missing("A tokenizer needs tokenizers", "pip install tokenizers") from None
     if not os.path.isfile(file):
         raise MissingFile(
             f"There is no tokenizer {file!r}. Give a tokenizer.json of the library tokenizers, or 'byte'."

@@ -7,7 +7,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,8 +19,9 @@ from hocket.basics.run_folder import is_url
 from hocket.basics.safe_files import replace
 from hocket.errors import ExistingFile, WrongFile, WrongValue
 from hocket_streaming.store.folders import default_folder
+from hocket_streaming.store.paths import absolute
 from hocket_streaming.writing import sources
-from hocket_streaming.writing.job import Job, folder
+from hocket_streaming.writing.job import Job, continued, folder
 from hocket_streaming.writing.mds import refuse_existing, target as files_of
 from hocket_streaming.writing.processes import computed
 from hocket_streaming.writing.progress import Progress
@@ -77,6 +79,7 @@ def write(
 ) -> Written:
     """Write a data set in chunks. Called again after a kill, it continues; the bytes are those of a write without it.
 
+    It begins anew if the settings differ, or the source: the file of the function's module, or names, sizes and times of files.
     Samples are written twice: sorted into runs in a folder of work, then merged into files. A local target has its name when it
     is complete; at a URL, ``index.json`` is written last.
 
@@ -99,14 +102,14 @@ def write(
         parts: of a function with the arguments ``part`` and ``parts``; 0 for 64. Another number gives another order.
         source_format: the format of the source, where several would serve.
         source_options: of the format of the source, such as ``{"dtype": "uint16", "length": 2048}`` for tokens.
-        work: a local folder for runs; by default beside a local target, or in the user's cache.
+        work: a local folder, below which a folder for runs is made; by default beside a local target, or in the user's cache.
         storage_options: of fsspec, for URLs.
         progress: where progress is shown.
 
     Raises:
         ExistingFile: the target has files.
         WrongValue: a setting, or a value that does not fit its column.
-        WrongState: another process writes this data set, or it was begun with other settings.
+        WrongState: another process writes this data set.
 
     Example:
         >>> import hocket_streaming, pathlib, tempfile
@@ -118,26 +121,27 @@ def write(
     began = time.monotonic()
     if not 0 <= workers <= 4096 or memory < 1 << 16:
         raise WrongValue(f"workers={workers} and memory={memory} should be 0 to 4096, and at least {1 << 16} bytes.")
-    found = source
+    remote, final, found = is_url(target), Path(target).absolute(), source
     if isinstance(found, str):
-        found = sources.find(found, source_format, parts, storage_options, source_options)
-    first = _first(found)
+        if (_real(target) + "/" * remote).startswith(f"{_real(found)}/"):
+            raise WrongValue(f"The target {target} is inside the source {found}. Write to a folder beside it.")
+        found = sources.find(found, source_format, parts, storage_options, source_options, format == "tokens")
+    first = _first(found, source)
     stated = dict(columns or {})
     options = {"compression": compression, "hashes": list(hashes), "size_limit": size_limit, "group": group}
     options |= {"tokenizer": tokenizer, "length": length}
     made = target_for(format, first, stated, **options)  # type: ignore[arg-type]
-    settings = [found.identity, format, stated, bool(shuffle), seed, options]
-    remote = is_url(target)
-    final = Path(target).absolute()
+    settings = json.dumps([found.identity, format, stated, bool(shuffle), seed, options], sort_keys=True)
+    begun = hashlib.sha256(settings.encode()).hexdigest()
     staging = final.with_name(f".{final.name}.files")
-    digest = hashlib.sha256(target.encode()).hexdigest()[:16]
+    digest = hashlib.sha256((target if remote else str(final)).encode()).hexdigest()[:16]
     beside = final.with_name(f".{final.name}.writing")
-    work = Path(work or (default_folder("writing") / digest if remote else beside)).absolute()
+    work = Path(work or default_folder("writing")).absolute() / digest if work or remote else beside
     files = files_of(target if remote else str(staging), storage_options if remote else None)
     report = work / "complete.json"
-    if not (work if remote else report).exists():
+    if not (continued(work, begun) and (remote or report.exists())):
         _refuse(files, made.last if remote else "", final)
-    with folder(work, settings, staging), progress or Progress(False) as shown:
+    with _continuing(work, staging), folder(work, begun, staging, remote), progress or Progress(False) as shown:
         if not report.exists():
             job = Job(found, made, files, work, shuffle, seed, max(1 << 16, memory // (2 * max(1, workers))))
             _compute(job.sort, job.missing("part", found.parts), found.parts, "parts read:", workers, shown)
@@ -148,13 +152,30 @@ def write(
             written = job.written(len(job.ranges))
             samples = sum(each.samples for each in job.ranges)
             if made.last:
-                files.write(made.last, made.index([entry for *_, entry in written]))
+                job.write(made.last, made.index([entry for *_, entry in written]))
             replace(report, json.dumps([samples, len(written), sum(size for _, size, _ in written)]))
         if staging.exists():
             os.replace(staging, final)
         samples, count, size = json.loads(report.read_text())
         shutil.rmtree(work)
     return Written(str(masked(target)) if remote else str(final), samples, count, size, time.monotonic() - began)
+
+
+def _real(path: str) -> str:
+    path = absolute(path)
+    return path if "://" in path else os.path.realpath(path)
+
+
+@contextmanager
+def _continuing(work: Path, staging: Path) -> Iterator[None]:
+    """Add to an error what is left behind."""
+    try:
+        yield
+    except BaseException as error:
+        if (work / "settings").exists():
+            left = " and ".join(str(each) for each in (work, staging) if each.exists())
+            error.add_note(f"The same command continues from {left}, which can be deleted to begin anew.")
+        raise
 
 
 def _refuse(files: Files, last: str, final: Path) -> None:
@@ -164,11 +185,11 @@ def _refuse(files: Files, last: str, final: Path) -> None:
         raise ExistingFile(f"{final} is there already. Write to another folder, or remove this one.")
 
 
-def _first(source: Source) -> list[Any]:
+def _first(source: Source, name: str | Source) -> list[Any]:
     for part in range(source.parts):
         if first := list(islice(source.read(part), _FIRST)):
             return first
-    raise WrongFile(f"The source {source.identity} has no samples.")
+    raise WrongFile(f"The source {name} has no samples. Check what it yields, or its files.")
 
 
 def _compute(
