@@ -28,6 +28,10 @@ PAGES = (
     pytest.param("docs/tutorials/stop-and-resume.md", marks=pytest.mark.long),
     pytest.param("docs/tutorials/several-machines.md", marks=pytest.mark.long),
     pytest.param("docs/tutorials/read-a-run.md", marks=pytest.mark.long),
+    pytest.param("docs/tutorials/streaming.md", marks=pytest.mark.long),
+    pytest.param("docs/how-to/streaming.md", marks=pytest.mark.long),  # a server of S3
+    "docs/how-to/mix-data-sets.md docs/reference/streaming.md",
+    pytest.param("docs/how-to/write-shards.md", marks=pytest.mark.long),  # a dozen processes
     "docs/how-to/mixed-precision.md",
     "docs/how-to/gradient-accumulation.md",
     "docs/how-to/early-stopping.md",
@@ -93,6 +97,9 @@ NEEDS = {
     "lora": ["peft"],
     "compare-runs": ["vl_convert"],
     "s3": ["s3fs", "moto.server"],
+    "tutorials/streaming": ["s3fs", "moto.server", "PIL"],
+    "how-to/streaming": ["s3fs", "moto.server"],
+    "write-shards": ["pyarrow", "zstandard"],
     "deepspeed": ["deepspeed"],
     "ray": ["ray"],
 }
@@ -111,6 +118,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    s3fs.S3FileSystem.clear_instance_cache()  # clients of another page's server
     s3fs.S3FileSystem().mkdir("my-bucket")
     yield
     server.stop()
@@ -120,10 +128,13 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("torchmetrics")
-    for package in NEEDS.get(Path(name).stem, ()):
+    needed = next((packages for page, packages in NEEDS.items() if name.endswith(f"/{page}.md")), [])
+    for package in needed:
         pytest.importorskip(package)
-    if name == "docs/how-to/s3.md":
+    if "moto.server" in needed:
         request.getfixturevalue("bucket")
+    if "stream" in name or "shards" in name:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     names: dict[str, object] = {"__name__": "__main__"}

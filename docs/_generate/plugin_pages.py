@@ -40,7 +40,11 @@ def pages(folder: Path) -> dict[str, str]:
         shown = [[f"[{each.name}]({link_between(index, plugin_page(each))})", *others] for each, *others in rows]
         opening = f"Look up here which {kind} hocket has, and what each does."
         if kind != "commands":
-            found[index] = page(kind.capitalize(), opening, table(["name", "what it does", "distribution"], shown))
+            found[index] = page(
+                {"shards": "Data formats"}.get(kind, kind.capitalize()),
+                opening,
+                table(["name", "what it does", "distribution"], shown),
+            )
         to = "../commands/index" if kind == "commands" else f"{kind}/index"
         sections.append([f"[{kind}]({to}.md)", str(len(entries)), ", ".join(entry.name for entry in entries)])
     opening = "Look up here what can be attached to a run by its name, and what each plug-in does, needs and costs."
@@ -92,6 +96,8 @@ def _call(plugin: Any) -> str:
 
 
 def _written(entry: Entry) -> str:
+    if entry.kind == "shards":
+        return f"train_data: {{hocket_streaming:stream: {{path: …, format: {entry.name}}}}}"
     key = next(key for key, kind in KIND_OF_KEY.items() if kind == entry.kind)
     arguments = _arguments(entry)
     value = flow({entry.name: arguments}) if arguments else entry.name

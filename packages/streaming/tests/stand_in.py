@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
@@ -21,10 +22,19 @@ class Rule:
     """A fault: of requests whose path has ``match`` in it, the next ``times`` are answered so."""
 
     match: str
-    #: A status; or "cut" (half a body), "short" (a whole answer of half the bytes), "corrupt", "slow", "silent" (no answer).
+    #: A status; or "cut" (half a body), "short" (a whole answer of half the bytes), "corrupt", "slow", "silent" (no answer),
+    #: "drip" (a byte every half second).
     fault: int | str
     times: int = 1 << 30
     seconds: float = 0.0
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)  # without asking for the name of the host, which may take seconds
 
 
 class StandIn:
@@ -37,10 +47,7 @@ class StandIn:
         self.latency = latency
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"stand_in": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
-        self._server.request_queue_size = 256
-        self._server.socket.listen(256)
+        self._server = _Server(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
@@ -144,6 +151,9 @@ class _Handler(BaseHTTPRequestHandler):
             stop = min(int(last) + 1, len(body)) if last else len(body)
             headers["Content-Range"] = f"bytes {first}-{stop - 1}/{len(body)}"
             body, status = body[int(first) : stop], 206
+        if rule and rule.fault == "drip":
+            self._drip(body)
+            return
         if rule and rule.fault == "corrupt":
             body = bytes([body[0] ^ 1]) + body[1:]
         if rule and rule.fault == "short":
@@ -156,6 +166,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(status, body[: len(body) // 2], **{"Content-Length": str(len(body)), **headers})
             return
         self._answer(status, body, **headers)
+
+    def _drip(self, body: bytes) -> None:
+        """Answer a byte every half second."""
+        self.close_connection = True
+        with suppress(OSError):
+            self._answer(206, b"", **{"Content-Length": str(len(body))})
+            for place in range(len(body)):
+                self.wfile.write(body[place : place + 1])
+                self.wfile.flush()
+                time.sleep(0.5)
 
     def _list(self, bucket: str, query: dict[str, list[str]]) -> None:
         prefix = query.get("prefix", [""])[0]

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from records import Records, record
 from stand_in import Rule, StandIn, serving
+from torch.utils.data import DataLoader, Dataset
 
-from hocket_streaming.errors import StreamError
+from hocket_streaming.errors import AccessDenied, StreamError
 from hocket_streaming.store.ahead import Ahead
 from hocket_streaming.store.cache import Cache
 from hocket_streaming.store.counters import Counters
@@ -316,3 +318,35 @@ def test_at_the_computed_minimum_of_the_cache(server: StandIn, tmp_path: Path, f
     )
     assert server.gets() <= 1.25 * COUNT
     assert largest <= chunks.cache.limit + (8 + 2) * (CHUNK + 16)
+
+
+class Samples(Dataset[int]):
+    """Numbers of records, read by workers of a DataLoader."""
+
+    def __init__(self, chunks: Chunks) -> None:
+        self.chunks = chunks
+
+    def __len__(self) -> int:
+        return EACH * COUNT
+
+    def __getitem__(self, n: int) -> int:
+        sample = self.chunks.shards.get(self.chunks.open(n // EACH), n % EACH)
+        assert sample == record(n, SIZE)
+        return n
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("protocol", ["s3", "http"])
+def test_workers_of_a_loader(server: StandIn, tmp_path: Path, method: str, protocol: str) -> None:
+    chunks = make(server, tmp_path / "cache", 10 * CHUNK, protocol)
+    loader = DataLoader(Samples(chunks), 50, num_workers=2, multiprocessing_context=method)
+    assert torch.cat(list(loader)).tolist() == list(range(EACH * COUNT))
+    assert server.gets() == COUNT == chunks.counters.read()["chunks_fetched"]
+    server.rules = [Rule("00003", 400 if protocol == "s3" else 403)]
+    chunks = make(server, tmp_path / "other", 10 * CHUNK, protocol)
+    began = time.monotonic()
+    cause = "credentials have expired" if protocol == "s3" else "may not be read"
+    with pytest.raises(AccessDenied, match=rf"(?s)Chunk 3 of 40.*bucket/data/00003\.rec.*{cause}"):
+        list(DataLoader(Samples(chunks), 50, num_workers=2, multiprocessing_context=method))
+    assert time.monotonic() - began < 10 + (5 if method == "spawn" else 0)  # seconds to start

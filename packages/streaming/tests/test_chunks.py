@@ -119,7 +119,7 @@ def test_passing_faults_are_right(make: Callable[..., Chunks], server: StandIn, 
 @pytest.mark.parametrize(
     ("fault", "kind", "cause"),
     [(403, AccessDenied, "may not be read"), (404, MissingData, "does not exist"), ("short", DamagedData, "has 1,600 bytes"),
-     ("corrupt", DamagedData, "its xxh64 is [0-9a-f]{16}, and its index says"),
+     ("corrupt", DamagedData, "its checksum is xxh64:[0-9a-f]{16}, and its index says"),
      pytest.param(503, Unreachable, "in 5 attempts", marks=pytest.mark.long),
      pytest.param("cut", Unreachable, "attempts", marks=pytest.mark.long),
      pytest.param("silent", Unreachable, "in 2 attempts", marks=pytest.mark.long)],
@@ -192,7 +192,7 @@ def test_local_files_are_mapped_where_they_are(tmp_path: Path, options: dict[str
     path = tmp_path / "data/00003.rec"
     chunks = Chunks(shards, shards.chunks(), Cache(tmp_path / "cache2", 1 << 20), 2)
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    with pytest.raises(DamagedData, match=r"Chunk 3 of 12, .*00003\.rec, is damaged: its xxh64"):
+    with pytest.raises(DamagedData, match=r"Chunk 3 of 12, .*00003\.rec, is damaged: its checksum is xxh64"):
         chunks.open(3)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DamagedData, match=r"Chunk 3 of 12.*00003\.rec.* bytes"):

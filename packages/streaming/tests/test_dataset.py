@@ -32,7 +32,7 @@ def damaged(tmp_path: Path) -> str:
 def test_a_damaged_chunk_is_an_error_that_names_it(damaged: str) -> None:
     dataset = StreamDataset(damaged)
     assert data_sets.numbers(dataset[5]) == 5
-    with pytest.raises(DamagedData, match=r"shard.00001.mds.*xxh64"):
+    with pytest.raises(DamagedData, match=r"shard.00001.mds.*its checksum is xxh64:"):
         dataset[6]
 
 

@@ -113,7 +113,8 @@ def test_refusals_are_errors_at_once(files: Files, server: StandIn, fault: int, 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("fault", "kind"), [(500, Unreachable), ("cut", Unreachable), ("silent", Unreachable), ("short", DamagedData)]
+    ("fault", "kind"),
+    [(500, Unreachable), ("cut", Unreachable), ("drip", Unreachable), ("silent", Unreachable), ("short", DamagedData)],
 )
 def test_faults_that_stay_are_errors_soon(
     files: Files, server: StandIn, fault: int | str, kind: type[StreamError]

@@ -415,6 +415,12 @@ def test_the_format_is_found(folder, cls):
     assert type(find(Files(str(FILES / folder)))) is cls
 
 
+def test_an_index_is_read_once():
+    files = Counted(str(FILES / "mds-zstd"))
+    find(files).chunks()
+    assert [name for name, _, _ in files.ranges] == ["index.json"]
+
+
 def test_a_single_file_has_a_format_too(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n')
     np.save(tmp_path / "a.npy", np.ones((2, 2)))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
+from hocket.basics import launch_environment
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket_streaming import formats, indexes
@@ -160,7 +161,9 @@ class StreamDataset(Dataset[Any]):
     def ahead(self, chunks: Sequence[int]) -> None:
         """Fetch these chunks in a process of its own, in this order, instead of those asked for before."""
         if self._ahead is None:
-            self._ahead = Ahead(self.chunks, self.cache.limit // 2)
+            here = launch_environment.current()
+            ranks = (here and here.local_world_size) or 1
+            self._ahead = Ahead(self.chunks, self.cache.limit // 2 // ranks)
         self._ahead.want(chunks)
 
     def needs(self, chunks: int) -> int:

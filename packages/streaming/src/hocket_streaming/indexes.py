@@ -201,7 +201,7 @@ def _parsed(data: bytes, files: Files) -> dict[str, Any]:
         content = safe_files.parsed(data)
         if not isinstance(content, dict) or content["hocket"] != _VERSION or not isinstance(content["format"], str):
             raise ValueError("it is not of this version of hocket")
-        if not content.keys() >= {"options", "files", "extras", "chunks"}:
+        if not content.keys() >= {"options", "files", "extras", "chunks"} or not isinstance(content["options"], dict):
             raise ValueError("it lacks a part")
     except (ValueError, KeyError, RecursionError) as error:
         raise WrongFile(
@@ -210,9 +210,10 @@ def _parsed(data: bytes, files: Files) -> dict[str, Any]:
     return content
 
 
-def format_of(files: Files) -> str:
-    """Return the name of the format of the index beside the data."""
-    return str(_parsed(files.read(INDEX), files)["format"])
+def described(files: Files) -> tuple[str, dict[str, Any]]:
+    """Return the name of the format, and its options, of the index beside the data."""
+    content = _parsed(files.read(INDEX), files)
+    return content["format"], dict(content["options"])
 
 
 def _beside(shards: Shards) -> list[Chunk] | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
+from hocket.basics import launch_environment
 from hocket.data import SeededDataset
 from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
@@ -48,8 +49,9 @@ class StreamLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         order = self.batch_sampler
         lanes = getattr(order, "lanes", 1) if getattr(order, "shuffle", False) else 1
-        on_machine = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) / int(os.environ.get("WORLD_SIZE", 1))
-        _warn_of_small_cache(self.streams, -(-lanes * on_machine // 1), getattr(order, "window", 1))
+        if here := launch_environment.current():
+            lanes = -(-lanes * (here.local_world_size or here.world_size) // here.world_size)
+        _warn_of_small_cache(self.streams, lanes, getattr(order, "window", 1))
         return super().__iter__()
 
 
@@ -135,12 +137,12 @@ def stream(
     return StreamLoader([dataset], order, seed=(seed or 0) if seeded else None, **loader)
 
 
-def _warn_of_small_cache(streams: Sequence[StreamDataset], lanes: float, window: int) -> None:
+def _warn_of_small_cache(streams: Sequence[StreamDataset], lanes: int, window: int) -> None:
     """Warn, with the number that is needed, of a cache in which chunks would be fetched again and again."""
-    needed, limit = sum(each.needs(int(lanes) * window) for each in streams), streams[0].cache.limit
+    needed, limit = sum(each.needs(lanes * window) for each in streams), streams[0].cache.limit
     if limit < needed:
         warn(
             f"«cache_limit={limit / 1e9:.3g} GB» is less than a machine reads from at a time, so it fetches chunks again and "
-            f"again. Give {needed / 1e9:.3g} GB or more (2 × {int(lanes)} lanes × a window of {window} × the largest chunk), "
+            f"again. Give {needed / 1e9:.3g} GB or more (2 × {lanes} lanes × a window of {window} × the largest chunk), "
             "or a smaller lanes= or window=."
         )

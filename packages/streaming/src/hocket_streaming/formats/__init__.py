@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections import Counter
-from functools import cache
+from contextlib import suppress
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongFile, WrongType
+from hocket_streaming.errors import StreamError
+from hocket_streaming.formats.listing import listed_once
 from hocket_streaming.shards import INDEX, Shards
 
 if TYPE_CHECKING:
@@ -43,7 +45,8 @@ def find(files: Files, format: str | type[Shards] | None = None, **options: Any)
     from hocket.plugins import registry
 
     named = registry.get(_KIND, format) if isinstance(format, str) else format
-    cls = _detected(files) if named is None else named
+    cls, stored = _detected(files) if named is None else (named, {})
+    options = stored | options
     known = [name for name in inspect.signature(cls).parameters if name != "files"]
     for name in options:
         if name not in known:
@@ -57,25 +60,26 @@ def find(files: Files, format: str | type[Shards] | None = None, **options: Any)
     return made
 
 
-def _detected(files: Files) -> type[Shards]:
-    """Return the class of the one format that serves these files."""
+def _detected(files: Files) -> tuple[type[Shards], dict[str, Any]]:
+    """Return the class of the one format that serves these files, and the options of an index that says it."""
     from hocket.plugins import PluginError, registry
 
     serving: dict[str, type[Shards]] = {}
     broken: list[str] = []
-    seen = cast("Files", _Once(files))
     entries = registry.choices(_KIND)
-    for entry in entries:
-        try:
-            cls = entry.load()
-        except PluginError as error:
-            broken.append(str(error))
-            continue
-        if cls.serves(seen):
-            serving[entry.name] = cls
+    with listed_once(files):
+        for entry in entries:
+            try:
+                cls = entry.load()
+            except PluginError as error:
+                broken.append(str(error))
+                continue
+            with suppress(StreamError):  # the store cannot list its files, or refuses to, which is said below
+                if cls.serves(files):
+                    serving[entry.name] = cls
     if len(serving) == 1:
         (only,) = serving.values()
-        return only
+        return only, {}
     if serving:
         names = sorted(serving)
         raise WrongFile(
@@ -83,10 +87,10 @@ def _detected(files: Files) -> type[Shards]:
             "name a folder that has one."
         )
     if files.has(INDEX):  # where a store cannot list its files
-        from hocket_streaming.indexes import format_of
+        from hocket_streaming.indexes import described
 
-        named: type[Shards] = registry.get(_KIND, format_of(files))
-        return named
+        name, options = described(files)
+        return registry.get(_KIND, name), options
     endings = Counter("".join(PurePosixPath(name).suffixes[-2:]) or "without an ending" for name in files.names())
     there = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(5))
     others = f" Formats that cannot be used: {' '.join(broken)}" if broken else ""
@@ -95,14 +99,3 @@ def _detected(files: Files) -> type[Shards]:
         f"{', '.join(entry.name for entry in entries)}: name one by format=, if it is one of them, or install a package with a "
         f"plug-in of the group hocket.v1.{_KIND}; `hocket plugins new {_KIND} NAME` begins one.{others}"
     )
-
-
-class _Once:
-    """Files whose list, and the small ones that formats look at, are asked for once: a large store lists for minutes."""
-
-    def __init__(self, files: Files) -> None:
-        self._files = files
-        self.names, self.has, self.read = cache(files.names), cache(files.has), cache(files.read)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._files, name)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import Unsupported, WrongFile, WrongValue
-from hocket_streaming.formats.common import damaged, in_threads, listed, nothing, pyarrow
+from hocket_streaming.formats.common import damaged, in_threads, nothing, pyarrow
+from hocket_streaming.formats.listing import listed
 from hocket_streaming.shards import Chunk, Part, Shards
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -28,26 +29,27 @@ THREADS = 16
 BLOCK = 1 << 23
 
 
-def listed(files: Files) -> dict[str, int]:
-    """Return the files below the root; none where the store cannot list them."""
-    try:
-        return files.names()
-    except OSError:
-        return {}
+#: The indexes that ``serves`` read, until they are read again for the last time; they may have megabytes.
+_READ: WeakKeyDictionary[Files, Any] = WeakKeyDictionary()
 
 
-def index(files: Files, key: str) -> dict[str, Any] | None:
+def index(files: Files, key: str, last: bool = False) -> dict[str, Any] | None:
     """Return ``index.json`` if there is one with this key, else None.
+
+    Args:
+        last: whether nobody asks for it again. Otherwise it is kept, and not read again.
 
     Raises:
         hocket.errors.WrongFile: it is not JSON.
     """
-    if not files.has("index.json"):
+    if files not in _READ and not files.has("index.json"):
         return None
     try:
-        value = safe_files.parsed(files.read("index.json"))
+        value = _READ.pop(files) if files in _READ else safe_files.parsed(files.read("index.json"))
     except ValueError as error:
         raise WrongFile(f"{files.url('index.json')} is not JSON: {error}. Write the data set again.") from error
+    if not last:
+        _READ[files] = value
     return value if isinstance(value, dict) and key in value else None
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongFile, WrongValue
-from hocket_streaming.formats.common import damaged, listed, positive
+from hocket_streaming.formats.common import damaged, positive
+from hocket_streaming.formats.listing import listed
 from hocket_streaming.shards import Chunk, Part, Shards
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ class Folders(Shards):
     """Read a folder of folders of files: a sample is a dict of the bytes, the path and the number of the class.
 
     The class is the first folder of a path; classes are numbered in the order of their names. Files beside these folders are
-    not read. A chunk has about ``chunk_files`` files, each fetched by itself: for more than some 100,000 files, `hocket data
-    convert` makes shards that are read faster.
+    not read. A chunk has about ``chunk_files`` files, each fetched by itself: for more than some 100,000 files, ``hocket data
+    convert`` makes shards that are read faster.
 
     Args:
         files: the files of the data set.

@@ -11,7 +11,8 @@ import numpy as np
 from hocket.errors import WrongFile
 from hocket_streaming import checksums
 from hocket_streaming.formats import compression
-from hocket_streaming.formats.common import BLOCK, damaged, in_threads, listed, nothing, positive
+from hocket_streaming.formats.common import BLOCK, damaged, in_threads, nothing, positive
+from hocket_streaming.formats.listing import listed
 from hocket_streaming.shards import Chunk, Part, Shards
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from hocket.errors import Unsupported, WrongFile, WrongValue
 from hocket_streaming.formats import compression
 from hocket_streaming.formats.arrow import columns_of, row_of
 from hocket_streaming.formats.common import below, damaged, index, offsets, positive, pyarrow, whole
-from hocket_streaming.formats.encodings import image_file, raw_image
+from hocket_streaming.formats.encodings import Decoder, image_file, of_bytes, raw_image
 from hocket_streaming.shards import Chunk, Part, Shards
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ _TENSORS = [
     "uint16",
 ]
 _ARRAYS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16", "?"]
-Decoder = Callable[[bytes], Any]
 #: How chunks begin whose samples are compressed in frames, and end that have a table; how much they may grow, about.
 _FRAMED, _FOOTER, _GROWTH = b"LDFZ01\0\0", b"LDARW01\0", 4
 
@@ -117,7 +116,7 @@ def _decoder(kind: Any) -> Decoder:
     if name in _FLAT and rest.isdigit() and int(rest) < len(_FLAT[name][1]):
         return _FLAT[name][0](int(rest))
     if name in _DECODERS:
-        return _DECODERS[name]
+        return _DECODERS[name] if name in ("numpy", "tensor") else of_bytes(_DECODERS[name])
     raise Unsupported(
         f"A column has litdata's serializer {kind!r}. Supported are {', '.join(sorted((*_DECODERS, *_FLAT)))}."
     )
@@ -152,7 +151,7 @@ class Litdata(Shards):
 
     Numbers, strings, bytes, arrays and tensors are as litdata returns them. Images are PIL images, where litdata decodes JPEG
     to tensors; files, audio, video and the like are their bytes. Pickled columns are refused, since pickles can run code.
-    litdata stores no checksums: `hocket data index` adds them.
+    litdata stores no checksums: ``hocket data index`` adds them.
 
     Args:
         files: the files of the data set.
@@ -192,7 +191,7 @@ class Litdata(Shards):
 
     def chunks(self) -> list[Chunk]:
         """Return the chunks that ``index.json`` lists."""
-        contents = index(self.files, "chunks")
+        contents = index(self.files, "chunks", last=True)
         where = self.files.url("index.json")
         if contents is None:
             raise WrongFile(f"{self.files.url()} has no index.json that lists chunks. Name the folder that has it.")
@@ -316,7 +315,7 @@ class Litdata(Shards):
         if len(opened) == 2:
             return row_of(opened[0], row)
         data, starts, decoders, structure, chunk = opened
-        raw = bytes(data[starts[row] : starts[row + 1]])
+        raw = data[starts[row] : starts[row + 1]]
         if chunk.extra[1][2] is not None:
             return decoders[0](raw)
         try:

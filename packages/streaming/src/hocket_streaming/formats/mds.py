@@ -54,7 +54,7 @@ class MDS(Shards):
 
     def chunks(self) -> list[Chunk]:
         """Return the shards that ``index.json`` lists."""
-        contents = index(self.files, "shards")
+        contents = index(self.files, "shards", last=True)
         if contents is None or not isinstance(contents["shards"], list):
             raise WrongFile(
                 f"{self.files.url()} has no index.json that lists shards. Name the folder that has it, or merge the indexes of "
@@ -107,7 +107,7 @@ class MDS(Shards):
     def get(self, opened: Any, row: int) -> dict[str, Any]:
         """Return a sample as a dict of its columns."""
         data, starts, columns, chunk = opened
-        raw = bytes(data[int(starts[row]) : int(starts[row + 1])])
+        raw = data[int(starts[row]) : int(starts[row + 1])]
         try:
             at, sizes = 0, []
             for _, _, size in columns:

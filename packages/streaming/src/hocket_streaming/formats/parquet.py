@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongFile, WrongValue
 from hocket_streaming.formats.arrow import columns_of, row_of
-from hocket_streaming.formats.common import damaged, in_threads, listed, nothing, pyarrow
+from hocket_streaming.formats.common import damaged, in_threads, nothing, pyarrow
+from hocket_streaming.formats.listing import listed
 from hocket_streaming.shards import Chunk, Part, Shards
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import numpy as np
 
 from hocket.basics import safe_files
 from hocket.errors import Unsupported, WrongFile, WrongValue
-from hocket_streaming.formats.common import damaged, in_threads, listed, nothing, positive
+from hocket_streaming.formats.common import damaged, in_threads, nothing, positive
+from hocket_streaming.formats.listing import listed
 from hocket_streaming.shards import Chunk, Part, Shards
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Bytes of a chunk, unless it is said.
 UNIT = 1 << 21
-#: What `hocket data write` says about tokens.
+#: What ``hocket data write`` says about tokens.
 ABOUT = "tokens.json"
 #: Most bytes of a header.
 _HEADER = 1 << 27
@@ -118,7 +119,7 @@ class Tokens(Rows):
 
     Args:
         files: the files of the data set.
-        dtype: the type of the numbers, such as ``"uint16"``; by default that of the ``tokens.json`` of `hocket data write`.
+        dtype: the type of the numbers, such as ``"uint16"``; by default that of the ``tokens.json`` of ``hocket data write``.
         length: numbers of a sample; by default that of ``tokens.json``.
         skip: bytes at the beginning of every file that are not numbers.
         chunk_bytes: bytes of a chunk, about.

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongFile
 from hocket_streaming import checksums
-from hocket_streaming.formats.common import BLOCK, Window, damaged, in_threads, listed, nothing
+from hocket_streaming.formats.common import BLOCK, Window, damaged, in_threads, nothing
+from hocket_streaming.formats.listing import listed
 from hocket_streaming.shards import Chunk, Part, Shards
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,8 @@ _clients: dict[str, Any] = {}
 _inherited: list[dict[str, Any]] = []
 _descriptions: dict[str, Any] = {}
 _lock = threading.Lock()
+#: Bytes a second below which a transfer is taken for a hang.
+_SLOWEST = 3e4
 _CLOSED_HERE = ("s3", "s3a", "http", "https")
 
 
@@ -33,6 +36,19 @@ def client(url: str, options: Mapping[str, Any]) -> Any:
             if key not in _clients:
                 _clients[key] = _opened(protocol, url, dict(options))
     return _clients[key]
+
+
+def within(size: int | None, system: Any, method: str, *args: Any, **options: Any) -> Any:
+    """Call a method of a file system that transfers this many bytes; TimeoutError where it takes absurdly long.
+
+    Silence ends an attempt sooner. This is for a server that sends a byte now and then, or never asks for the data of a PUT.
+    """
+    from fsspec.asyn import AsyncFileSystem, sync
+
+    if not isinstance(system, AsyncFileSystem):
+        return getattr(system, method)(*args, **options)
+    seconds = 600.0 if size is None else SILENCE + size / _SLOWEST
+    return sync(system.loop, getattr(system, f"_{method}"), *args, timeout=seconds, **options)
 
 
 def _opened(protocol: str, url: str, options: dict[str, Any]) -> Any:
@@ -57,6 +73,7 @@ def _opened(protocol: str, url: str, options: dict[str, Any]) -> Any:
             system.session = AioSession(**system.kwargs)
             descriptions = _descriptions.setdefault(protocol, system.session.get_component("data_loader"))
             system.session.register_component("data_loader", descriptions)
+        system.max_concurrency = 1  # else it asks for the size of a file before it reads it
     if protocol in _CLOSED_HERE:
         system.asynchronous = True  # no finalizer of its own, which would run in forked processes too
     return system
@@ -81,6 +98,9 @@ def _forked() -> None:
     global _clients, _lock
     _inherited.append(_clients)
     _clients, _lock = {}, threading.Lock()
+    if asyn := sys.modules.get("fsspec.asyn"):  # version 2025.2 keeps the loop of the parent
+        asyn.loop[0] = asyn.iothread[0] = None
+        asyn.reset_lock()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import mmap
-import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from itertools import pairwise
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-import xxhash
-
-from hocket.errors import Mistake, Unsupported, WrongValue
+from hocket.errors import Mistake, WrongValue
 from hocket_streaming.errors import DamagedData, StreamError
 from hocket_streaming.shards import Chunk, Part, Shards
 from hocket_streaming.store.cache import Cache
 from hocket_streaming.store.counters import Counters
+from hocket_streaming.store.parts import damage, mapped, merged, spans
 from hocket_streaming.store.retrying import Attempts, failed
 
 In = TypeVar("In")
 Out = TypeVar("Out")
-#: Bytes of one request; larger parts are fetched by several at once.
-_SPAN = 16 << 20
 _THREADS = 8
-_XXH = {
-    "xxh64": xxhash.xxh64,
-    "xxh32": xxhash.xxh32,
-    "xxh3_64": xxhash.xxh3_64,
-    "xxh3_128": xxhash.xxh3_128,
-    "xxh128": xxhash.xxh128,
-}
 
 
 class Chunks:
@@ -129,7 +116,8 @@ class Chunks:
                     assert errors is not None
                     errors[number] = data
                 else:
-                    self._open(number, data)
+                    with suppress(StreamError):  # whoever reads it meets the error
+                        self._open(number, data)
 
     def _open(self, number: int, data: memoryview) -> Any:
         one = self._opened[number] = self.shards.open(self.chunks[number], data)
@@ -179,13 +167,13 @@ class Chunks:
     def _fetched(self, number: int) -> bytes:
         """Fetch a chunk, verify and unpack it. Damaged data are fetched again, twice at most."""
         chunk, attempts = self.chunks[number], Attempts(most=3)
-        spans = [span for part in _merged(chunk.parts) for span in _spans(part)]
+        requests = [span for part in merged(chunk.parts) for span in spans(part)]
         while True:
             try:
-                data = self._joined(spans)
+                data = self._joined(requests)
             except Mistake as error:  # asked for several times already
                 raise self._about(number, error) from error
-            wrong = _damage(chunk, data)
+            wrong = damage(chunk, data)
             cause: Exception | None = None
             if not wrong:
                 try:
@@ -217,14 +205,14 @@ class Chunks:
         """Map a local chunk. Its parts are joined in memory where there are several."""
         chunk = self.chunks[number]
         try:
-            views = [_mapped(str(self.shards.files.local_path(part.file)), part) for part in _merged(chunk.parts)]
+            views = [mapped(str(self.shards.files.local_path(part.file)), part) for part in merged(chunk.parts)]
         except (OSError, ValueError) as error:
             first = self.shards.files.url(chunk.parts[0].file)
             damaged = DamagedData(str(error)) if isinstance(error, ValueError) else failed(error, first, Attempts())
             raise self._about(number, damaged) from error
         data = views[0] if len(views) == 1 else memoryview(b"".join(views))
         if number not in self._verified:
-            if wrong := _damage(chunk, data):
+            if wrong := damage(chunk, data):
                 raise self._about(number, DamagedData(wrong))
             self._verified.add(number)
         return data
@@ -248,55 +236,3 @@ def _in_threads(function: Callable[[In], Out], items: Sequence[In]) -> Iterator[
         yield from pool.map(function, items)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _merged(parts: Sequence[Part]) -> list[Part]:
-    """Return parts, of which those that follow each other in a file are one."""
-    merged: list[Part] = []
-    for part in parts:
-        last = merged[-1] if merged else None
-        if last and last.file == part.file and last.start + last.size == part.start:
-            merged[-1] = Part(last.file, last.size + part.size, last.start)
-        else:
-            merged.append(part)
-    return merged
-
-
-def _spans(part: Part) -> list[Part]:
-    """Return the requests for a part."""
-    count = max(1, -(-part.size // _SPAN))
-    edges = [part.start + part.size * place // count for place in range(count + 1)]
-    return [Part(part.file, stop - start, start) for start, stop in pairwise(edges)]
-
-
-def _damage(chunk: Chunk, data: bytes | memoryview) -> str:
-    """Return what is wrong with the bytes of a chunk, or ""."""
-    if len(data) != chunk.size:
-        return f"it has {len(data):,} bytes, and its index says {chunk.size:,}"
-    kind, _, wanted = chunk.checksum.partition(":")
-    if not wanted:
-        return ""
-    if kind in _XXH:
-        actual = _XXH[kind](data).hexdigest()
-    elif kind in hashlib.algorithms_guaranteed and not kind.startswith("shake"):
-        actual = hashlib.new(kind, data, usedforsecurity=False).hexdigest()
-    else:
-        raise Unsupported(
-            f"Checksums of kind {kind!r} are unknown. Allowed: {', '.join(_XXH)}, sha256 and others of hashlib."
-        )
-    return "" if actual == wanted else f"its {kind} is {actual}, and its index says {wanted}"
-
-
-def _mapped(path: str, part: Part) -> memoryview:
-    if not part.size:
-        return memoryview(b"")
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        have = os.fstat(descriptor).st_size
-        if have < part.start + part.size:
-            raise ValueError(f"the file has {have:,} bytes, and its index says {part.start + part.size:,} or more")
-        before = part.start % mmap.ALLOCATIONGRANULARITY
-        whole = mmap.mmap(descriptor, part.size + before, mmap.MAP_SHARED, mmap.PROT_READ, offset=part.start - before)
-        return memoryview(whole)[before:]
-    finally:
-        os.close(descriptor)

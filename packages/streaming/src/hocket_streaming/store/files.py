@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 from hocket.basics.masking import masked
 from hocket.basics.safe_files import replacing
 from hocket_streaming.errors import DamagedData, MissingData, StreamError
-from hocket_streaming.store.clients import client
-from hocket_streaming.store.retrying import SILENCE, Attempts, failed, final
+from hocket_streaming.store.clients import client, within
+from hocket_streaming.store.paths import above, absolute
+from hocket_streaming.store.retrying import Attempts, failed, final
 
 T = TypeVar("T")
 
@@ -54,12 +55,12 @@ class Files:
             raise StreamError(
                 "path names no file. Give a folder, a file or a list of files, such as path='s3://bucket/data'."
             )
-        roots = [_absolute(os.fspath(one)) for one in given]
+        roots = [absolute(os.fspath(one)) for one in given]
         self.storage_options = dict(storage_options or {})
         self._only: list[str] | None = None
         self.path = roots[0]
         if not isinstance(path, (str, os.PathLike)):
-            self.path = _above(roots)
+            self.path = above(roots)
             self._only = sorted(root[len(self.path) + 1 :] for root in roots)
         self.protocol = self.path.partition("://")[0] if "://" in self.path else "file"
         self.local = self.protocol == "file"
@@ -150,7 +151,8 @@ class Files:
                 f"{self.url(name)} cannot be written: plain HTTP has no writing. Write to a folder or to s3://…."
             )
         else:
-            self._asked(lambda: self._put(self._inside(self._full(name)), data), self.url(name))
+            path = self._inside(self._full(name))
+            self._asked(lambda: within(len(data), self._system(), "pipe_file", path, data), self.url(name))
 
     def _asked(self, ask: Callable[[], T], url: str, attempts: Attempts | None = None) -> T:
         """Return what a call returns, tried again while its error may pass."""
@@ -174,19 +176,9 @@ class Files:
         if size == 0:
             return b""
         whole = start == 0 and size is None
-        # s3fs asks for the size of a whole file first, unless it may use one connection only
-        options = {"max_concurrency": 1} if whole and self.protocol in ("s3", "s3a") else {}
         span = {} if whole else {"start": start, "end": None if size is None else start + size}
-        return bytes(self._system().cat_file(self._inside(self._full(name)), **span, **options))
-
-    def _put(self, path: str, data: bytes) -> None:
-        from fsspec.asyn import AsyncFileSystem, sync
-
-        system = self._system()
-        if isinstance(system, AsyncFileSystem):  # a server may never ask for the data of a PUT
-            sync(system.loop, system._pipe_file, path, data, timeout=2 * SILENCE + len(data) / 1e6)
-        else:
-            system.pipe_file(path, data)
+        path = self._inside(self._full(name))
+        return bytes(within(size, self._system(), "cat_file", path, **span))
 
     def _system(self) -> Any:
         return client(self.path, self.storage_options)
@@ -240,28 +232,3 @@ class _Short(OSError):
 
     def __str__(self) -> str:
         return str(self.strerror)
-
-
-def _absolute(path: str) -> str:
-    """Return a path without a slash at its end, and that of a local file from the root of the disk."""
-    if path.startswith(("file://", "local://")):
-        path = path.partition("://")[2]
-    if "://" not in path:
-        return os.path.abspath(os.path.expanduser(path))
-    return path.rstrip("/")
-
-
-def _above(roots: Sequence[str]) -> str:
-    """Return the folder above several files."""
-    schemes = {root.partition("://")[0] if "://" in root else "" for root in roots}
-    folders = [posixpath.dirname(root.partition("://")[2] if "://" in root else root) for root in roots]
-    try:
-        common = posixpath.commonpath(folders) if len(schemes) == 1 else ""
-    except ValueError:
-        common = ""
-    if not common:
-        raise StreamError(
-            f"path has files without a folder in common: {roots[:3]}. Give files of one store and bucket."
-        )
-    scheme = schemes.pop()
-    return f"{scheme}://{common}" if scheme else common

@@ -82,6 +82,8 @@ def _status(error: BaseException) -> int | None:
         response = getattr(about, "response", None)
         if isinstance(response, dict):  # of botocore
             return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        if isinstance(code := getattr(response, "status_code", None), int):
+            return code
         # of aiohttp: an incomplete body has code 400, and no status
         name = "status" if type(about).__module__.startswith("aiohttp") else "code"
         if isinstance(code := getattr(about, name, None), int):
