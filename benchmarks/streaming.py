@@ -104,6 +104,7 @@ def _cases(litdata: str | None, mosaic: str | None, short: bool) -> Any:
 def asked(ask: Mapping[str, Any], python: str = sys.executable) -> dict[str, Any]:
     """Return the answer of a reader in a process of its own, or its error."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what is not installed would be compiled by every process
     try:
         done = subprocess.run(
             [python, str(READER), json.dumps(ask)], capture_output=True, text=True, timeout=300, env=environment

@@ -139,8 +139,10 @@ def main() -> None:
         import s3fs  # noqa: F401
 
         import hocket_streaming
+        from hocket.plugins import registry
 
         assert hocket_streaming.stream  # imported when it is first used
+        assert registry.choices("shards")  # looked up once in a process
     elif ask["reader"] == "litdata":
         import boto3
         import litdata  # noqa: F401

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 BLOCKED = (
     "torchvision", "transformers", "deepspeed", "ray", "wandb", "mlflow", "tensorboard", "matplotlib", "sklearn",
     "torchmetrics",

@@ -16,13 +16,19 @@ from hocket.errors import Unsupported, WrongFile
 from hocket.help import installing
 from hocket_streaming.formats.common import missing
 
-Decoder = Callable[[bytes], Any]
+#: Called with a view of the value, which it must not keep.
+Decoder = Callable[[Any], Any]
 _SCALARS = [
     f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64) if f"{kind}{bits}" != "float8"
 ]
 #: The types of values, and of numbers in a shape, by the byte that an array without a fixed one starts with.
 _ARRAY_TYPES = {int(np.dtype(name).itemsize * 8 + "uif".index(name[0])): name for name in _SCALARS}
 _SHAPE_TYPES = ("<u1", "<u2", "<u4", "<u8")
+
+
+def of_bytes(decode: Callable[[bytes], Any]) -> Decoder:
+    """Return a decoder of views for one of bytes. Arrays, the large values, are decoded without this copy."""
+    return lambda data: decode(bytes(data))
 
 
 def _pillow() -> Any:
@@ -120,7 +126,7 @@ def decoder(encoding: str, column: str) -> Decoder:
         if not dtype or dtype in _SCALARS:
             return array(dtype or None, tuple(map(int, shape.split(","))) if shape else None)
     elif encoding in _DECODERS:
-        return _DECODERS[encoding]
+        return of_bytes(_DECODERS[encoding])
     known = ", ".join(sorted((*_DECODERS, "ndarray")))
     raise Unsupported(
         f"The column '{column}' has the encoding {encoding!r}. Supported are {known}: write it with one of them."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from hocket.errors import Unsupported, WrongFile, WrongValue
 from hocket_streaming.formats import compression
 from hocket_streaming.formats.arrow import columns_of, row_of
 from hocket_streaming.formats.common import below, damaged, index, offsets, positive, pyarrow, whole
-from hocket_streaming.formats.encodings import image_file, raw_image
+from hocket_streaming.formats.encodings import Decoder, image_file, of_bytes, raw_image
 from hocket_streaming.shards import Chunk, Part, Shards
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ _TENSORS = [
     "uint16",
 ]
 _ARRAYS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16", "?"]
-Decoder = Callable[[bytes], Any]
 #: How chunks begin whose samples are compressed in frames, and end that have a table; how much they may grow, about.
 _FRAMED, _FOOTER, _GROWTH = b"LDFZ01\0\0", b"LDARW01\0", 4
 
@@ -117,7 +116,7 @@ def _decoder(kind: Any) -> Decoder:
     if name in _FLAT and rest.isdigit() and int(rest) < len(_FLAT[name][1]):
         return _FLAT[name][0](int(rest))
     if name in _DECODERS:
-        return _DECODERS[name]
+        return _DECODERS[name] if name in ("numpy", "tensor") else of_bytes(_DECODERS[name])
     raise Unsupported(
         f"A column has litdata's serializer {kind!r}. Supported are {', '.join(sorted((*_DECODERS, *_FLAT)))}."
     )
@@ -316,7 +315,7 @@ class Litdata(Shards):
         if len(opened) == 2:
             return row_of(opened[0], row)
         data, starts, decoders, structure, chunk = opened
-        raw = bytes(data[starts[row] : starts[row + 1]])
+        raw = data[starts[row] : starts[row + 1]]
         if chunk.extra[1][2] is not None:
             return decoders[0](raw)
         try:

@@ -107,7 +107,7 @@ class MDS(Shards):
     def get(self, opened: Any, row: int) -> dict[str, Any]:
         """Return a sample as a dict of its columns."""
         data, starts, columns, chunk = opened
-        raw = bytes(data[int(starts[row]) : int(starts[row + 1])])
+        raw = data[int(starts[row]) : int(starts[row + 1])]
         try:
             at, sizes = 0, []
             for _, _, size in columns:

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from hocket.errors import Mistake, WrongValue
@@ -124,7 +124,8 @@ class Chunks:
                     assert errors is not None
                     errors[number] = data
                 else:
-                    self._open(number, data)
+                    with suppress(StreamError):  # whoever reads it meets the error
+                        self._open(number, data)
 
     def _open(self, number: int, data: memoryview) -> Any:
         one = self._opened[number] = self.shards.open(self.chunks[number], data)
