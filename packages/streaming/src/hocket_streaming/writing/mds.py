@@ -103,7 +103,7 @@ def compressor(compression: str) -> Any:
         import zstandard
     except ModuleNotFoundError:
         raise MissingPackage(
-            'compression="zstd" needs zstandard, which is not installed. Type: pip install "hocket-streaming[zstd]"'
+            'compression="zstd" needs zstandard, which is not installed. Type: pip install zstandard'
         ) from None
     return zstandard.ZstdCompressor(int(level or 3)).compress
 
