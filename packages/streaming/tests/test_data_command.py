@@ -20,6 +20,7 @@ from hocket_streaming import formats
 from hocket_streaming.indexes import indexed
 from hocket_streaming.store.files import Files
 from hocket_streaming.writing.chunk_reading import opened
+from hocket_streaming.writing.job import Job
 
 HERE = Path(__file__).parent
 ROWS = [{"number": number, "text": f"do {number}", "score": number / 4} for number in range(900)]
@@ -85,6 +86,18 @@ def test_tokens_say_how_they_are_read(tmp_path: Path) -> None:
     text = "".join(f"{row['text']}|" for row in ROWS)
     expected = [256 if each == "|" else ord(each) for each in text]
     assert np.concatenate(rows).tolist() == expected[: len(expected) // 16 * 16]
+
+
+def test_a_changed_setting_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("write", "a.jsonl", "x", "--workers", "0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Job, "make", None)  # ends after the merges, as a kill would
+        with pytest.raises(TypeError):
+            hocket(*argv)
+    assert hocket(*argv, "--seed", "1") == 0
+    assert capsys.readouterr().err == (
+        f"hocket data: The source or the settings are not those of the work in {tmp_path}/.x.writing: the write begins anew.\n"
+    )
 
 
 def test_files_of_text_are_documents_of_tokens(tmp_path: Path) -> None:
@@ -225,7 +238,7 @@ def test_mistakes_are_one_paragraph(argv: tuple[str, ...], error: str, capsys: p
     Path("t.bin").write_bytes(bytes(8))
     Path("late_source.py").write_text(LATE)
     Path("mds").mkdir()
-    Path("mds/index.json").write_text("{}")
+    Path("mds/index.json").write_text('{"version": 2, "shards": []}')
     Path("tok").mkdir()
     Path("tok/tokens.json").write_text('{"dtype": "uint16", "length": 2}')
     Path("tok/a.bin").write_bytes(bytes(8))

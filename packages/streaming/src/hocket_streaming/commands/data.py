@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         return _run(args)
     except Mistake as error:
-        error.args = (rendered(error.marked, _typed),)
+        error.args = (rendered(error.marked or str(error), _typed),)
         raise
     except OSError as error:
         raise WrongFile(f"{error}. Check the path, its rights and the disk.") from error
@@ -39,7 +40,10 @@ def _typed(setting: Setting) -> str:
 
 def _run(args: argparse.Namespace) -> int:
     if args.action in ("write", "convert"):
-        return _write(args)
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            warnings.showwarning = lambda message, *_: print(f"hocket data: {message}", file=sys.stderr)
+            return _write(args)
     reports = []
     action = {"index": _index, "check": _check, "plan": _plan}[args.action]
     for path in args.paths:

@@ -53,7 +53,7 @@ def _plan(parser: argparse.ArgumentParser) -> None:
         "--bandwidth",
         default="1.25GB/s",
         metavar="RATE",
-        help="of a machine, in bytes (1.25GB/s) or bits (10Gbit/s) a second; default: 1.25GB/s",
+        help="bytes or bits (10Gbit/s) of a machine; default: 1.25GB/s",
     )
     parser.add_argument("--latency", type=float, default=0.03, metavar="SECONDS", help="of a request; default: 0.03")
     parser.add_argument("--requests", type=int, default=16, help="that a machine has under way; default: 16")

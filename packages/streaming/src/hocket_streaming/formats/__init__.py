@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.basics.masking import masked
 from hocket.errors import WrongFile, WrongType
 from hocket_streaming.errors import MissingData, StreamError
+from hocket_streaming.formats.common import listed
 from hocket_streaming.shards import INDEX, Shards
 
 if TYPE_CHECKING:
@@ -65,6 +66,9 @@ def _detected(files: Files) -> tuple[type[Shards], dict[str, Any]]:
     """Return the class of the one format that serves these files, and the options of an index that says it."""
     from hocket.plugins import PluginError, registry
 
+    folder, name = posixpath.split(files.path)
+    if name.endswith((".json", ".mds")) and name in listed(files):
+        raise WrongFile(f"{files.url()} is one file of a data set. Name its folder: {masked(folder)}")
     serving: dict[str, type[Shards]] = {}
     broken: list[str] = []
     entries = registry.choices(_KIND)
@@ -94,10 +98,6 @@ def _detected(files: Files) -> tuple[type[Shards], dict[str, Any]]:
     if any(sign in files.path for sign in "*?["):
         raise MissingData(
             f"{files.url()}: patterns are not expanded. Name the folder, or list the files: path=['a', 'b']."
-        )
-    if list(files.names()) == [name := posixpath.basename(files.path)] and name.endswith((".json", ".mds")):
-        raise WrongFile(
-            f"{files.url()} is one file of a data set. Name its folder: {masked(posixpath.dirname(files.path))}"
         )
     endings = Counter("".join(PurePosixPath(name).suffixes[-2:]) or "without an ending" for name in files.names())
     there = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(5))

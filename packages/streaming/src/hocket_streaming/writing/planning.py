@@ -130,7 +130,7 @@ def plan(
     """
     network = network or Network()
     least = {"machines": (machines, 1), "cache_limit": (cache_limit, 0), "bandwidth": (network.bandwidth, 1)}
-    least |= {"latency": (network.latency, 0), "requests": (network.requests, 1)}
+    least |= {"global_batch": (global_batch, 1), "latency": (network.latency, 0), "requests": (network.requests, 1)}
     for name, (value, lowest) in least.items():
         if value < lowest:
             raise WrongValue(f"«{name}={value}» is too small. Write at least {lowest}.")

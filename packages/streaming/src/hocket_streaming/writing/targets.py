@@ -181,7 +181,9 @@ def target_for(
         from hocket_streaming.writing.tokens import tokenizing
 
         if length < 1:
-            raise WrongValue(f"length={length} is not a number of tokens. Write «length=2048¦--length 2048».")
+            raise WrongValue(
+                f"«format=tokens» needs the number of tokens of a row, and has «length={length}». Write «length=2048»."
+            )
         return TokensTarget(tokenizing(first, tokenizer), length, limit)
     if format not in FORMATS:
         raise WrongValue(f"format={format!r} cannot be written. Write one of: {', '.join(FORMATS)}.")

@@ -119,8 +119,9 @@ def write(
         2
     """
     began = time.monotonic()
-    if not 0 <= workers <= 4096 or memory < 1 << 16:
-        raise WrongValue(f"workers={workers} and memory={memory} should be 0 to 4096, and at least {1 << 16} bytes.")
+    for name, value, least, most in (("workers", workers, 0, 4096), ("memory", memory, 1 << 16, 1 << 60)):
+        if not least <= value <= most:
+            raise WrongValue(f"«{name}={value}» should be from {least} to {most}.")
     remote, final, found = is_url(target), Path(target).absolute(), source
     if isinstance(found, str):
         if (_real(target) + "/" * remote).startswith(f"{_real(found)}/"):
