@@ -90,7 +90,7 @@ def train(runtime, model, optimizer, loader):
     return losses
 
 
-# --- What differs
+# --- Compare the numbers of both
 
 
 def last_window(sizes, slopes, steps):

@@ -151,7 +151,7 @@ def test_the_programs_print_the_same(tmp_path, monkeypatch, capsys):
 
 
 def differing(start: str) -> list[float]:
-    (cells,) = [cells for cells in table("What differs") if cells[0].startswith(start)]
+    (cells,) = [cells for cells in table("Compare the numbers of both") if cells[0].startswith(start)]
     return [float(cell) for cell in cells[1:]]
 
 
