@@ -45,7 +45,7 @@ def run(litdata: str | None, mosaic: str | None, repeats: int, short: bool = Fal
     pythons = {"litdata": litdata, "mosaic": mosaic}
     with tempfile.TemporaryDirectory(prefix="hocket-streams-") as temporary:
         folder, cache = Path(temporary) / "data", Path(temporary) / "cache"
-        write(folder, litdata, [2_048] if short else list(SIZES))
+        write(folder, litdata, [2_048] if short else list(SIZES), parquet=not short)
         store = Store(folder)
         try:
             found: dict[Key, list[Rates]] = {}
@@ -118,9 +118,10 @@ def asked(ask: Mapping[str, Any], python: str = sys.executable) -> dict[str, Any
 
 
 def _rates(answer: Mapping[str, Any]) -> Rates:
-    """Return samples a second, cold and warm, and seconds to the first batch; None where it failed or repeated a sample."""
+    """Return samples a second, cold and warm, and seconds to the first batch; None if it failed or repeated a sample."""
     epochs = answer.get("epochs", [])
-    if not epochs or any(epoch["distinct"] != epoch["samples"] for epoch in epochs):
+    whole = max((epoch["samples"] for epoch in epochs), default=0)  # an epoch that takes too long is cut short
+    if not epochs or any(not epoch["distinct"] == epoch["samples"] == whole for epoch in epochs):
         return None
     rates = [epoch["samples"] / epoch["seconds"] for epoch in epochs]
     return rates[0], median(rates[1:]), epochs[0]["first"]

@@ -21,7 +21,7 @@ SIZES = {2_048: (20_000, 500), 100_000: (400, 20)}
 BUCKET = "bucket"
 
 
-def write(folder: Path, litdata: str | None, sizes: Sequence[int]) -> None:
+def write(folder: Path, litdata: str | None, sizes: Sequence[int], parquet: bool = True) -> None:
     """Write the data sets in every format; litdata's chunks where the Python of an environment with litdata is given."""
     import pyarrow
     import pyarrow.parquet
@@ -34,7 +34,6 @@ def write(folder: Path, litdata: str | None, sizes: Sequence[int]) -> None:
         rows[:, :8] = np.arange(samples)[:, None].view(np.uint8)
         to = folder / str(size)
         (to / "npy").mkdir(parents=True)
-        (to / "parquet").mkdir()
         np.save(to / "npy/rows.npy", rows)
         # A sample takes its bytes and 4 of its offset; the rest is the header of a shard.
         limit = chunk * (size + 4) + 600
@@ -43,6 +42,9 @@ def write(folder: Path, litdata: str | None, sizes: Sequence[int]) -> None:
         ) as out:
             for row in rows:
                 out.write({"data": row})
+        if not parquet:
+            continue
+        (to / "parquet").mkdir()
         column = pyarrow.array([row.tobytes() for row in rows], pyarrow.binary())
         pyarrow.parquet.write_table(
             pyarrow.table({"data": column}), to / "parquet/rows.parquet", row_group_size=chunk, compression="none",
