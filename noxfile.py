@@ -116,11 +116,19 @@ def located(wheels: dict[Package, Path]) -> str:
 
 
 def build(session: nox.Session, packages: tuple[Package, ...], folder: Path) -> dict[Package, Path]:
-    """Build sdists, and wheels from these sdists, into an emptied `folder`; return the wheels."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Build sdists, and wheels from these sdists, into a folder, which the first build of a run of nox empties."""
+    if folder not in _BUILT:
+        shutil.rmtree(folder, ignore_errors=True)
+    wheels = _BUILT.setdefault(folder, {})
     for package in packages:
-        session.run("uv", "build", "--quiet", "--out-dir", str(folder), str(package.path))
-    return {package: package.wheel(folder) for package in packages}
+        if package not in wheels:
+            session.run("uv", "build", "--quiet", "--out-dir", str(folder), str(package.path))
+            wheels[package] = package.wheel(folder)
+    return {package: wheels[package] for package in packages}
+
+
+#: Wheels that this run of nox has built, by folder.
+_BUILT: dict[Path, dict[Package, Path]] = {}
 
 
 def install_wheels(session: nox.Session, wheels: dict[Package, Path], *others: str) -> None:
@@ -278,7 +286,7 @@ def isolation(session: nox.Session, package: Package) -> None:
     """Run one package's tests, but for the long ones, with nothing of ours installed but its wheel and STANDARD's."""
     settle(session)
     packages = tuple(dict.fromkeys((*STANDARD, package)))
-    install_wheels(session, build(session, packages, scratch(session) / "dist"), *TESTS, "pytest-xdist")
+    install_wheels(session, build(session, packages, ROOT / "dist/isolation"), *TESTS, "pytest-xdist")
     session.run("pytest", str(package.path / "tests"), *beside_each_other(), "-m", "not long", *session.posargs)
 
 
@@ -286,7 +294,7 @@ def isolation(session: nox.Session, package: Package) -> None:
 def alone(session: nox.Session) -> None:
     """Train with the wheel of core alone, and see what every part that is missing says."""
     settle(session)
-    install_wheels(session, build(session, (CORE,), scratch(session) / "dist"))
+    install_wheels(session, build(session, (CORE,), ROOT / "dist/isolation"))
     session.run("python", "-I", str(ROOT / ".ci/alone.py"))
 
 
