@@ -48,6 +48,7 @@ _LONG = {
     "test_returns_what_it_wraps", "test_leaves_global_generators_alone", "test_keeps_no_state_in_the_class",
     "test_counts_what_the_data_hold", "test_records_and_previews_surgery", "test_works_in_bf16",
     "test_does_not_depend_on_the_rank", "test_does_not_swallow_exceptions", "test_leaves_the_process_as_it_was",
+    "test_importing_it_brings_nothing_heavy", "test_importing_it_changes_nothing",
     "test_writes_into_the_run_folder_only", "test_does_not_print_in_every_batch", "test_does_not_sleep_in_every_batch",
 }  # fmt: skip
 _LONGER = {"test_works_on_two_ranks", "test_works_in_every_combination"}

@@ -144,6 +144,7 @@ class Perturbed(Network):
         return outputs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "writes", [*(pytest.param(each, marks=pytest.mark.long) for each in (_norm, _hidden)), _sometimes, _out, Perturbed]
 )
@@ -168,6 +169,7 @@ class Decays(hocket.Callback):
                 parameter.data.mul_(0.5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "event",
     [
@@ -262,6 +264,7 @@ def _flat() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_on_ranks(tmp_path: Path, strategy: str) -> None:
     pytest.importorskip("hocket_strategies")
@@ -289,6 +292,7 @@ class Shrinks(hocket.Task):
         return nn.functional.mse_loss(outputs, batch[1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.long), "fsdp"])
 def test_ranks_whose_weights_are_written_to(tmp_path: Path, strategy: str) -> None:
     pytest.importorskip("hocket_strategies")

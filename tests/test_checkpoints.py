@@ -356,6 +356,7 @@ def test_algorithms_are_recorded_with_what_brings_them(weights_only: bool) -> No
     make("other", model=model(), train_data=images, eval_data=None, algorithms=[blurpool, ema]).fit("1ba")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [(2, 2), (2, 1), pytest.param((1, 2), marks=pytest.mark.long)])
 def test_ranks_that_stop_and_others_that_go_on(tmp_path: Path, ranks: tuple[int, int]) -> None:
     """In the middle of an epoch; with as many ranks to the bit, with another number to rounding."""

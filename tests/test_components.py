@@ -127,6 +127,7 @@ def test_it_resumes_bitwise_on_as_many_ranks(ranks: int, tmp_path: Path) -> None
     assert all(each[0] for each in resumed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before, after", [(2, 1), (1, 2)])
 def test_it_resumes_on_another_number_of_ranks(before: int, after: int, tmp_path: Path) -> None:
     killed = train(tmp_path, 8, None, before)

@@ -85,6 +85,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("case", "strategy", "given"), CASES)
 def test_the_peak_is_within_15_percent_of_the_measured_one(
     case: Callable[[], Case], strategy: str, given: dict[str, Any], tmp_path: Any, process: ProcessPoolExecutor

@@ -64,6 +64,7 @@ def rows(history: dict[str, list[float]]) -> list[Any]:
     return [(name, column) for name, column in history.items() if name != "seconds"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loggers", [["jsonl"], []])
 def test_the_result_is_the_same(tmp_path: Path, loggers: Any) -> None:
     whole, cut = results(tmp_path, loggers=loggers)

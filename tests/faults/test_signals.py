@@ -94,6 +94,7 @@ def test_two_ranks_of_a_job_that_is_told_to_end(
 # --- forks
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ranks", "event", "batch", "expected"),
     [
@@ -119,6 +120,7 @@ def test_the_last_rank_is_told(
     assert differences(finish(tmp_path, ranks), uninterrupted(ranks)) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize(("duration", "batch", "expected"), [("2ep", 10, "ep2-ba10"), ("7ba", 7, "ep1-ba7")])
 def test_told_in_the_last_evaluation(tmp_path: Path, ranks: int, duration: str, batch: int, expected: str) -> None:

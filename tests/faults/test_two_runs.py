@@ -106,6 +106,7 @@ def two_at_once(place: str, there: bool, duration: int) -> None:
 ACTIONS = [fresh, resume, fast_dev_run, killed, two_at_once]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(5))
 def test_nothing_of_the_first_is_lost(first: int) -> None:
     check_order("checkpoints", [ACTIONS[(first + step * (first % 4 + 1)) % 5] for step in range(6)])

@@ -495,6 +495,7 @@ def test_killed_at_any_moment(tmp_path, there, monkeypatch):
     assert set(files_of(path)) == {"manifest.json", *listed(path)}
 
 
+@pytest.mark.long
 @needs_fork
 @pytest.mark.parametrize("call", ["rename", "replace", "fsync", "mkdir"])
 @pytest.mark.parametrize("there", ["new", "replaced"])

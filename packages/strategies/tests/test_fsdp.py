@@ -190,6 +190,7 @@ def test_weights_that_are_stored_in_16_bits_but_for_norms(tmp_path):
         torch.testing.assert_close(weights, expected, rtol=2**-7, atol=2e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("param_dtype", ["auto", pytest.param(None, marks=pytest.mark.long)])
 def test_loss_scaling(tmp_path, param_dtype):
     """Ranks skip the same steps and keep the same bits; where nothing overflows, gradients are those of one process."""

@@ -170,6 +170,7 @@ def train(
     return watch, weights, metrics
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [

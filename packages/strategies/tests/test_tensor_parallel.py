@@ -274,6 +274,7 @@ def _llama(transformers, **changes):
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes | heads | changes))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("build", [_gpt2, _llama])
 @pytest.mark.parametrize(
     "world_size, options", [(2, {}), pytest.param(4, {"shard": 2}, marks=pytest.mark.long)], ids=["tensor", "both"]
