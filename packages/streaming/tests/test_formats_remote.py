@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from stand_in import Rule, serving
 
 from hocket.plugins import registry
 from hocket_streaming import indexes
-from hocket_streaming.errors import AccessDenied, StreamError
+from hocket_streaming.errors import AccessDenied, StreamError, Unreachable
 from hocket_streaming.formats import find
 from hocket_streaming.formats.webdataset import WebDataset
 from hocket_streaming.store.cache import Cache
@@ -107,3 +109,14 @@ def read(shards, listed, folder):
         for number, chunk in enumerate(listed)
         for row in range(chunk.samples)
     ]
+
+
+@pytest.mark.long
+def test_a_store_that_does_not_answer_is_an_error_once_and_not_for_every_format():
+    with socket.socket() as closed:  # a port that nobody listens to
+        closed.bind(("127.0.0.1", 0))
+        options = {"key": "key", "secret": "secret", "endpoint_url": f"http://127.0.0.1:{closed.getsockname()[1]}"}
+        began = time.monotonic()
+        with pytest.raises(Unreachable, match="s3://bucket/x could not be read"):
+            find(Files("s3://bucket/x", options))
+    assert time.monotonic() - began < 10

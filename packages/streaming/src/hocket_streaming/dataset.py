@@ -16,13 +16,13 @@ from hocket.help import warn
 from hocket_streaming import formats, indexes
 from hocket_streaming.errors import DamagedData, StreamError
 from hocket_streaming.shards import Shards
+from hocket_streaming.sizes import shown, size_of
 from hocket_streaming.store.ahead import Ahead
 from hocket_streaming.store.cache import Cache
 from hocket_streaming.store.counters import Counters
 from hocket_streaming.store.fetching import Chunks
 from hocket_streaming.store.files import Files
 from hocket_streaming.store.folders import default_folder
-from hocket_streaming.writing.sizes import shown, size_of
 
 _EXAMPLES = {"options": "{'length': 2048}", "storage_options": "{'anon': True}"}
 #: What may be done with a chunk that cannot be read.

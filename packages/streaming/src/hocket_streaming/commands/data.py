@@ -64,7 +64,7 @@ def _shards(path: str, args: argparse.Namespace) -> Shards:
 
 def _index(path: str, args: argparse.Namespace) -> dict[str, Any]:
     from hocket_streaming import indexes
-    from hocket_streaming.writing.sizes import counted, shown
+    from hocket_streaming.sizes import counted, shown
 
     shards = _shards(path, args)
     if list(shards.files.names()) == [os.path.basename(shards.files.path)]:
@@ -88,7 +88,7 @@ def _check(path: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _checked(path: str, found: Checked) -> str:
-    from hocket_streaming.writing.sizes import counted, shown
+    from hocket_streaming.sizes import counted, shown
 
     read = f"{counted(found.chunks, 'chunk')}, {counted(found.samples, 'sample')}, {shown(found.bytes)}"
     lines = [f"{path}: {read}: {len(found.damages) or 'none'} damaged"]
@@ -103,8 +103,8 @@ def _checked(path: str, found: Checked) -> str:
 
 def _plan(path: str, args: argparse.Namespace) -> dict[str, Any]:
     from hocket_streaming import indexes
+    from hocket_streaming.sizes import bandwidth_of, size_of
     from hocket_streaming.writing.planning import Network, Sized, plan
-    from hocket_streaming.writing.sizes import bandwidth_of, size_of
 
     if args.ranks is not None and (args.machines < 1 or args.ranks < 1 or args.ranks % args.machines):
         raise WrongValue(f"--ranks {args.ranks} is not a multiple of --machines {args.machines}. Write one that is.")
@@ -124,7 +124,7 @@ def _plan(path: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _planned(found: Plan) -> str:
-    from hocket_streaming.writing.sizes import shown
+    from hocket_streaming.sizes import shown
 
     rows = {
         "data": f"{found.samples:,} samples, {found.chunks:,} chunks, {shown(found.bytes)}; the largest {shown(found.largest)}",
@@ -144,8 +144,8 @@ def _planned(found: Plan) -> str:
 
 
 def _write(args: argparse.Namespace) -> int:
+    from hocket_streaming.sizes import counted, shown, size_of
     from hocket_streaming.writing.progress import Progress
-    from hocket_streaming.writing.sizes import counted, shown, size_of
     from hocket_streaming.writing.write import write
 
     try:

@@ -6,13 +6,12 @@ import difflib
 import inspect
 import posixpath
 from collections import Counter
-from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from hocket.basics.masking import masked
 from hocket.errors import WrongFile, WrongType
-from hocket_streaming.errors import MissingData, StreamError
+from hocket_streaming.errors import MissingData, StreamError, Unreachable
 from hocket_streaming.formats.common import listed
 from hocket_streaming.shards import INDEX, Shards
 
@@ -78,9 +77,13 @@ def _detected(files: Files) -> tuple[type[Shards], dict[str, Any]]:
         except PluginError as error:
             broken.append(str(error))
             continue
-        with suppress(StreamError):  # the store cannot list its files, or refuses to, which is said below
+        try:
             if cls.serves(files):
                 serving[entry.name] = cls
+        except Unreachable:
+            raise
+        except StreamError:
+            continue  # the store cannot list its files, or refuses to, which is said below
     if len(serving) == 1:
         (only,) = serving.values()
         return only, {}

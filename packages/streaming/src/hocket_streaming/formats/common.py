@@ -13,7 +13,7 @@ import numpy as np
 from hocket.basics import safe_files
 from hocket.errors import MissingPackage, WrongFile, WrongValue
 from hocket.help import installing
-from hocket_streaming.errors import DamagedData
+from hocket_streaming.errors import DamagedData, Unreachable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,9 +30,11 @@ BLOCK = 1 << 23
 
 
 def listed(files: Files) -> dict[str, int]:
-    """Return the files below the root; none where the store cannot list them."""
+    """Return the files below the root; none where the store cannot list them. Raises Unreachable where it does not answer."""
     try:
         return files.names()
+    except Unreachable:
+        raise
     except OSError:
         return {}
 

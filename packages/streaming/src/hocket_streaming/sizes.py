@@ -16,7 +16,7 @@ def size_of(text: str) -> int:
         WrongValue: it is not a size.
 
     Example:
-        >>> from hocket_streaming.writing.sizes import size_of
+        >>> from hocket_streaming.sizes import size_of
         >>> size_of("20GB"), size_of("64 MiB"), size_of("1000")
         (20000000000, 67108864, 1000)
     """
@@ -30,7 +30,7 @@ def bandwidth_of(text: str) -> float:
     """Return the bytes a second of a bandwidth in bytes, such as ``125MB/s``, or in bits, such as ``1Gbit/s`` or ``1Gbps``.
 
     Example:
-        >>> from hocket_streaming.writing.sizes import bandwidth_of
+        >>> from hocket_streaming.sizes import bandwidth_of
         >>> bandwidth_of("125MB/s"), bandwidth_of("1Gbit"), bandwidth_of("1Gbps")
         (125000000.0, 125000000.0, 125000000.0)
     """
@@ -48,7 +48,7 @@ def counted(number: int, name: str) -> str:
     """Return a number with the name of what it counts.
 
     Example:
-        >>> from hocket_streaming.writing.sizes import counted
+        >>> from hocket_streaming.sizes import counted
         >>> counted(1, "chunk"), counted(2000, "chunk")
         ('1 chunk', '2,000 chunks')
     """
@@ -59,7 +59,7 @@ def shown(size: float) -> str:
     """Return bytes for people, in powers of 1000.
 
     Example:
-        >>> from hocket_streaming.writing.sizes import shown
+        >>> from hocket_streaming.sizes import shown
         >>> shown(25e9), shown(512)
         ('25.0 GB', '512 B')
     """
