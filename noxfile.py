@@ -264,9 +264,9 @@ STREAMED = {
 
 @nox.session(default=False)
 def streaming(session: nox.Session) -> None:
-    """Compare the formats of hocket-streaming with the libraries that they are from, each in an environment of its own."""
+    """Run all tests of hocket-streaming, beside the libraries whose formats it reads, each in an environment of its own."""
     settle(session)
-    others = ("brotli", "pillow", "python-snappy", "safetensors")
+    others = ("pytest-xdist", "moto[server]", "brotli", "pillow", "python-snappy", "safetensors")
     install_editable(session, (*STANDARD, STREAMING), *TESTS, *others, compile_bytecode=False)
     pythons = {}
     for library, needed in STREAMED.items():
@@ -276,8 +276,8 @@ def streaming(session: nox.Session) -> None:
             "uv", "venv", "--quiet", "--clear", "--python", f"{session.virtualenv.location}/bin/python", str(folder)
         )
         session.run("uv", "pip", "install", "--quiet", "--python", pythons[library], *needed)
-    tests = [str(STREAMING.path / "tests" / f"test_{name}.py") for name in ("libraries", "formats", "conformance")]
-    session.run("pytest", *tests, *session.posargs, env={"STREAMING_PYTHONS": json.dumps(pythons)})
+    environment = {"STREAMING_PYTHONS": json.dumps(pythons)}
+    session.run("pytest", str(STREAMING.path / "tests"), *beside_each_other(), *session.posargs, env=environment)
 
 
 @nox.session(default=False)
