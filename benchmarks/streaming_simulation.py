@@ -14,8 +14,8 @@ import numpy as np
 
 from hocket_streaming.order.lanes import Passes
 from hocket_streaming.order.sampler import GlobalOrder
-from hocket_streaming.writing.planning import Network, Plan, Sized, Traffic, first_batch, plan
 from hocket_streaming.sizes import shown
+from hocket_streaming.writing.planning import Network, Plan, Sized, Traffic, first_batch, plan
 
 MACHINES, BATCH = 1000, 16_000
 AFTER = [500, 750, 999, 2000]
