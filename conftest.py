@@ -32,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
         del os.environ[name]
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # under nohup and a script's `&`; children would inherit that
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if _HYPOTHESIS not in os.environ:  # workers of xdist find their parent's
         os.environ[_HYPOTHESIS] = folder = tempfile.mkdtemp(prefix="hypothesis-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))

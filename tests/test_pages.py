@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +120,8 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     s3fs.S3FileSystem.clear_instance_cache()  # clients of another page's server
+    reset = urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")
+    urllib.request.urlopen(reset).close()  # the buckets of another page's server, which this process keeps
     s3fs.S3FileSystem().mkdir("my-bucket")
     yield
     server.stop()

@@ -74,6 +74,7 @@ SCRIPT = "import lightning as L\nfrom composer import Trainer\n\ntrainer = L.Tra
 def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a valid file of each kind."""
     folder = tmp_path_factory.mktemp("valid")
+    sys.modules.pop("mine", None)  # of another file's tests, in this process
     (folder / "mine.py").write_text(MODULE)
     (folder / "config.yaml").write_text(CONFIG)
     (folder / "sweep.yaml").write_text(SWEEP)

@@ -85,12 +85,15 @@ class Configuration(Component):
     def _in_effect(self) -> dict[str, str]:
         """Return the current hyperparameters, with the learning rate that a schedule begins with."""
         now = hyperparameters_of(self._state.optimizers)
+        now = {name: value for name, value in now.items() if not name.endswith(_STATE)}
         return {
             name: now.get(f"{name[:-2]}initial_lr" if name.endswith(".lr") else name, now.get(name, value))
             for name, value in self._hyperparameters.items()
         }
 
 
+#: What Schedule-Free's optimizers keep beside hyperparameters, and change as they train and evaluate.
+_STATE = ".train_mode"
 _HOW_TO_CHANGE = (
     "« To change what stays, set it before fit, as in trainer.state.optimizers[0].param_groups[0]['lr'] = 1e-4; with a "
     "schedule set 'initial_lr'.¦ For other values begin a new run: write »«¦resume=None»«¦, and another folder in "

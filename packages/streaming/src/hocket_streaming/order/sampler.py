@@ -139,9 +139,9 @@ class GlobalOrder(Order):
 
     def __iter__(self) -> Iterator[list[int]]:
         lists, _ = self.after(0)
-        if not self._told:
+        if not self._told:  # with the first list: a DataLoader may begin twice before it draws one
             self._epoch += 1
-        return lists
+        yield from lists
 
     def after(self, skip: int) -> tuple[Iterator[list[int]], int]:
         """See :meth:`hocket.data.Order.after`; whatever ``skip`` is, it takes as long."""
