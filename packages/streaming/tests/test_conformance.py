@@ -32,7 +32,6 @@ class Suite(hocket.testkit.ShardsConformance):
         shutil.copytree(FILES / self.written, folder, dirs_exist_ok=True)
 
 
-@pytest.mark.long
 class TestMDS(Suite):
     format, written = mds.MDS, "mds-plain"
 
