@@ -1,6 +1,6 @@
 """Data sets in chunks, in object stores or on disk: the same global batches on any number of ranks and workers.
 
-`shards` says what a format is, and `formats` has those that come with hocket. `store` reads files behind URLs and keeps chunks
+`shards` says what a format is, and `formats` has the formats of hocket. `store` reads files behind URLs and keeps chunks
 in a cache. `order` computes which samples a global batch has. `dataset` and `loader` put them together, and `commands` adds
 ``hocket data``.
 """

@@ -11,7 +11,7 @@ from hocket.errors import WrongValue
 
 #: The algorithm of the indexes that hocket writes.
 DEFAULT = "xxh64"
-#: Algorithms that read as fast as memory, before those that take longer.
+#: Algorithms that read as fast as memory, before slower ones.
 _FASTEST = ("xxh3_128", "xxh128", "xxh3_64", "xxh64", "sha256", "sha1", "md5", "xxh32")
 _XXHASH = {name: getattr(xxhash, name) for name in ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")}
 
