@@ -229,6 +229,7 @@ def test_the_end_of_a_worker_is_the_end_of_all(script, tmp_path, act, told):
     assert told in done.stderr.rpartition("hocket.basics.launch_environment.WorkerError: ")[2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_workers_end_with_the_main_process(script, tmp_path, number):
     main = subprocess.Popen(

@@ -249,6 +249,7 @@ def test_every_step_of_every_kind_of_data(name: str) -> None:
     check(maker(LOADERS[name]), [*range(1, 9), At(epoch=1)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("generator", "persistent"),
     [

@@ -273,6 +273,7 @@ def test_nothing_is_drawn_and_modes_stay() -> None:
     assert torch.equal(torch.get_rng_state(), state) and [module.training for module in model.modules()] == modes
 
 
+@pytest.mark.long
 def test_importing_loads_no_transformers() -> None:
     code = (
         "import sys, hocket_nlp; hocket_nlp.functional.pack, hocket_nlp.FusedCrossEntropy, hocket_nlp.Packing, "

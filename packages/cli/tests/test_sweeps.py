@@ -304,6 +304,7 @@ def test_a_sweep_that_leaves_no_runs_does_not_say_to_repeat_one(run: Run) -> Non
     assert code == 0 and "best: trial-00" in printed and "it tried seed=" in printed and "--from" not in printed
 
 
+@pytest.mark.long
 def test_a_failed_trial_does_not_end_the_sweep_and_finished_ones_are_not_repeated(run: Run) -> None:
     command = ["sweep", "c.yaml", "model.width=2,3", "duration=1ep", *METRIC]
     code, printed, said = run(*command)

@@ -255,6 +255,7 @@ hocket.launch(rank, 2)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     "way", ["hocket.launch", *(pytest.param(each, marks=pytest.mark.long) for each in ("hocket launch", "torchrun"))]
