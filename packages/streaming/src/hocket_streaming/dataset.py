@@ -102,7 +102,7 @@ class StreamDataset(Dataset[Any]):
         self._ahead: Ahead | None = None
 
     def _version(self) -> str:
-        """Return what tells files from those that they replaced, where no checksum does; "" where a store cannot list them."""
+        """Return what tells files from their earlier contents, where no checksum does; "" where a store cannot list them."""
         try:
             return self.files.version(self.shards.data_files())
         except StreamError:
@@ -131,7 +131,7 @@ class StreamDataset(Dataset[Any]):
             self._skip(number, error)
 
     def read(self, indices: Sequence[int]) -> list[Any]:
-        """Return samples by their numbers; with ``on_error="skip"`` without those that cannot be read."""
+        """Return samples by their numbers; ``on_error="skip"`` leaves out what cannot be read."""
         samples = ((index, self._sample_or_skip(index)) for index in indices)
         return [self._transformed(sample, index) for index, sample in samples if sample is not _SKIPPED]
 

@@ -56,7 +56,7 @@ def _plan(parser: argparse.ArgumentParser) -> None:
         help="bytes or bits (10Gbit/s) of a machine; default: 1.25GB/s",
     )
     parser.add_argument("--latency", type=float, default=0.03, metavar="SECONDS", help="of a request; default: 0.03")
-    parser.add_argument("--requests", type=int, default=16, help="that a machine has under way; default: 16")
+    parser.add_argument("--requests", type=int, default=16, help="requests that a machine makes at a time; default: 16")
 
 
 def _write(parser: argparse.ArgumentParser) -> None:
