@@ -16,8 +16,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-#: Where `support.py` is, which tests of all packages share and pytest's importlib mode does not find by itself.
-sys.path.append(str(Path(__file__).parent / "tests"))
+#: `support.py`, which tests of all packages share, and `packages.….tests`, from which spawned processes unpickle:
+#: pytest's importlib mode finds neither by itself.
+sys.path += [str(Path(__file__).parent / "tests"), str(Path(__file__).parent)]
 
 #: Variables that hocket, torch, an MPI or rich would act upon, such as those of the job that the tests run in.
 _FOREIGN = re.compile(

@@ -275,6 +275,17 @@ def test_a_notebook(tmp_path, migrate, notebook):
     assert made["cells"][1:] == notebook(*cells)["cells"][1:]
 
 
+@pytest.mark.parametrize("kind", ["code", "markdown"])
+def test_half_of_a_surrogate_pair_in_a_notebook_stays(tmp_path, capsys, migrate, notebook, kind):
+    cells = [("code", "from transformers import Trainer"), (kind, "'\ud800 é'")]
+    (tmp_path / "a.ipynb").write_text(json.dumps(notebook(*cells)))
+    migrate("convert", tmp_path, "--in-place")
+    migrate("inspect", tmp_path, "--json")
+    made = json.loads((tmp_path / "a.ipynb").read_text(encoding="utf-8"))
+    assert made["cells"][1:] == notebook(*cells)["cells"][1:]
+    assert "a.ipynb" in capsys.readouterr().out
+
+
 def test_a_folder_that_cannot_be_written_is_said(tmp_path, migrate):
     (tmp_path / "a.py").write_text("from composer import Trainer\n")
     (tmp_path / "file").write_text("")

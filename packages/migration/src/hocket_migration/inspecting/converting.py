@@ -135,4 +135,4 @@ def _content(file: SourceFile, lines: list[str]) -> bytes:
         text = "".join(lines[first - 1 : last]).removesuffix("\n")
         cell = file.notebook["cells"][number - 1]
         cell["source"] = text if isinstance(cell["source"], str) else lines_of(text)
-    return (json.dumps(file.notebook, indent=1, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(file.notebook, indent=1, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
