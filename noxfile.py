@@ -55,8 +55,9 @@ VISION = Package("algorithms-vision", "hocket-algorithms-vision", "[datasets]")
 NLP = Package("algorithms-nlp", "hocket-algorithms-nlp", "[peft]")
 REPORT = Package("report", "hocket-report")
 STREAMING = Package("streaming", "hocket-streaming", "[s3,parquet,zstd]")
+TOOLS = Package("tools", "hocket-tools", "[onnx,torchao,parquet]")
 MIGRATION = Package("migration", "hocket-migration")
-PACKAGES = (*STANDARD, GENERAL, VISION, NLP, REPORT, STREAMING, MIGRATION)
+PACKAGES = (*STANDARD, GENERAL, VISION, NLP, REPORT, STREAMING, TOOLS, MIGRATION)
 
 
 def with_extra(package: Package, extra: str) -> tuple[Package, ...]:

@@ -36,7 +36,7 @@ MODULES = (
     "hocket.schedules", "hocket.basics.time", "hocket.basics.dtensors", "hocket.basics.launch_environment", "hocket.strategies",
     "hocket.precision", "hocket.devices", "hocket_cli", "hocket_general", "hocket_general.functional", "hocket_vision",
     "hocket_vision.functional", "hocket_vision.models", "hocket_vision.datasets", "hocket_nlp", "hocket_nlp.functional",
-    "hocket_strategies", "hocket_loggers", "hocket_report", "hocket_streaming", "hocket_migration",
+    "hocket_strategies", "hocket_loggers", "hocket_report", "hocket_streaming", "hocket_tools", "hocket_migration",
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ PACKAGES = {
     "hocket_report": "hocket-report",
     "hocket_streaming": "hocket-streaming",
     "hocket_strategies": "hocket-strategies",
+    "hocket_tools": "hocket-tools",
     "hocket_vision": "hocket-algorithms-vision",
 }
 

@@ -1,0 +1,12 @@
+"""Around a run: find a learning rate, export, compress, fine-tune, judge and reproduce."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hocket.help.lazy import lazy
+
+if TYPE_CHECKING:
+    pass
+
+__getattr__, __dir__ = lazy(__name__)
