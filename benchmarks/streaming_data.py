@@ -17,7 +17,7 @@ import numpy as np
 
 TESTS = Path(__file__).parents[1] / "packages/streaming/tests"
 #: Bytes of a sample: how many samples, and how many of them a chunk has.
-SIZES = {2_048: (20_000, 500), 100_000: (400, 20)}
+SIZES = {2_048: (20_000, 500), 100_000: (2_000, 20)}
 BUCKET = "bucket"
 
 
@@ -45,18 +45,20 @@ def write(folder: Path, litdata: str | None, sizes: Sequence[int], parquet: bool
         if not parquet:
             continue
         (to / "parquet").mkdir()
-        column = pyarrow.array([row.tobytes() for row in rows], pyarrow.binary())
-        pyarrow.parquet.write_table(
-            pyarrow.table({"data": column}), to / "parquet/rows.parquet", row_group_size=chunk, compression="none",
-            use_dictionary=False,
-        )  # fmt: skip
+        for number, part in enumerate(np.array_split(rows, 10)):
+            column = pyarrow.array([row.tobytes() for row in part], pyarrow.binary())
+            pyarrow.parquet.write_table(
+                pyarrow.table({"data": column}), to / f"parquet/{number}.parquet", row_group_size=chunk,
+                compression="none", use_dictionary=False,
+            )  # fmt: skip
     if litdata:
         subprocess.run([litdata, __file__, "litdata", str(folder)], check=True, stdout=subprocess.DEVNULL)
     os.sync()
 
 
 def write_litdata(folder: Path) -> None:
-    """Write litdata's chunks of the rows that are there; in an environment with litdata."""
+    """Write litdata's chunks of the rows that are there, and its index of Parquet; in an environment with litdata."""
+    from litdata import index_parquet_dataset
     from litdata.streaming.cache import Cache
 
     for size, (_, chunk) in SIZES.items():
@@ -65,6 +67,8 @@ def write_litdata(folder: Path) -> None:
             cache[number] = {"data": row}
         cache.done()
         cache.merge()
+        if (folder / str(size) / "parquet").exists():
+            index_parquet_dataset(str(folder / str(size) / "parquet"))
 
 
 def forget(folder: Path) -> None:

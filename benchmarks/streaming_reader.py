@@ -69,7 +69,8 @@ def hocket(ask: Question) -> tuple[Any, list[str]]:
     given = {name: ask[name] for name in ("lanes", "window", "cache_limit") if name in ask}
     loader = hocket_streaming.stream(
         ask["path"], batch_size=BATCH, seed=17, cache=ask["cache"], storage_options=ask.get("options"),
-        transform=decoded if ask["path"].endswith("parquet") else None, **given, **_workers()
+        format=(form := ask["path"].rpartition("/")[2]), transform=decoded if form == "parquet" else None, **given,
+        **_workers()
     )  # fmt: skip
     if "rank" in ask or "skip" in ask:
         order = hocket_streaming.RankSlice(loader.batch_sampler, ask.get("rank", 0), ask.get("ranks", 1))
@@ -78,13 +79,16 @@ def hocket(ask: Question) -> tuple[Any, list[str]]:
 
 
 def litdata(ask: Question) -> tuple[Any, list[str]]:
-    """litdata's loader over its own chunks."""
+    """litdata's loader over its own chunks, or Parquet."""
     import litdata.streaming.downloader
     from litdata import StreamingDataLoader, StreamingDataset
+    from litdata.streaming.item_loader import ParquetLoader
 
     # Plain http is refused, and no argument allows it.
     litdata.streaming.downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
     remote = {"cache_dir": ask["cache"], "storage_options": _boto(ask)} if "options" in ask else {}
+    if ask["path"].endswith("parquet"):
+        remote |= {"item_loader": ParquetLoader(), "transform": decoded}
     data = StreamingDataset(ask["path"], shuffle=True, drop_last=False, **remote)
     return StreamingDataLoader(data, batch_size=BATCH, **_workers()), ["litdata"]
 

@@ -24,7 +24,7 @@ BUDGETS = {
     "migration": 10160,
     "report": 1070,
     "strategies": 4570,
-    "streaming": 5150,
+    "streaming": 5120,
     "testkit": 4090,
     "tools": 6,
 }

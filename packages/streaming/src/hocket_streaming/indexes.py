@@ -20,9 +20,10 @@ from hocket.errors import WrongFile
 from hocket.help import warn
 from hocket.plugins import registry
 from hocket_streaming.checksums import DEFAULT, matches, started
-from hocket_streaming.formats.common import BLOCK, below, in_threads, whole
+from hocket_streaming.formats.common import BLOCK, below, whole
 from hocket_streaming.shards import INDEX, Chunk, Part, Shards
 from hocket_streaming.store.folders import default_folder
+from hocket_streaming.threads import in_threads
 
 if TYPE_CHECKING:
     from hocket_streaming.store.files import Files

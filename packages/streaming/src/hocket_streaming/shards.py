@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hocket.errors import WrongFile
+from hocket_streaming.threads import in_threads
+
 if TYPE_CHECKING:
     from hocket_streaming.store.files import Files
 
@@ -96,11 +99,23 @@ class Shards:
 
     @classmethod
     def serves(cls, files: Files) -> bool:
-        """Whether these files are of this format; it looks at names and at small files alone."""
-        raise NotImplementedError
+        """Whether these files are of this format: unless overridden, whether one has a name that ends so.
+
+        It looks at names and at small files alone.
+        """
+        return bool(cls.suffixes) and any(name.endswith(cls.suffixes) for name in files.listed())
 
     def chunks(self) -> Sequence[Chunk]:
-        """Return the chunks of the data set in their order, the same in every process."""
+        """Return the chunks in their order, the same in every process: unless overridden, those of all files."""
+        files = self.data_files()
+        if not files:
+            raise WrongFile(
+                f"{self.files.url()} has no file that ends in {' or '.join(self.suffixes)}. Name the folder that has them."
+            )
+        return [chunk for chunks in in_threads(lambda item: self.chunks_of(*item), files.items()) for chunk in chunks]
+
+    def chunks_of(self, name: str, size: int) -> Sequence[Chunk]:
+        """Return the chunks of a file of ``size`` bytes in their order; several files are read at the same time, in threads."""
         raise NotImplementedError
 
     def unpack(self, chunk: Chunk, fetched: bytes) -> bytes:

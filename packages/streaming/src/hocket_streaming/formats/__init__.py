@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from hocket.basics.masking import masked
 from hocket.errors import WrongFile, WrongType
 from hocket_streaming.errors import MissingData, StreamError, Unreachable
-from hocket_streaming.formats.common import listed
 from hocket_streaming.shards import INDEX, Shards
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def _detected(files: Files) -> tuple[type[Shards], dict[str, Any]]:
     from hocket.plugins import PluginError, registry
 
     folder, name = posixpath.split(files.path)
-    if name.endswith((".json", ".mds")) and name in listed(files):
+    if name.endswith((".json", ".mds")) and name in files.listed():
         raise WrongFile(f"{files.url()} is one file of a data set. Name its folder: {masked(folder)}")
     serving: dict[str, type[Shards]] = {}
     broken: list[str] = []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import Unsupported, WrongFile, WrongValue
-from hocket_streaming.formats.common import damaged, in_threads, listed, nothing, pyarrow
+from hocket_streaming.formats.common import damaged, pyarrow
 from hocket_streaming.shards import Chunk, Part, Shards
 
 if TYPE_CHECKING:
@@ -103,20 +103,9 @@ class Arrow(Shards):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_schemas": {}}
 
-    @classmethod
-    def serves(cls, files: Files) -> bool:
-        """Whether there are files of Arrow."""
-        return any(name.endswith(cls.suffixes) for name in listed(files))
-
-    def chunks(self) -> list[Chunk]:
+    def chunks_of(self, name: str, size: int) -> list[Chunk]:
         """Read the heads of all messages, and return the record batches."""
-        files = self.data_files()
-        if not files:
-            raise nothing(self.files, self.suffixes)
         pyarrow("The format 'arrow'")
-        return [chunk for chunks in in_threads(lambda item: self._of_file(*item), files.items()) for chunk in chunks]
-
-    def _of_file(self, name: str, size: int) -> list[Chunk]:
         where, chunks, schema = self.files.url(name), [], [0, 0]
         try:
             for kind, start, length, rows in self._messages(name, size):

@@ -1,11 +1,10 @@
-"""What several formats need: names that stay below the root, files that are listed, offsets of samples, errors."""
+"""What several formats need: names that stay below the root, offsets of samples, errors."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from hocket.basics import safe_files
 from hocket.errors import MissingPackage, WrongFile, WrongValue
 from hocket.help import installing
-from hocket_streaming.errors import DamagedData, Unreachable
+from hocket_streaming.errors import DamagedData
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,22 +20,8 @@ if TYPE_CHECKING:
     from hocket_streaming.shards import Chunk, Shards
     from hocket_streaming.store.files import Files
 
-In = TypeVar("In")
-Out = TypeVar("Out")
-#: Files that are read at the same time.
-THREADS = 16
 #: Bytes that are read at once of a file that is read from its beginning to its end.
 BLOCK = 1 << 23
-
-
-def listed(files: Files) -> dict[str, int]:
-    """Return the files below the root; none where the store cannot list them. Raises Unreachable where it does not answer."""
-    try:
-        return files.names()
-    except Unreachable:
-        raise
-    except OSError:
-        return {}
 
 
 #: The indexes that ``serves`` read, until they are read again for the last time; they may have megabytes.
@@ -127,20 +112,6 @@ def offsets(shards: Shards, chunk: Chunk, data: memoryview) -> NDArray[np.uint32
     return found
 
 
-def in_threads(function: Callable[[In], Out], items: Iterable[In]) -> list[Out]:
-    """Return ``[function(item) for item in items]``, computed in threads."""
-    tasks = list(items)
-    if len(tasks) < 2:
-        return list(map(function, tasks))
-    with ThreadPoolExecutor(min(THREADS, len(tasks))) as pool:
-        futures = [pool.submit(function, item) for item in tasks]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
 def positive(name: str, value: Any) -> int:
     """Return an option that has to be a positive integer."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -159,11 +130,6 @@ def of_extensions(names: Mapping[str, int], extensions: Sequence[str] | None) ->
     """Return the files whose names end so; all for None."""
     allowed = ("",) if extensions is None else tuple(f".{each}" for each in extensions)
     return {name: size for name, size in names.items() if name.lower().endswith(allowed)}
-
-
-def nothing(files: Files, suffixes: Sequence[str]) -> WrongFile:
-    """Return the error for a folder without a file of a format."""
-    return WrongFile(f"{files.url()} has no file that ends in {' or '.join(suffixes)}. Name the folder that has them.")
 
 
 class Window(io.RawIOBase):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongFile
-from hocket_streaming.formats.common import damaged, extensions_of, listed, of_extensions, positive
+from hocket_streaming.formats.common import damaged, extensions_of, of_extensions, positive
 from hocket_streaming.shards import Chunk, Part, Shards
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Folders(Shards):
     @classmethod
     def serves(cls, files: Files) -> bool:
         """Whether there are folders of files, and none of them is of another format."""
-        names = listed(files)
+        names = files.listed()
         return any("/" in name for name in names) and not any(
             name.lower().endswith(_OTHERS) or name == "index.json" for name in names
         )

@@ -11,7 +11,7 @@ import numpy as np
 from hocket.errors import WrongFile
 from hocket_streaming import checksums
 from hocket_streaming.formats import common, compression
-from hocket_streaming.formats.common import BLOCK, damaged, in_threads, listed, nothing, positive
+from hocket_streaming.formats.common import BLOCK, damaged, positive
 from hocket_streaming.shards import Chunk, Part, Shards
 
 if TYPE_CHECKING:
@@ -62,19 +62,8 @@ class Lines(Shards):
         super().__init__(files)
         self.chunk_bytes = positive("chunk_bytes", chunk_bytes)
 
-    @classmethod
-    def serves(cls, files: Files) -> bool:
-        """Whether there are files whose names end as those of this format."""
-        return any(name.endswith(cls.suffixes) for name in listed(files))
-
-    def chunks(self) -> list[Chunk]:
-        """Read every file, and return ranges that end with a line, with their checksums."""
-        files = self.data_files()
-        if not files:
-            raise nothing(self.files, self.suffixes)
-        return [chunk for chunks in in_threads(lambda item: self._of_file(*item), files.items()) for chunk in chunks]
-
-    def _of_file(self, name: str, size: int) -> list[Chunk]:
+    def chunks_of(self, name: str, size: int) -> list[Chunk]:
+        """Read a file, and return ranges that end with a line, with their checksums."""
         if not (algorithm := _algorithm(name)):
             return [
                 Chunk((Part(name, len(data), at),), count, checksums.checksum(data))
@@ -211,7 +200,7 @@ class Text(Lines):
     @classmethod
     def serves(cls, files: Files) -> bool:
         """Whether there are files ``.txt``, none of them in a folder, whose name might be a class."""
-        names = [name for name in listed(files) if name.endswith(cls.suffixes)]
+        names = [name for name in files.listed() if name.endswith(cls.suffixes)]
         return bool(names) and not any("/" in name for name in names)
 
     def decode(self, line: bytes) -> str:

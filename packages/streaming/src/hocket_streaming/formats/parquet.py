@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongFile, WrongValue
 from hocket_streaming.formats.arrow import columns_of, row_of
-from hocket_streaming.formats.common import damaged, in_threads, listed, nothing, pyarrow
+from hocket_streaming.formats.common import damaged, pyarrow
 from hocket_streaming.shards import Chunk, Part, Shards
 
 if TYPE_CHECKING:
@@ -62,23 +62,10 @@ class Parquet(Shards):
         #: The ends of files, which say where everything is; read again where they are not kept.
         self._footers: dict[str, bytes] = {}
 
-    @classmethod
-    def serves(cls, files: Files) -> bool:
-        """Whether there are files ``.parquet``."""
-        return any(name.endswith(cls.suffixes) for name in listed(files))
-
-    def chunks(self) -> list[Chunk]:
-        """Read the end of every file, and return its row groups."""
-        files = self.data_files()
-        if not files:
-            raise nothing(self.files, self.suffixes)
+    def chunks_of(self, name: str, size: int) -> list[Chunk]:
+        """Read the end of a file, and return its row groups."""
         pyarrow("The format 'parquet'")
-        footers = in_threads(lambda item: self._read_footer(*item), files.items())
-        return [
-            chunk
-            for name, footer in zip(files, footers, strict=True)
-            for chunk in self._groups(name, files[name], footer)
-        ]
+        return self._groups(name, size, self._read_footer(name, size))
 
     def _read_footer(self, name: str, size: int) -> bytes:
         end = self.files.read(name, max(0, size - _END), min(size, _END))
@@ -201,10 +188,10 @@ class _Parts(io.RawIOBase):
     def tell(self) -> int:
         return self.at
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int = -1) -> memoryview:
         for start, data in self.ranges:
             if start <= self.at and self.at + size <= start + len(data) and size >= 0:
                 taken = data[self.at - start : self.at - start + size]
                 self.at += size
-                return bytes(taken)
+                return taken
         raise OSError(f"bytes {self.at:,} to {self.at + size:,} are outside of its columns")

@@ -12,7 +12,7 @@ import numpy as np
 from hocket.basics import safe_files
 from hocket.errors import Unsupported, WrongFile, WrongValue
 from hocket_streaming.errors import StreamError
-from hocket_streaming.formats.common import damaged, in_threads, listed, nothing, positive
+from hocket_streaming.formats.common import damaged, positive
 from hocket_streaming.shards import Chunk, Part, Shards
 
 if TYPE_CHECKING:
@@ -45,28 +45,13 @@ class Rows(Shards):
         self.length = None if length is None else positive("length", length)
         self.chunk_bytes = positive("chunk_bytes", chunk_bytes)
 
-    @classmethod
-    def serves(cls, files: Files) -> bool:
-        """Whether there are files whose names end as those of this format."""
-        return any(name.endswith(cls.suffixes) for name in listed(files))
-
     def array(self, name: str, size: int) -> tuple[np.dtype[Any], tuple[int, ...], int]:
         """Return dtype, shape and first byte of the array in a file of ``size`` bytes."""
         raise NotImplementedError
 
-    def chunks(self) -> list[Chunk]:
-        """Return ranges of rows of every file."""
-        files = self.data_files()
-        if not files:
-            raise nothing(self.files, self.suffixes)
-        arrays = in_threads(lambda item: self.array(*item), files.items())
-        return [
-            chunk
-            for name, array in zip(files, arrays, strict=True)
-            for chunk in self._ranges(name, files[name], *array)
-        ]
-
-    def _ranges(self, name: str, size: int, dtype: np.dtype[Any], shape: tuple[int, ...], start: int) -> list[Chunk]:
+    def chunks_of(self, name: str, size: int) -> list[Chunk]:
+        """Return ranges of rows of a file."""
+        dtype, shape, start = self.array(name, size)
         where = self.files.url(name)
         if dtype.hasobject:
             raise Unsupported(f"{where} has Python objects, which are pickled and never read. Write it with numbers.")
@@ -177,7 +162,7 @@ class Tokens(Rows):
     @classmethod
     def serves(cls, files: Files) -> bool:
         """Whether there are files ``.bin``, and no ``index.json``, which other formats have."""
-        return super().serves(files) and "index.json" not in listed(files)
+        return super().serves(files) and "index.json" not in files.listed()
 
     def array(self, name: str, size: int) -> tuple[np.dtype[Any], tuple[int, ...], int]:
         """Return the array that is the file."""

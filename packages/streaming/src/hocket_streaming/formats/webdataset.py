@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongFile
 from hocket_streaming import checksums
-from hocket_streaming.formats.common import BLOCK, Window, damaged, in_threads, listed, nothing
+from hocket_streaming.formats.common import BLOCK, Window, damaged
 from hocket_streaming.shards import Chunk, Part, Shards
 
 if TYPE_CHECKING:
@@ -89,19 +89,8 @@ class WebDataset(Shards):
     indexed = False
     suffixes = (".tar",)
 
-    @classmethod
-    def serves(cls, files: Files) -> bool:
-        """Whether there are tar files."""
-        return any(name.endswith(cls.suffixes) for name in listed(files))
-
-    def chunks(self) -> list[Chunk]:
-        """Read every file, and return them with the number of their samples and their checksums."""
-        files = self.data_files()
-        if not files:
-            raise nothing(self.files, self.suffixes)
-        return [chunk for chunk in in_threads(lambda item: self._chunk(*item), files.items()) if chunk.samples]
-
-    def _chunk(self, name: str, size: int) -> Chunk:
+    def chunks_of(self, name: str, size: int) -> list[Chunk]:
+        """Read a file, and return it with the number of its samples and its checksum; an empty one has no chunk."""
         stream = _Stream(self.files, name, size)
         try:
             with tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 16) as tar:  # type: ignore[call-overload]
@@ -112,7 +101,8 @@ class WebDataset(Shards):
                 raise ValueError("it is truncated, as it has no end mark")
         except (tarfile.TarError, ValueError, EOFError) as error:
             raise WrongFile(f"{self.files.url(name)} is not a tar file of samples: {error}. Write it again.") from error
-        return Chunk((Part(name, size),), samples, f"{checksums.DEFAULT}:{stream.checksum.hexdigest()}")
+        checksum = f"{checksums.DEFAULT}:{stream.checksum.hexdigest()}"
+        return [Chunk((Part(name, size),), samples, checksum)] if samples else []
 
     def open(self, chunk: Chunk, data: memoryview) -> Any:
         """Return the bytes, and where the files of each sample are."""

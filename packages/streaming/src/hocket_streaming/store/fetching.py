@@ -5,21 +5,19 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from hocket.errors import Mistake, WrongValue
 from hocket_streaming.errors import DamagedData, StreamError
 from hocket_streaming.shards import Chunk, Part, Shards
 from hocket_streaming.store.cache import Cache
 from hocket_streaming.store.counters import Counters
-from hocket_streaming.store.parts import damage, mapped, merged, spans
+from hocket_streaming.store.parts import begin_to_read, damage, mapped, merged, spans
 from hocket_streaming.store.retrying import Attempts, failed
+from hocket_streaming.threads import in_threads
 
-In = TypeVar("In")
-Out = TypeVar("Out")
 _THREADS = 8
 
 
@@ -119,7 +117,7 @@ class Chunks:
                 return error
 
         with self._waiting():
-            for number, data in zip(absent, _in_threads(fetched, absent), strict=True):
+            for number, data in zip(absent, in_threads(fetched, absent, _THREADS), strict=True):
                 if isinstance(data, StreamError):
                     assert errors is not None
                     errors[number] = data
@@ -143,6 +141,13 @@ class Chunks:
             text = f"{self._data_set} {self.chunks[number].identity()}"
             self._names[number] = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         return self._names[number]
+
+    def read_ahead(self, numbers: Iterable[int]) -> None:
+        """Have the system read chunks of local files, before they are needed."""
+        for number in numbers if self.shards.files.local else ():
+            if self.in_place(number) or not self.cache.has(self.name(number)):
+                for part in merged(self.chunks[number].parts):
+                    begin_to_read(str(self.shards.files.local_path(part.file)), part)
 
     def fetch_ahead(self, number: int) -> None:
         """Fetch a chunk into the cache if it is not there."""
@@ -199,7 +204,7 @@ class Chunks:
             self.counters.add(retries=1)
 
     def _joined(self, spans: Sequence[Part]) -> bytes:
-        return self._read(spans[0]) if len(spans) == 1 else b"".join(_in_threads(self._read, spans))
+        return self._read(spans[0]) if len(spans) == 1 else b"".join(in_threads(self._read, spans, _THREADS))
 
     def _read(self, span: Part) -> bytes:
         attempts, data = Attempts(), b""
@@ -235,12 +240,3 @@ class Chunks:
         urls = ", ".join(dict.fromkeys(self.shards.files.url(part.file) for part in chunk.parts[:3]))
         text = str(error).rstrip(".")
         return type(error)(f"{about}, {urls}, is damaged: {text}. Write this file, or the index of the data, again.")
-
-
-def _in_threads(function: Callable[[In], Out], items: Sequence[In]) -> Iterator[Out]:
-    """Yield ``function(item)`` of items in their order, computed in threads; after an error no further one is begun."""
-    pool = ThreadPoolExecutor(min(len(items), _THREADS))
-    try:
-        yield from pool.map(function, items)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from hocket.basics.masking import masked
 from hocket.basics.safe_files import replacing
-from hocket_streaming.errors import DamagedData, MissingData, StreamError
+from hocket_streaming.errors import DamagedData, MissingData, StreamError, Unreachable
 from hocket_streaming.store.clients import client, within
 from hocket_streaming.store.paths import above, absolute
 from hocket_streaming.store.retrying import Attempts, failed, final
@@ -76,6 +76,15 @@ class Files:
     def names(self) -> dict[str, int]:
         """Return the files below the root and their sizes in bytes, sorted by name. A root that is a file has itself."""
         return {name: size for name, (size, _) in self._listing().items()}
+
+    def listed(self) -> dict[str, int]:
+        """Return the same, or nothing where the store cannot list its files. Raises Unreachable where it does not answer."""
+        try:
+            return self.names()
+        except Unreachable:
+            raise
+        except OSError:
+            return {}
 
     def version(self, names: Iterable[str]) -> str:
         """Return a digest of files by their sizes and what the store says of their contents: ETags, or times of change."""

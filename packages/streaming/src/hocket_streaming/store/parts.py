@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 
 from hocket_streaming.checksums import checksum, matches
@@ -55,3 +56,15 @@ def mapped(path: str, part: Part) -> memoryview:
         return memoryview(whole)[before:]
     finally:
         os.close(descriptor)
+
+
+def begin_to_read(path: str, part: Part) -> None:
+    """Have the system read a part of a file into memory, without waiting for it. Who maps it meets the errors."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(descriptor, part.start, part.size, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket.errors import Mistake, WrongFile, WrongState, WrongType, WrongValue
-from hocket_streaming.formats.common import listed, pyarrow
+from hocket_streaming.formats.common import pyarrow
 
 if TYPE_CHECKING:
     from hocket_streaming.formats.lines import Text
@@ -223,7 +223,7 @@ def find(
 
     files = Files(source, dict(storage_options) if storage_options else None)
     if not format and (source.endswith(".csv") or "://" not in source):
-        names = listed(files)
+        names = files.listed()
         if names and all(name.endswith(".csv") for name in names):
             return Tables(files, names)
     shards = formats.find(files, format or None, **(options or {}))
