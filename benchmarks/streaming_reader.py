@@ -87,10 +87,12 @@ def litdata(ask: Question) -> tuple[Any, list[str]]:
     # Plain http is refused, and no argument allows it.
     litdata.streaming.downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
     remote = {"cache_dir": ask["cache"], "storage_options": _boto(ask)} if "options" in ask else {}
+    started = _workers()
     if ask["path"].endswith("parquet"):
         remote |= {"item_loader": ParquetLoader(), "transform": decoded}
+        started["multiprocessing_context"] = "spawn"  # with Parquet it refuses forked workers
     data = StreamingDataset(ask["path"], shuffle=True, drop_last=False, **remote)
-    return StreamingDataLoader(data, batch_size=BATCH, **_workers()), ["litdata"]
+    return StreamingDataLoader(data, batch_size=BATCH, **started), ["litdata"]
 
 
 def mosaic(ask: Question) -> tuple[Any, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from xml.sax.saxutils import escape
 import xxhash
 
 
+@functools.lru_cache(maxsize=1024)  # of the same object again and again, which may be large
 def _etag(body: bytes) -> str:
     return f'"{xxhash.xxh3_64_hexdigest(body)}"'
 

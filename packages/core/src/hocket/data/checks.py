@@ -35,9 +35,7 @@ def check_batches(data: object, argument: str) -> None:
         if isinstance(data, DataLoader) and _yields_samples(data):
             raise WrongType(
                 f"{argument} is a DataLoader with «batch_size=None» over a data set (TensorDataset), whose items are single "
-                "samples and not batches. Write "
-                f"{_loader(argument)}; None is for data sets whose items "
-                "are batches."
+                f"samples and not batches. Write {_loader(argument)}; None is for data sets whose items are batches."
             )
         return
     kind = type(data).__name__
@@ -51,8 +49,7 @@ def check_batches(data: object, argument: str) -> None:
     elif isinstance(data, torch.Tensor) or "numpy" in libraries:
         raise WrongType(
             f"{argument} is one {kind}, and not batches. Give a loader: "
-            f"{_loader(argument, 'TensorDataset(inputs, targets)')}, or "
-            "[(inputs, targets)] for one batch."
+            f"{_loader(argument, 'TensorDataset(inputs, targets)')}, or [(inputs, targets)] for one batch."
         )
     elif libraries & {"pandas", "polars", "pyarrow"}:
         raise WrongType(
@@ -75,10 +72,10 @@ def check_batches(data: object, argument: str) -> None:
                 f"{argument} is the text {data!r}, and not an iterable of batches. Write a duration by name: "
                 f"«duration={data!r}»."
             )
+        stream = f"hocket_streaming.stream({data!r})" if isinstance(data, str) else "[(inputs, targets)]"
         raise WrongType(
             f"{argument} is a {given}, whose items are not batches. Give an iterable of batches: "
-            f"{_loader(argument)}, or a list of batches, [(inputs, "
-            "targets)]."
+            f"{_loader(argument)}, or {stream}."
         )
     elif isinstance(data, list | tuple):
         _check_list(data, argument)

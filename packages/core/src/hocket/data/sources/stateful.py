@@ -11,6 +11,7 @@ from hocket.data import loaders
 from hocket.data.rank_slices import Slices
 from hocket.data.source import Position
 from hocket.data.sources.base import DataSource
+from hocket.help import warn
 
 
 class Stateful(DataSource):
@@ -50,6 +51,11 @@ class Stateful(DataSource):
     def position(self, batches: int | None = None) -> Position:
         """See :meth:`hocket.data.Source.position`."""
         position = super().position(batches)
+        if batches is not None and _has_shuffle_buffer(self.data):
+            warn(
+                "The state of this data set of Hugging Face is without its shuffle buffer: a run that is resumed within an "
+                "epoch misses the samples in it. Shuffle the files instead, or read them by hocket_streaming.stream."
+            )
         over = batches is not None and (self._over or self.has_ended())
         owner = self.between if batches is None or over else self.within
         if owner is not None:
@@ -75,3 +81,10 @@ class Stateful(DataSource):
             return self._begin(read, at)
         self.within.load_state_dict(state)
         return self._begin(0, at)
+
+
+def _has_shuffle_buffer(loader: object) -> bool:
+    part = getattr(getattr(loader, "dataset", None), "_ex_iterable", None)
+    while part is not None and not hasattr(part, "buffer_size"):
+        part = getattr(part, "ex_iterable", None)
+    return part is not None
