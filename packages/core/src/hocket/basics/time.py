@@ -50,9 +50,8 @@ FIELDS = {
     Unit.SECOND: "seconds",
 }
 _GRAMMAR = (
-    "Write a number and a unit: ep (epochs), ba (batches), sp (samples), tok (tokens), dur (fraction of the total "
-    "duration), or a time of d, h, m or min, s or sec; for example '10ep', '1000ba', '5e6sp', '2e9tok', '0.1dur', "
-    "'90min', '1h30m'."
+    "Write a number and a unit: ep (epochs), ba (batches), sp (samples), tok (tokens), dur (fraction of the total duration), "
+    "or a time of d, h, m or min, s or sec; for example '10ep', '1000ba', '5e6sp', '2e9tok', '0.1dur', '90min', '1h30m'."
 )
 #: Words that people write for a unit.
 _WORDS = {

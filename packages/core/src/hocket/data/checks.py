@@ -178,10 +178,9 @@ def _check_list(data: Any, argument: str) -> None:
     if any(isinstance(item, DataLoader) for item in data):
         raise WrongType(
             f"{argument} is a {type(data).__name__} of {len(data)} loaders, and should be one iterable of batches. Evaluation "
-            "sets are given by name: «eval_data={'first': loader, 'second': other}¦"
-            "eval_data={'first': 'module:loader', 'second': 'module:other'}». Training data is combined by "
-            f"«train_data=hocket.data.Several({{'first': …, 'second': …}}, {next(iter(MODES))!r})»; its modes are "
-            f"{', '.join(map(repr, MODES))}."
+            "sets are given by name: «eval_data={'first': loader, 'second': other}¦eval_data={'first': 'module:loader', "
+            "'second': 'module:other'}». Training data is combined by «train_data=hocket.data.Several({'first': …, "
+            f"'second': …}}, {next(iter(MODES))!r})»; its modes are {', '.join(map(repr, MODES))}."
         )
     arrays = [item for item in data if isinstance(item, torch.Tensor) or type(item).__module__ == "numpy"]
     if arrays and len(arrays) == len(data):

@@ -17,8 +17,7 @@ def check_model(model: nn.Module, device: object, materializes: bool = False) ->
     """Raise TypeError or ValueError for a model that cannot be moved to its device; the message names the parameter."""
     if not isinstance(model, nn.Module):
         raise WrongType(
-            f"«model={short(model)}» is {type(model).__name__}; give a torch.nn.Module or a hocket.Task. "
-            f"{_instead(model)}"
+            f"«model={short(model)}» is {type(model).__name__}; give a torch.nn.Module or a hocket.Task. {_instead(model)}"
         )
     lazy = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if is_lazy(tensor)]
     if lazy:

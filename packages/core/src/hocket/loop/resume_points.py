@@ -94,10 +94,9 @@ def check(state: State, left: str, raised: str) -> None:
             )
     if left == STEP.name:
         raise WrongState(
-            f"The last fit raised {raised} while weights or learning rates were updated, in batch {batch}, so that "
-            "some may be new and others not, and training cannot be continued from there. Make a new Trainer: with "
-            "«resume='auto'» it continues from the latest checkpoint, with «model=trainer.state.model» it begins a run from "
-            "these weights."
+            f"The last fit raised {raised} while weights or learning rates were updated, in batch {batch}, so that some may "
+            "be new and others not, and training cannot be continued from there. Make a new Trainer: with «resume='auto'» it "
+            "continues from the latest checkpoint, with «model=trainer.state.model» it begins a run from these weights."
         )
     if raised and left and (inexact := STAGES[left].inexact):
         warn(f"The last fit raised {raised} {inexact.format(batch)}")

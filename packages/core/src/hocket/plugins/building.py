@@ -42,8 +42,7 @@ def build(kind: str, spec: PluginLike, *arguments: object) -> Attachment:
             near = others.alias(kind, spec.__name__, registry.names(kind))
             raise PluginConfigError(
                 f"{spec.__name__} is not one of the {kind}: {wrong}. Give a name such as "
-                f"'{near or (registry.names(kind) or ['name'])[0]}', or a subclass of "
-                f"{_base(kind)}."
+                f"'{near or (registry.names(kind) or ['name'])[0]}', or a subclass of {_base(kind)}."
             )
         return _attachment(kind, spec, _make(kind, _name_of(kind, spec), spec, arguments, {}), {})
     else:
@@ -153,9 +152,8 @@ def _check_foreign(kind: str, obj: object) -> None:
         )
     if kind in ("callbacks", "loggers") and not any(hasattr(obj, hook) for hook in HOOKS - {"close", "flush"}):
         raise PluginConfigError(
-            f"{obj!r} is given in {kind}=, but implements no hook. Write a class: class "
-            f"Mine({_base(kind)}) with methods such as batch_end(self, state) or "
-            "epoch_end(self, state); `hocket plugins hooks` prints them all."
+            f"{obj!r} is given in {kind}=, but implements no hook. Write a class: class Mine({_base(kind)}) with methods such "
+            "as batch_end(self, state) or epoch_end(self, state); `hocket plugins hooks` prints them all."
         )
 
 

@@ -115,9 +115,8 @@ class Delivery:
                 if late:
                     self._stuck_at = self._written
                     self._add_message(
-                        f"{self._who} is still in {self._busy}() after {self._deadline:g} s, with "
-                        f"{_amounts(waiting)} to write. The run stops waiting for it; what is not written when the logger is "
-                        "closed is dropped."
+                        f"{self._who} is still in {self._busy}() after {self._deadline:g} s, with {_amounts(waiting)} to "
+                        "write. The run stops waiting for it; what is not written when the logger is closed is dropped."
                     )
                 if closing:
                     self._calls.clear()

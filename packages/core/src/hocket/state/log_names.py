@@ -58,8 +58,7 @@ def check(name: object, reduce: object, weight: object) -> None:
         )
     if name in POSITION:
         raise WrongValue(
-            f"{name!r} is a column of result.history, the position of a row. Write a name with a slash, such as "
-            f"'my/{name}'."
+            f"{name!r} is a column of result.history, the position of a row. Write a name with a slash, such as 'my/{name}'."
         )
 
 

@@ -51,12 +51,12 @@ class Stateful(DataSource):
     def position(self, batches: int | None = None) -> Position:
         """See :meth:`hocket.data.Source.position`."""
         position = super().position(batches)
-        if batches is not None and _has_shuffle_buffer(self.data):
+        over = batches is not None and (self._over or self.has_ended())
+        if batches is not None and not over and _has_shuffle_buffer(self.data):
             warn(
                 "The state of this data set of Hugging Face is without its shuffle buffer: a run that is resumed within an "
                 "epoch misses the samples in it. Shuffle the files instead, or read them by hocket_streaming.stream."
             )
-        over = batches is not None and (self._over or self.has_ended())
         owner = self.between if batches is None or over else self.within
         if owner is not None:
             position["own"] = encode(owner.state_dict(), "the data's state")
