@@ -19,7 +19,7 @@ BUDGETS = {
     "cli": 5650,
     "core": 15990,
     "data": 500,
-    "insight": 4930,
+    "insight": 4940,
     "loggers": 1450,
     "migration": 10160,
     "report": 1070,

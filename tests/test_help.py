@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import pickle
 import re
+import signal
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -573,3 +575,23 @@ def test_weights_beside_those_that_are_evaluated_are_said() -> None:
         warnings.simplefilter("error")
         trainer.model_state_dict(evaluated=False)
         make_trainer().model_state_dict()
+
+
+class Killed(torch.utils.data.Dataset):
+    """Kills the process that loads its last sample."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(2), torch.zeros(1)
+
+
+def test_a_killed_worker_is_explained_with_how_to_go_on():
+    loader = torch.utils.data.DataLoader(Killed(), batch_size=4, num_workers=1)
+    trainer = hocket.Trainer(nn.Linear(2, 1), loader, loss="mse_loss", optimizer="sgd(lr=0.1)", duration="1ep")
+    with pytest.raises((RuntimeError, EOFError, ConnectionError)) as caught:
+        trainer.fit()
+    assert "resume=True continues the run" in "".join(caught.value.__notes__)

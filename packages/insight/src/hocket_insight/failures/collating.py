@@ -36,14 +36,30 @@ _CAUSES = (
     ),
 )
 
+_ENDED = (
+    "A worker process of the DataLoader was ended from outside, by the system where memory ran out. Lower num_workers= or "
+    "prefetch_factor=. With checkpoints=, resume=True continues the run."
+)
+
 
 def explain(error: BaseException) -> None:
-    """Add a note to an exception of torch's ``default_collate``, in this process or in a worker of it. Never raises."""
+    """Add a note to an exception of torch's ``default_collate``, or of a worker process that is gone. Never raises."""
     with suppress(Exception):
         text, trace, inside = str(error), error.__traceback__, _FILE in str(error).replace("\\", "/")
         while trace is not None and not inside:
             inside = trace.tb_frame.f_code.co_filename.replace("\\", "/").endswith(_FILE)
             trace = trace.tb_next
         note = next((note for pattern, note in _CAUSES if re.search(pattern, text)), "") if inside else ""
+        if text.startswith("DataLoader worker (pid") or _of_a_lost_worker(error):
+            note = _ENDED
         if note and note not in getattr(error, "__notes__", ()):
             error.add_note(note)
+
+
+def _of_a_lost_worker(error: BaseException) -> bool:
+    """Whether a worker process ended while it sent a batch to this one."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = trace.tb_frame.f_globals.get("__name__", "") if trace else ""
+    return isinstance(error, EOFError | ConnectionError) and place.startswith("multiprocessing.")
