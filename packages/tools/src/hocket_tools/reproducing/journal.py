@@ -82,7 +82,7 @@ class Journal(Callback):
         self._every = int(time.value)
         self.every_batches = {"after_train_batch": self._every}
         self._sources = sources
-        self._against = None if against is None else Path(against)
+        self._against = None if against is None else _folder_of(Path(against))
         self._file: JournalFile | None = None
         #: Since the entry before: the losses, and checksums of the indices of samples.
         self._losses: list[float | Tensor | None] = []
@@ -98,7 +98,7 @@ class Journal(Callback):
 
     def compare_with(self, place: str) -> None:
         """Compare this run with the recorded one in this folder, from the next fit on."""
-        self._against = Path(place)
+        self._against = _folder_of(Path(place))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was recorded since the last entry."""
@@ -271,9 +271,13 @@ def _numbers(losses: list[float | Tensor | None]) -> list[float | None]:
     return [None if loss is None else float(loss) for loss in losses]
 
 
+def _folder_of(place: Path) -> Path:
+    """Return the folder of a run, from it, its configuration or one of its checkpoints."""
+    return next((each for each in [place, *place.parents][:3] if path_of(each, 0).is_file()), place)
+
+
 def _recorded(folder: Path, rank: int, ranks: int) -> Recorded:
     """Return the journal of a run for this rank. Raises PluginError if there is none to compare with."""
-    folder = folder if folder.is_dir() else folder.parent
     first = Recorded.read(path_of(folder, 0))
     if not first.head or not first.entries:
         raise PluginError(
@@ -287,5 +291,4 @@ def _recorded(folder: Path, rank: int, ranks: int) -> Recorded:
             "Batches are divided differently then, and sums over ranks are not bitwise identical. Start as many ranks: "
             "hocket launch --ranks N train --from RUN --verify."
         )
-    recorded = Recorded.read(path_of(folder, rank))
-    return recorded
+    return Recorded.read(path_of(folder, rank))
