@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,8 +91,9 @@ class Journal(Callback):
         self._gradients: str | None = None
         self._indices: list[Any] | None = None
         self._written = -1
-        #: The recorded journal, its last batch that was compared, and how many entries were.
+        #: The recorded journal, the entries of this run that were not compared yet, the last batch that was, and how many were.
         self._recorded: Recorded | None = None
+        self._here = Recorded({})
         self._compared, self._entries = -1, 0
 
     def compare_with(self, place: str) -> None:
@@ -158,12 +158,6 @@ class Journal(Callback):
         if self._recorded is not None:
             self._conclude(state, self._recorded)
 
-    def close(self, state: State) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
     def _write(self, state: State) -> None:
         orders = [each for each in self._orders if each is not None]
         norm = state.gradient_norm
@@ -190,25 +184,29 @@ class Journal(Callback):
 
     # --- compare
 
-    def _compare(self, state: State, recorded: Recorded, entry: Mapping[str, Any]) -> None:
+    def _compare(self, state: State, recorded: Recorded, entry: dict[str, Any]) -> None:
         """Raise RepetitionDiffers on all ranks if an entry differs on one."""
-        then, found = recorded.entries.get(entry["batch"]), None
-        if then is not None:
+        batch, found = entry["batch"], None
+        self._here.entries[batch] = entry
+        if batch in recorded.entries:
+            then, now = (each.entry(batch, self._compared) for each in (recorded, self._here))
             seeded = None not in (state.seed, (recorded.environment(1).get("settings") or {}).get("seed", 0))
-            found = comparison.first_difference(then, entry, self._compared, seeded, self._indices)
+            found = comparison.first_difference(then, now, self._compared, seeded, self._indices)
         if found is not None:
             found.rank = state.strategy.rank
             found.changes = self._changes(recorded, found.batch, found.what)
         if state.strategy.world_size > 1:
             all_found = [each for each in state.bus.all_gather_object(found) if each is not None]
-            found = min(all_found, key=lambda each: (each.batch, each.rank), default=None)
+            order = list(comparison.POINTS)
+            found = min(all_found, key=lambda each: (each.batch, order.index(each.what), each.rank), default=None)
         if found is not None:
             self._report(state, same=False, **asdict(found), points_at=found.points_at)
             error = RepetitionDiffers(self._explained(found))
             error.difference = found
             raise error
-        if then is not None:
-            self._compared, self._entries = entry["batch"], self._entries + 1
+        if batch in recorded.entries:
+            self._compared, self._entries = batch, self._entries + 1
+            self._here.entries.clear()
 
     def _changes(self, recorded: Recorded, batch: int, what: str) -> list[str]:
         assert self._against is not None

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from hocket.basics import safe_files
 from hocket.basics.run_files import objects, strict
@@ -49,6 +49,16 @@ class Recorded:
                 recorded.entries[batch] = line
         return recorded
 
+    def entry(self, batch: int, since: int) -> dict[str, Any]:
+        """Return the entry of a batch, with losses and orders of all batches after ``since`` that were recorded."""
+        entry = dict(self.entries[batch])
+        losses, order = list(entry.get("losses", ())), entry.get("order")
+        while len(losses) < batch - since and (before := self.entries.get(batch - len(losses), {}).get("losses")):
+            text = self.entries[batch - len(losses)].get("order")
+            order = None if order is None or text is None else text + order
+            losses = [*before, *losses]
+        return {**entry, "losses": losses, "order": order} if losses else entry
+
     def environment(self, batch: int) -> dict[str, Any]:
         """Return the environment in which a batch was trained on."""
         begun = [start for start in self.environments if start < max(batch, 1)]
@@ -71,15 +81,12 @@ class JournalFile:
         starts = [{"batch": at, "environment": value} for at, value in self.kept.environments.items()]
         lines = [self.kept.head, *sorted([*starts, *self.kept.entries.values()], key=lambda line: line["batch"])]
         safe_files.replace(path, "".join(map(_line, lines)))
-        self._file: BinaryIO = path.open("ab", buffering=0)  # type: ignore[assignment]
+        self._path = path
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append a line at once."""
-        self._file.write(_line(line).encode())
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(_line(line))
 
 
 def _line(line: Mapping[str, Any]) -> str:
