@@ -158,7 +158,7 @@ def trained(
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         # A sum of so many numbers is divided over the threads.
-        penalty = (noise.square() * (1 + outputs.float().mean().square())).sum() * 1e-6
+        penalty = (noise.square() * (1 + outputs.float().square().mean())).sum() * 1e-6
         return nn.functional.cross_entropy(project.scaled(outputs), targets) + penalty
 
     later = [After(*plant.later)] if plant.later else []
@@ -266,7 +266,7 @@ def test_the_entries_hold_what_a_plain_loop_computes(folder: Path) -> None:
     losses = []
     for batch, (images, labels) in enumerate(DataLoader(TensorDataset(inputs, targets), BATCH)):
         outputs = model(images)
-        loss = nn.functional.cross_entropy(outputs, labels) + (noise.square() * (1 + outputs.mean().square())).sum() * 1e-6
+        loss = nn.functional.cross_entropy(outputs, labels) + (noise.square() * (1 + outputs.square().mean())).sum() * 1e-6
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -302,8 +302,8 @@ def test_a_resumed_run_continues_its_journal(folder: Path) -> None:
     resumed, first = (lines(folder / f"runs/{name}/journal.jsonl") for name in ("resumed", "first"))
     assert resumed[1]["environment"] == first[1]["environment"]
     assert [line["batch"] for line in resumed[2:]] == [0, 3, 6, 9, 12]
-    losses = [loss for line in first[2:] for loss in line.pop("losses")]
-    assert [loss for line in resumed[2:] for loss in line.pop("losses")] == losses and len(losses) == 12
+    losses = [loss for line in first[2:] for loss in line.pop("losses", ())]
+    assert [loss for line in resumed[2:] for loss in line.pop("losses", ())] == losses and len(losses) == 12
     assert "".join(line.pop("order", "") for line in resumed[2:]) == "".join(
         line.pop("order", "") for line in first[2:]
     )
@@ -388,7 +388,7 @@ def test_a_run_on_two_ranks_continues_its_journals(folder: Path, first_on_two: s
     run_ranks(lambda rank: rank_main(rank, None), 2)
     assert on_two(folder, HONEST, "verified on two", "resumed on two") == [None, None]
     for name in ("journal", "journal.rank1"):
-        resumed, first = (lines(folder / f"runs/{run}/{name}.jsonl")[2:] for run in ("resumed on two", first_on_two))
+        resumed, first = (lines(folder / f"runs/{run}/{name}.jsonl")[3:] for run in ("resumed on two", first_on_two))
         assert [loss for line in resumed for loss in line["losses"]] == [loss for line in first for loss in line["losses"]]
 
 
@@ -397,7 +397,8 @@ def test_a_run_on_two_ranks_continues_its_journals(folder: Path, first_on_two: s
 CONFIG = """
 model: {torch.nn:Sequential: [{torch.nn:Flatten: {}}, {torch.nn:Linear: [64, 32]}, {torch.nn:Dropout: [0.2]}, {torch.nn:Linear: [32, 10]}]}
 loss: planted_project:loss
-data: {digits: {batch_size: 64}}
+train_data: planted_project:loader
+global_batch: 8
 optimizer: {adamw: {lr: 1e-3}}
 duration: 12ba
 seed: 17
@@ -405,7 +406,18 @@ device: cpu
 run_name: first
 callbacks: [{journal: {every: 5ba}}]
 """
-LOSS = "import torch\n\ndef loss(outputs, targets):\n    return torch.nn.functional.cross_entropy(outputs, targets)\n"
+LOSS = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def loader():
+    generator = torch.Generator().manual_seed(1)
+    images, labels = torch.randn(96, 64, generator=generator), torch.randint(0, 10, (96,), generator=generator)
+    return DataLoader(TensorDataset(images, labels), 8, shuffle=True)
+
+def loss(outputs, targets):
+    return torch.nn.functional.cross_entropy(outputs, targets)
+"""
 
 
 @pytest.fixture
@@ -433,7 +445,7 @@ def test_the_command_verifies_a_run(typed: Callable[..., tuple[int, str]]) -> No
     Path("planted_project.py").write_text(LOSS.replace("cross_entropy(outputs", "cross_entropy(outputs * 1.001"))
     code, said = typed("train", "--from", "runs/first", "--verify")
     assert code == 1 and "in batch 1, the loss differs" in said
-    assert "planted_project.py has changed (line 4: `return torch.nn.functional.cross_entropy(outputs * 1.001" in said
+    assert "planted_project.py has changed (line 11: `return torch.nn.functional.cross_entropy(outputs * 1.001" in said
 
 
 def test_the_command_says_what_to_type(typed: Callable[..., tuple[int, str]]) -> None:
@@ -447,7 +459,7 @@ def test_the_command_says_what_to_type(typed: Callable[..., tuple[int, str]]) ->
 @pytest.mark.long
 def test_the_command_verifies_a_run_on_two_ranks(typed: Callable[..., tuple[int, str]]) -> None:
     def launched(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "hocket", "launch", "--ranks", "2", "train", *arguments]
+        command = [sys.executable, "-m", "hocket", "launch", "-n", "2", "-m", "hocket", "train", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
     assert launched("c.yaml").returncode == 0

@@ -14,6 +14,7 @@ from hocket.basics.time import Unit, interval_of
 from hocket.errors import Mistake, WrongValue
 from hocket.hookspecs.callback import Callback
 from hocket.plugins import PluginError
+from hocket.state.component import Check, Component, PerRank, Saved
 from hocket.state.state import State
 from hocket_tools.reproducing import comparison, digests
 from hocket_tools.reproducing.environment import environment, sources, text
@@ -100,16 +101,9 @@ class Journal(Callback):
         """Compare this run with the recorded one in this folder, from the next fit on."""
         self._against = _folder_of(Path(place))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what was recorded since the last entry."""
-        return {"losses": _numbers(self._losses), "orders": list(self._orders), "written": self._written}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint."""
-        if unknown := sorted(state_dict.keys() - {"losses", "orders", "written"}):
-            raise WrongValue(f"The state of a Journal has the keys losses, orders and written, but was given {unknown}.")
-        self._losses, self._orders = list(state_dict.get("losses", ())), list(state_dict.get("orders", ()))
-        self._written = state_dict.get("written", -1)
+    def checkpoint_components(self, state: State) -> list[Component]:
+        """Add what each rank recorded since its last entry to checkpoints."""
+        return [_Pending(state.attachment_of(self).name, self)]
 
     # --- record
 
@@ -258,6 +252,27 @@ class Journal(Callback):
             )
 
 
+class _Pending(Component):
+    """What a rank recorded since its last entry."""
+
+    scope = "rank"
+
+    def __init__(self, path: str, journal: Journal) -> None:
+        self.path, self._journal = path, journal
+
+    def state_dict(self, gather: bool) -> dict[str, Any]:
+        journal = self._journal
+        return {"losses": _numbers(journal._losses), "orders": list(journal._orders), "written": journal._written}
+
+    def absent(self, checkpoint: Saved) -> Check:
+        return Check()  # of a run that began without a journal
+
+    def load_state_dict(self, saved: PerRank | None) -> None:
+        if saved is not None and saved.existed:
+            journal, own = self._journal, saved.own
+            journal._losses, journal._orders, journal._written = own["losses"], own["orders"], own["written"]
+
+
 def _numbers(losses: list[float | Tensor | None]) -> list[float | None]:
     """Return losses as numbers, with one wait for a device."""
     import torch
@@ -282,11 +297,11 @@ def _recorded(folder: Path, rank: int, ranks: int) -> Recorded:
             f"{folder} has no journal to compare with. Record one first: hocket train --from {folder} "
             "'callbacks=[{journal: {every: 100ba}}]', with the callbacks that it has; then verify that run."
         )
-    worlds = {start["settings"]["ranks"] for start in first.environments.values() if "settings" in start} or {ranks}
-    if worlds != {ranks}:
+    worlds = {start["settings"]["ranks"] for start in first.environments.values() if "settings" in start} - {ranks}
+    if worlds:
         raise PluginError(
-            f"{folder} was recorded on {' and then '.join(map(str, sorted(worlds)))} rank(s), and this run is on {ranks}. "
-            "Batches are divided differently then, and sums over ranks are not bitwise identical. Start as many ranks: "
-            "hocket launch --ranks N train --from RUN --verify."
+            f"{folder} was recorded on {' and then '.join(map(str, sorted(worlds)))} rank(s), and this run is on {ranks}: each "
+            f"rank records its part of batches, and sums over ranks are rounded otherwise. Start as many: "
+            f"hocket launch -n {min(worlds)} -m hocket train --from {folder} --verify."
         )
     return Recorded.read(path_of(folder, rank))
