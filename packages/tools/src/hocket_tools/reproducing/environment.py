@@ -173,17 +173,18 @@ def _data(data: Any) -> dict[str, Any]:
 
 def sources() -> dict[str, Path]:
     """Return the files of the modules that are imported and neither installed nor hocket's own, by name from the working folder."""
-    installed = {os.path.realpath(path) for path in sysconfig.get_paths().values()}
-    installed |= {os.path.realpath(path) for path in (sys.prefix, sys.base_prefix)}
-    installed |= {os.path.realpath(path) for path in sys.path if "site-packages" in path}
+    places = {*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix}
+    places |= {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
+    installed = tuple(f"{each}{os.sep}" for path in places for each in {path, os.path.realpath(path)})
     found: dict[str, Path] = {}
     for name, module in sorted(sys.modules.items()):
         given = getattr(module, "__file__", None)
-        if not isinstance(given, str) or not given.endswith(".py") or name.partition(".")[0].startswith("hocket"):
+        own = name.partition(".")[0].startswith("hocket")
+        if own or not isinstance(given, str) or not given.endswith(".py") or given.startswith(installed):
             continue
-        file = Path(os.path.realpath(given))
-        if file.is_file() and not any(str(parent) in installed for parent in file.parents):
-            found[os.path.relpath(file)] = file
+        file = os.path.realpath(given)
+        if os.path.isfile(file) and not file.startswith(installed):
+            found[os.path.relpath(file)] = Path(file)
     return found
 
 
