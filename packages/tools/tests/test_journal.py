@@ -266,7 +266,9 @@ def test_the_entries_hold_what_a_plain_loop_computes(folder: Path) -> None:
     losses = []
     for batch, (images, labels) in enumerate(DataLoader(TensorDataset(inputs, targets), BATCH)):
         outputs = model(images)
-        loss = nn.functional.cross_entropy(outputs, labels) + (noise.square() * (1 + outputs.square().mean())).sum() * 1e-6
+        loss = (
+            nn.functional.cross_entropy(outputs, labels) + (noise.square() * (1 + outputs.square().mean())).sum() * 1e-6
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -281,7 +283,16 @@ def test_a_digest_depends_on_every_bit() -> None:
     tensor = torch.zeros(3, 4, dtype=torch.bfloat16)
     digest = digests.digest(tensor)
     assert digest == digests.digest(torch.zeros(4, 3, dtype=torch.bfloat16).t().contiguous())
-    others = [tensor.float(), tensor.flatten(), -tensor, tensor.to_sparse(), [tensor], {"a": tensor}, torch.zeros(0), None]
+    others = [
+        tensor.float(),
+        tensor.flatten(),
+        -tensor,
+        tensor.to_sparse(),
+        [tensor],
+        {"a": tensor},
+        torch.zeros(0),
+        None,
+    ]
     assert len({digest, *map(digests.digest, others)}) == 1 + len(others)
     assert digests.digest(tensor.view(torch.int16).t()) == digests.digest(tensor.view(torch.int16).t().clone())
 
@@ -311,7 +322,7 @@ def test_a_resumed_run_continues_its_journal(folder: Path) -> None:
 
 
 def test_refusals(folder: Path) -> None:
-    with pytest.raises(ValueError, match="not in batches, which a journal counts. Write every='100ba'"):
+    with pytest.raises(ValueError, match=r"not in batches, which a journal counts\. Write every='100ba'"):
         Journal("1ep")
     (folder / "runs/empty").mkdir()
     with pytest.raises(PluginError, match=r"has no journal to compare with. Record one first: hocket train --from"):
@@ -321,7 +332,7 @@ def test_refusals(folder: Path) -> None:
     file.write_text((folder / "runs/first/journal.jsonl").read_text().replace('"ranks": 1', '"ranks": 2'))
     with pytest.raises(PluginError, match=r"recorded on 2 rank\(s\), and this run is on 1"):
         trained(folder, HONEST, "refused-2", folder / "runs/of-two")
-    with pytest.raises(PluginError, match="No batch of .*coarse was compared"):
+    with pytest.raises(PluginError, match=r"No batch of .*coarse was compared"):
         trained(folder, HONEST, "refused-3", folder / "runs/coarse", "5ba", duration="7ba")
 
 
@@ -389,13 +400,15 @@ def test_a_run_on_two_ranks_continues_its_journals(folder: Path, first_on_two: s
     assert on_two(folder, HONEST, "verified on two", "resumed on two") == [None, None]
     for name in ("journal", "journal.rank1"):
         resumed, first = (lines(folder / f"runs/{run}/{name}.jsonl")[3:] for run in ("resumed on two", first_on_two))
-        assert [loss for line in resumed for loss in line["losses"]] == [loss for line in first for loss in line["losses"]]
+        assert [loss for line in resumed for loss in line["losses"]] == [
+            loss for line in first for loss in line["losses"]
+        ]
 
 
 # --- the command
 
 CONFIG = """
-model: {torch.nn:Sequential: [{torch.nn:Flatten: {}}, {torch.nn:Linear: [64, 32]}, {torch.nn:Dropout: [0.2]}, {torch.nn:Linear: [32, 10]}]}
+model: {torch.nn:Sequential: [{torch.nn:Linear: [64, 32]}, {torch.nn:Dropout: [0.2]}, {torch.nn:Linear: [32, 10]}]}
 loss: planted_project:loss
 train_data: planted_project:loader
 global_batch: 8

@@ -175,7 +175,17 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any], what: str, sources:
     """
     found: dict[str, list[str]] = {}
     pairs = []
-    for section in ("configuration", "settings", "data", "code", "kernels", "threads", "versions", "hardware", "variables"):
+    for section in (
+        "configuration",
+        "settings",
+        "data",
+        "code",
+        "kernels",
+        "threads",
+        "versions",
+        "hardware",
+        "variables",
+    ):
         was, here = dict(then.get(section) or {}), dict(now.get(section) or {})
         if not was:  # a run in Python has no configuration
             continue
@@ -209,7 +219,12 @@ def _changed(section: str, name: str, was: Any, here: Any, sources: Mapping[str,
         return f"{name} has changed{_lines(name, str(was), sources)}"
     if section == "data" and name == "contents":
         return "the tensors of the training data have other contents"
-    kind = {"kernels": "the kernel setting ", "threads": "the number of threads ", "code": "the git ", "data": "the data's "}
+    kind = {
+        "kernels": "the kernel setting ",
+        "threads": "the number of threads ",
+        "code": "the git ",
+        "data": "the data's ",
+    }
     kind |= {"variables": "the variable ", "hardware": "the "}
     return f"{kind.get(section, '')}{name} was {_short(was)}, is {_short(here)}"
 

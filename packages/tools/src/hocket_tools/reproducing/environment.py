@@ -38,7 +38,8 @@ _NAMES = ("run_name", "folder", "checkpoints", "resume", "loggers", "log_every")
 def environment(state: State) -> dict[str, Any]:
     """Return the record of a run's environment, as nested mappings of names to numbers and texts."""
     return {
-        "versions": versions() | {each.dist: each.version for each in state.bus.attachments if each.dist and each.version},
+        "versions": versions()
+        | {each.dist: each.version for each in state.bus.attachments if each.dist and each.version},
         "hardware": _hardware(state),
         "threads": {"intra-op": torch.get_num_threads(), "inter-op": torch.get_num_interop_threads()},
         "kernels": _kernels(),
@@ -172,7 +173,7 @@ def _data(data: Any) -> dict[str, Any]:
 
 
 def sources() -> dict[str, Path]:
-    """Return the files of the modules that are imported and neither installed nor hocket's own, by name from the working folder."""
+    """Return the files of imported modules that are neither installed nor hocket's own, by path from the working folder."""
     places = {*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix}
     places |= {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
     installed = tuple(f"{each}{os.sep}" for path in places for each in {path, os.path.realpath(path)})
