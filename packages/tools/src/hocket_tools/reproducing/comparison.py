@@ -20,8 +20,8 @@ POINTS = {
 }
 _NAMES = {
     "order": "the order of samples", "inputs": "the contents of samples", "losses": "the loss", "gradients": "gradients",
-    "gradient_norm": "the norm of gradients", "lr": "learning rates", "weights": "weights", "optimizers": "the optimizer's state",
-    "random": "random numbers",
+    "gradient_norm": "the norm of gradients", "lr": "learning rates", "weights": "weights",
+    "optimizers": "the optimizer's state", "random": "random numbers",
 }  # fmt: skip
 #: Digits of the checksum of a sample, or of the order of a batch.
 _DIGITS = 8
