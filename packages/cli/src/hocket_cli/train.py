@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import TYPE_CHECKING
 
 from hocket.basics.run_files import METRICS, SUMMARY, lines
 from hocket.hookspecs.command import Command
+from hocket.plugins import PluginError
 from hocket_cli import recorded_config
 from hocket_cli.common_options import add_arguments as add_configuration
 from hocket_cli.completion import completes, paths
@@ -26,6 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="repeat a run: its folder, such as runs/a, or one of its checkpoints. The new run has another name and folder",
     )
     completes(source, paths)
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="with --from: compare the new run with the journal of the recorded one, and end it at the first difference",
+    )
     parser.add_argument("--trial", metavar="FILE", help=argparse.SUPPRESS)  # how a sweep starts its trials
 
 
@@ -33,6 +40,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan, fit, and write the weights into the run's folder."""
     if args.print_config:
         return print_config(args)
+    if args.verify and args.source is None:
+        raise PluginError(
+            "--verify compares a repeated run with the recorded one. Name it: hocket train --from runs/a --verify."
+        )
     if args.trial is None:
         return _train(args)
     from hocket_cli.sweeps.trial import end_with_sweep, note_error
@@ -57,6 +68,8 @@ def _train(args: argparse.Namespace) -> int:
             print(plan, flush=True)
             if args.trial is not None:
                 note_plan(args.trial, str(plan))
+        if args.verify:
+            _verify(trainer, args.source)
         folder = trainer.state.folder
         folder.check()  # fail before training if the weights cannot be written there
         _record(trainer, args)
@@ -80,6 +93,19 @@ def _train(args: argparse.Namespace) -> int:
         if trial is not None:
             trial.finish(result, trainer.state)
     return 0
+
+
+def _verify(trainer: Trainer, source: str) -> None:
+    """Let the callback that keeps the run's journal compare it with that of the recorded run."""
+    callbacks = [each for each in trainer.state.bus.attachments if each.kind == "callbacks"]
+    keeping = next((each.obj for each in callbacks if hasattr(each.obj, "compare_with")), None)
+    if keeping is None:
+        names = ", ".join(["{journal: {every: 100ba}}", *(each.name for each in callbacks)])
+        raise PluginError(
+            f"{source} was recorded without a journal, so --verify has nothing to compare with. Repeat it with one, and verify "
+            f"that run: hocket train --from {shlex.quote(source)} 'callbacks=[{names}]'. The callback comes with hocket-tools."
+        )
+    keeping.compare_with(source)
 
 
 def _record(trainer: Trainer, args: argparse.Namespace) -> None:

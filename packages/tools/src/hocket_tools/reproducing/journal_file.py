@@ -1,0 +1,117 @@
+"""The files of a journal: ``journal.jsonl`` in the folder of a run, one for each rank, and the sources that the run imported.
+
+The first line names the run, others have an ``environment``, or are entries with digests. Both have the ``batch`` after which
+they were written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hocket.basics import safe_files
+from hocket.basics.run_files import objects, strict
+
+#: The names of the file of rank 0, and of the file with the texts of sources by their digests.
+NAME, SOURCES = "journal.jsonl", "journal.sources.json"
+VERSION = 1
+
+
+def path_of(folder: Path, rank: int) -> Path:
+    """Return the path of the journal of a rank."""
+    return folder / (f"journal.rank{rank}.jsonl" if rank else NAME)
+
+
+@dataclass(slots=True)
+class Recorded:
+    """The journal of a rank as it was read."""
+
+    #: The first line; empty if there is none.
+    head: dict[str, Any]
+    #: Environments, and entries, by batch.
+    environments: dict[int, dict[str, Any]] = field(default_factory=dict)
+    entries: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Recorded:
+        """Return what a file holds; nothing if it cannot be read. A line that a killed run left incomplete is skipped."""
+        recorded = cls({})
+        for line in objects(path):
+            batch = line.get("batch")
+            if "journal" in line:
+                recorded.head = line
+            elif type(batch) is int and isinstance(line.get("environment"), dict):
+                recorded.environments[batch] = line["environment"]
+            elif type(batch) is int:
+                recorded.entries[batch] = line
+        return recorded
+
+    def entry(self, batch: int, since: int) -> dict[str, Any]:
+        """Return the entry of a batch, with losses and orders of all batches after ``since`` that were recorded."""
+        entry = dict(self.entries[batch])
+        losses, order = list(entry.get("losses", ())), entry.get("order")
+        while len(losses) < batch - since and (before := self.entries.get(batch - len(losses), {}).get("losses")):
+            text = self.entries[batch - len(losses)].get("order")
+            order = None if order is None or text is None else text + order
+            losses = [*before, *losses]
+        return {**entry, "losses": losses, "order": order} if losses else entry
+
+    def environment(self, batch: int) -> dict[str, Any]:
+        """Return the environment in which a batch was trained on."""
+        begun = [start for start in self.environments if start < max(batch, 1)]
+        return self.environments[max(begun)] if begun else {}
+
+
+class JournalFile:
+    """Append lines to a journal, which begins with the lines up to some batch if the file is one of the same run."""
+
+    def __init__(self, path: Path, run: str, batch: int, **head: Any) -> None:
+        before = Recorded.read(path)
+        same = before.head.get("run") == run
+        #: What the file held of this run up to the batch.
+        self.kept = Recorded(before.head if same else {"journal": VERSION, "run": run, **head})
+        if same:
+            self.kept.environments = {at: value for at, value in before.environments.items() if at <= batch}
+            self.kept.entries = {at: value for at, value in before.entries.items() if at <= batch}
+        elif path.exists():
+            _keep(path)
+        starts = [{"batch": at, "environment": value} for at, value in self.kept.environments.items()]
+        lines = [self.kept.head, *sorted([*starts, *self.kept.entries.values()], key=lambda line: line["batch"])]
+        safe_files.replace(path, "".join(map(_line, lines)))
+        self._path = path
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append a line at once."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(_line(line))
+
+
+def _line(line: Mapping[str, Any]) -> str:
+    return f"{json.dumps(strict(line), allow_nan=False)}\n"
+
+
+def _keep(path: Path) -> None:
+    """Rename the journal of an earlier run, whose folder this run has taken over."""
+    number = 1
+    while (kept := path.with_name(f"{path.stem}.earlier-{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(kept)
+
+
+def add_sources(folder: Path, texts: Mapping[str, str]) -> None:
+    """Add texts by digest to those of the run."""
+    known = read_sources(folder)
+    if not texts.keys() <= known.keys():
+        safe_files.replace(folder / SOURCES, json.dumps({**known, **texts}, indent=0))
+
+
+def read_sources(folder: Path) -> dict[str, str]:
+    """Return the texts of sources by digest; empty if there are none."""
+    try:
+        found = safe_files.parsed(safe_files.content(folder / SOURCES, most=1 << 26))
+    except (OSError, ValueError):
+        return {}
+    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
