@@ -202,7 +202,7 @@ def _fog(image: Image, parameters: tuple[float, float], generator: Generator) ->
 
 
 def _plasma(size: int, decay: float, generator: Generator) -> Image:
-    """Return a square of heights in [0, 1] by the diamond-square algorithm (Fournier, Fussell and Carpenter 1982), on a torus."""
+    """Return a square of heights in [0, 1] by the diamond-square algorithm (Fournier et al. 1982), on a torus."""
     import numpy as np
 
     heights, step, wobble = np.zeros((size, size)), size, 100.0

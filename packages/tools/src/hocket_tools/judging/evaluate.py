@@ -1,4 +1,4 @@
-"""``hocket evaluate RUN [DATA]``: metrics with intervals, classes, worst examples, corrupted images, and comparisons of runs."""
+"""``hocket evaluate RUN [DATA]``: metrics with intervals, classes, worst samples, corrupted images, comparisons."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
         return _print_values(runs[0])
     if args.compare != (len(runs) == 2) or len(runs) > 2:
         raise PluginError(
-            f"{len(runs)} run{'s are' if runs[1:] else ' is'} named. Write hocket evaluate RUN_A RUN_B [DATA] --compare for two, and "
-            "hocket evaluate RUN [DATA] for one."
+            f"{len(runs)} run{'s are' if runs[1:] else ' is'} named. Write hocket evaluate RUN_A RUN_B [DATA] --compare for "
+            "two, and hocket evaluate RUN [DATA] for one."
         )
     how, judged = _how(args), []
     for each in runs:
@@ -173,10 +173,8 @@ def _print(judged: list[Any], differences: Any, as_json: bool, how: How) -> None
     print(f"{first.run} and {second.run} on {first.label}: {len(first.samples)} samples")
     print(printing.differences(first.run, second.run, differences, how))
     if first.corruption_error is not None:
-        print(
-            f"mean corruption error {first.corruption_error.value:.4g} and {second.corruption_error.value:.4g}; the second's is "
-            f"{second.corruption_error.value / first.corruption_error.value:.4g} of the first's"
-        )
+        errors = first.corruption_error.value, second.corruption_error.value
+        print(f"mean corruption error {errors[0]:.4g} and {errors[1]:.4g}")
 
 
 command = Command("Evaluate a run: metrics with intervals, classes, worst samples", add_arguments, run)

@@ -120,8 +120,8 @@ def judge(
         progress.close()
     if not len(found):
         raise WrongValue(
-            f"Nothing of a single sample of '{label}' can be judged: its outputs and targets are neither classes nor numbers, and "
-            "there is no loss of each sample. Write hocket evaluate FILE --weights … for the values of the whole set."
+            f"Nothing of a single sample of '{label}' can be judged: its outputs and targets are neither classes nor numbers, "
+            "and there is no loss of each sample. Write hocket evaluate FILE --weights … for the values of the whole set."
         )
     names_ = list(metrics) or _default(found, own)
     estimates = {
@@ -216,7 +216,7 @@ class _Normalized:
         mean, std = (images.new_tensor(each).view(-1, 1, 1) for each in (self._mean, self._std))
         if images.dim() != 4 or len(images[0]) % len(mean) or not images.is_floating_point():
             raise WrongValue(
-                f"--corruptions take images, floats of shape (N, C, H, W) with the channels of --mean and --std, and the inputs "
+                "--corruptions take images, floats of shape (N, C, H, W) with the channels of --mean and --std, and the inputs "
                 f"are {images.dtype} of shape {tuple(images.shape)}."
             )
         pixels = images * std + mean
@@ -224,8 +224,8 @@ class _Normalized:
         if low < -0.01 or high > 1.01:
             raise WrongValue(
                 f"The images have values from {low:.4g} to {high:.4g}, and --corruptions change pixels in [0, 1]. Say how they "
-                "were normalized, (pixel - mean) / std by channel: --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225; for pixels "
-                "from 0 to 255 --std 0.00392157."
+                "were normalized, (pixel - mean) / std by channel: --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225; for "
+                "pixels from 0 to 255 --std 0.00392157."
             )
         return (function(pixels.clamp(0, 1)) - mean) / std
 
@@ -300,6 +300,6 @@ def _indices(data: Any) -> Sequence[int]:
 
     from hocket.data.samplers import DRAWN
 
-    if isinstance(data.sampler, SequentialSampler | DRAWN):  # those that draw were read in order
+    if isinstance(data.sampler, (SequentialSampler, *DRAWN)):  # those that draw were read in order
         return range(len(data.dataset))
     return [index for batch in data.batch_sampler for index in batch]

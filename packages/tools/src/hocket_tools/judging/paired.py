@@ -12,7 +12,7 @@ from hocket_tools.judging.bootstrap import Estimate, Method, Statistic, bootstra
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from hocket_tools.judging.bootstrap import Floats, Integers
+    from hocket_tools.judging.bootstrap import Floats
 
 _BLOCK = 2_000_000
 
