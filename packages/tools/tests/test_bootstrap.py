@@ -180,11 +180,11 @@ def coverage(make: Callable[[np.random.Generator], Statistic], truth: float, tim
 
 
 def accuracy_of(generator: np.random.Generator) -> Statistic:
-    return statistic(classified(*drawn(generator, 300, 0.85)), "accuracy")
+    return statistic(classified(*drawn(generator, 400, 0.8)), "accuracy")
 
 
 def f1_of(generator: np.random.Generator) -> Statistic:
-    return statistic(classified(*drawn(generator, 300, 0.85)), "f1")
+    return statistic(classified(*drawn(generator, 400, 0.8)), "f1")
 
 
 def loss_of(generator: np.random.Generator) -> Statistic:
@@ -192,7 +192,7 @@ def loss_of(generator: np.random.Generator) -> Statistic:
 
 
 #: The expected values: classes are balanced, and errors fall on both other classes equally, so precision is recall.
-TRUTH = {accuracy_of: 0.85, f1_of: 0.85, loss_of: 1.5}
+TRUTH = {accuracy_of: 0.8, f1_of: 0.8, loss_of: 1.5}
 
 
 @pytest.mark.parametrize("make", TRUTH)
@@ -204,7 +204,7 @@ def test_intervals_cover_the_truth(make: Any) -> None:
 @pytest.mark.parametrize("method", ["bca", "percentile"])
 @pytest.mark.parametrize("make", TRUTH)
 def test_intervals_cover_the_truth_in_95_percent(make: Any, method: Any) -> None:
-    found = coverage(make, TRUTH[make], 2000, method)
+    found = coverage(make, TRUTH[make], 1200 if make is loss_of else 2000, method)
     print(f"coverage of {make.__name__} {method}: {found}")
     assert 0.93 <= found <= 0.97
 
@@ -220,7 +220,7 @@ def false_positives(name: str, times: int, samples: int = 200, resamples: int = 
             tested = mean_of(losses.ravel())
         else:
             tested = statistic(joined(classified(targets, first), classified(targets, second)), name)
-        found += paired_test(tested, resamples=resamples, seed=each).p_value <= 0.05
+        found += paired_test(tested, resamples=resamples, method="percentile", seed=each).p_value <= 0.05
     return found / times
 
 
@@ -232,6 +232,7 @@ def test_equal_runs_seldom_differ(name: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["accuracy", "loss", "f1"])
 def test_equal_runs_differ_in_5_percent(name: str) -> None:
-    found = false_positives(name, 4000 if name == "accuracy" else 2500)
+    times, resamples = (4000, 100) if name == "accuracy" else (1500, 299)
+    found = false_positives(name, times, resamples=resamples)
     print(f"false positives of {name}: {found}")
     assert 0.035 <= found <= 0.065

@@ -30,6 +30,8 @@ class Asked:
     args: argparse.Namespace
     #: The label of an evaluation set; None for whichever there is.
     label: str | None = None
+    #: The data as they were named.
+    data: str = ""
 
 
 def is_run(word: str) -> bool:
@@ -102,6 +104,7 @@ def _with_data(found: Asked, data: str) -> Asked:
     from hocket_cli.imports import reference
     from hocket_cli.overrides import configuration
 
+    found.data = data
     sets = configuration(found.args).value.get("eval_data")
     labels = sets.value if sets is not None and isinstance(sets.value, dict) and reference(sets) is None else {}
     if data in labels:

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
                 format=args.format,
                 batches_per_file=args.batches_per_file,
                 checkpoint=checkpoint,
-                name=label or "",
+                name=found.data or label or "",
             )
             where = args.to
         if trainer.state.strategy.rank == 0:

@@ -63,9 +63,7 @@ def columns_of(outputs: Any, samples: int, said: Callable[[str], None] = lambda 
             for name, inner in zip(names, part, strict=True):
                 add(f"{path}/{name}" if path else str(name), inner)
         elif part is not None:
-            said(
-                f"the output {path or type(part).__name__!r} has no value for each of {samples} samples, and is not written."
-            )
+            said(f"the output {path or type(part).__name__!r} has no row for each sample, and is not written.")
 
     add("", outputs)
     if not found:
