@@ -205,7 +205,7 @@ def test_corrupted_images_are_those_of_the_function(typed: Any) -> None:
     [
         ((), "Name the folder of a run"),
         (("c.yaml",), "needs --weights"),
-        (("runs/a",), "evaluation sets test, again. Name one of them, such as hocket evaluate runs/a test"),
+        (("runs/a",), "evaluation sets test, again. Name the one to evaluate, such as hocket evaluate runs/a test"),
         (("runs/a", "tset"), "no evaluation set 'tset'; the configuration has test, again"),
         (("runs/a", "test", "again"), "test and again both name data"),
         (("runs/a", "test", "--metrics", "acuracy"), "Did you mean 'accuracy'?"),

@@ -130,8 +130,13 @@ def opened(found: Asked, **instead: Any) -> Iterator[tuple[Trainer, str | None]]
         yield trainer, checkpoint
 
 
-def label_of(trainer: Trainer, label: str | None, write: str = "{}") -> str:
-    """Return the label of an evaluation set of the Trainer. Raises PluginError if there is none, or several to choose from."""
+def label_of(trainer: Trainer, label: str | None, verb: str, write: str) -> str:
+    """Return the label of an evaluation set of the Trainer. Raises PluginError if there is none, or several to choose from.
+
+    Args:
+        verb: what the command does with it, for messages.
+        write: how it is named on the command line, with ``{}`` for the label.
+    """
     sets = trainer.state.eval_sets
     label = next(iter(sets)) if label is None and len(sets) == 1 else label
     if label is not None and label in sets:
@@ -139,7 +144,9 @@ def label_of(trainer: Trainer, label: str | None, write: str = "{}") -> str:
     there = ", ".join(sets) or "none"
     example = write.format(shlex.quote(next(iter(sets), "")))
     if label is None and sets:
-        raise PluginError(f"The configuration has the evaluation sets {there}. Name one of them, such as {example}.")
+        raise PluginError(
+            f"The configuration has the evaluation sets {there}. Name the one to {verb}, such as {example}."
+        )
     given = "no evaluation set" if label is None else f"no evaluation set '{label}'"
     example = f"Write {example}." if sets else "Write `eval_data: {test: module:loader}` in it."
     raise PluginError(f"There is {given}; the configuration has {there}. {example}")

@@ -107,7 +107,7 @@ def _judged(found: Asked, args: argparse.Namespace, how: How) -> Judgement | Non
     mean, std = _numbers(args.mean, "--mean"), _numbers(args.std, "--std")
     metrics = [each for each in (args.metrics or "").split(",") if each]
     with arguments.opened(found, callbacks=()) as (trainer, checkpoint):
-        label = arguments.label_of(trainer, found.label, f"hocket evaluate {found.name} {{}}")
+        label = arguments.label_of(trainer, found.label, "evaluate", f"hocket evaluate {found.name} {{}}")
         judged = judgement.judge(
             trainer, label, run=found.name, checkpoint=checkpoint, metrics=metrics, worst=args.worst, how=how
         )

@@ -135,7 +135,7 @@ def _data(trainer: Trainer, label: str | None) -> Any:
             return None if made is None else made.make("predict")
     from hocket_tools.judging.arguments import label_of
 
-    return trainer.state.eval_sets[label_of(trainer, label, "--set {}")].data
+    return trainer.state.eval_sets[label_of(trainer, label, "predict on", "--set {}")].data
 
 
 command = Command("Write a model's outputs for an evaluation set", add_arguments, run)
