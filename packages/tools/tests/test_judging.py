@@ -112,7 +112,7 @@ def test_a_run_is_judged_as_the_trainer_measures_it(typed: Any) -> None:
     assert confusion.sum() == judged["samples"] == 300
     assert judged["classes"][3]["recall"] == pytest.approx(confusion[3, 3] / confusion[3].sum())
     code, shuffled, said = typed(
-        "runs/a", "{mine:test: {shuffle: true, batch_size: 41}}", "--metrics", "loss,f1", "--json"
+        "runs/a", "{mine:test: {shuffle: true, batch_size: 41}}", "--metrics", "loss,f1", "--json", "--resamples", "200"
     )
     assert "shuffles; samples are read in the order" in said
     for name in ("loss", "f1"):

@@ -171,7 +171,7 @@ def _motion_blur(image: Image, parameters: tuple[float, float], generator: Gener
     weights = np.exp(-(steps**2) / (2 * sigma**2))
     rows, columns = np.mgrid[: image.shape[1], : image.shape[2]].astype(float)
     moved = (_sampled(image, rows + step * math.sin(angle), columns + step * math.cos(angle)) for step in steps)
-    return sum(weight * each for weight, each in zip(weights / weights.sum(), moved, strict=True))  # type: ignore[return-value]
+    return sum(weight * each for weight, each in zip(weights / weights.sum(), moved, strict=True))  # type: ignore[no-any-return]
 
 
 def _zoom_blur(image: Image, parameters: tuple[float, float], generator: Generator) -> Image:
@@ -186,7 +186,7 @@ def _zoom_blur(image: Image, parameters: tuple[float, float], generator: Generat
         _sampled(image, centre[0] + (rows - centre[0]) / each, centre[1] + (columns - centre[1]) / each)
         for each in factors
     ]
-    return (image + sum(zoomed)) / (len(factors) + 1)  # type: ignore[no-any-return]
+    return (image + sum(zoomed)) / (len(factors) + 1)
 
 
 # --- weather and light
@@ -228,7 +228,7 @@ def _brightness(image: Image, amount: float, generator: Generator) -> Image:
 
     value = image.max(0)
     new = np.clip(value + amount, 0, 1)
-    return np.where(value > 0, image * (new / np.where(value > 0, value, 1)), new)
+    return np.where(value > 0, image * (new / np.where(value > 0, value, 1)), new)  # type: ignore[no-any-return]
 
 
 def _contrast(image: Image, factor: float, generator: Generator) -> Image:
@@ -250,7 +250,7 @@ def _saturate(image: Image, parameters: tuple[float, float], generator: Generato
     away = value - image  # 0 for the largest channel, the chroma for the smallest
     red = np.array([0.0, 1.0, 1.0])[:, None, None]
     share = np.divide(away, chroma, out=np.broadcast_to(red, image.shape).copy(), where=chroma > 0)
-    return value - share * new
+    return value - share * new  # type: ignore[no-any-return]
 
 
 # --- digital
@@ -345,7 +345,7 @@ def _filtered(image: Image, kernel: Image) -> Image:
     reach = len(kernel) // 2
     padded = np.pad(image, [(0, 0), (reach, reach), (reach, reach)], mode="symmetric")
     weights = torch.from_numpy(kernel)[None, None]
-    return F.conv2d(torch.from_numpy(padded)[:, None], weights)[:, 0].numpy()  # type: ignore[no-any-return]
+    return F.conv2d(torch.from_numpy(padded)[:, None], weights)[:, 0].numpy()
 
 
 def _sampled(image: Image, rows: Image, columns: Image) -> Image:

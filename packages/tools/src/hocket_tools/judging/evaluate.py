@@ -152,7 +152,8 @@ def _numbers(text: str, option: str) -> list[float]:
 def _compared(judged: list[Any], how: How) -> Any:
     from hocket_tools.judging.judgement import compared
 
-    return None if None in judged else compared(*judged, how)
+    first, second = judged
+    return None if first is None else compared(first, second, how)
 
 
 def _print(judged: list[Any], differences: Any, as_json: bool, how: How) -> None:

@@ -12,8 +12,7 @@ from hocket.data import loaders
 from hocket.errors import WrongValue
 from hocket.state.metrics import MetricSet
 from hocket.state.simple_metrics import Mean
-from hocket_tools.judging import samples as of_samples
-from hocket_tools.judging.bootstrap import Estimate, Method, bootstrap
+from hocket_tools.judging.bootstrap import Estimate, Method, Statistic, bootstrap
 from hocket_tools.judging.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from hocket_tools.judging.paired import Difference, paired_test
 from hocket_tools.judging.progress import Progress
@@ -198,7 +197,7 @@ def withstand(
                 progress.step()
     finally:
         progress.close()
-    mean_error = of_samples.Statistic(
+    mean_error = Statistic(
         "mean corruption error", np.arange(len(wrong)), lambda weights: weights @ wrong / weights.sum(1)
     )
     found.corruption_error = bootstrap(

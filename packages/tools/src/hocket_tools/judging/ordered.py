@@ -55,9 +55,12 @@ class Sharded(CombinedLoaders):
     def __repr__(self) -> str:
         return f"Sharded(size={self._size}, done={len(self.done)}, limit={self._limit})"
 
+    def __iter__(self) -> Iterator[Any]:
+        return self._read()
+
     def prepared(self, prepare_data: Callable[..., Any], train: bool, global_batch: int | None) -> Source:
         """Return this rank's batches; the strategy does not divide them again."""
-        return adapt(_Iterable(self._read), given=self._data)
+        return adapt(_Own(self), given=self._data)
 
     def own(self, batch: int) -> bool:
         """Whether this rank reads the batch of this number."""
@@ -98,14 +101,14 @@ class Sharded(CombinedLoaders):
             yield Padding(batch)
 
 
-class _Iterable:
-    """An iterable that begins anew each time."""
+class _Own:
+    """This rank's batches as an iterable that is not combined of loaders."""
 
-    def __init__(self, read: Callable[[], Iterator[Any]]) -> None:
-        self._read = read
+    def __init__(self, sharded: Sharded) -> None:
+        self._sharded = sharded
 
     def __iter__(self) -> Iterator[Any]:
-        return self._read()
+        return iter(self._sharded)
 
 
 def _in_order(data: Any) -> Any:

@@ -110,16 +110,18 @@ def paired_test(
     def difference(weights: Floats) -> Floats:
         return statistic.value(to_second(weights)) - statistic.value(to_first(weights))
 
-    values = [float(statistic.value(np.bincount(side, minlength=kinds)[None].astype(float))[0]) for side in sides]
+    first, second = (
+        float(statistic.value(np.bincount(side, minlength=kinds)[None].astype(float))[0]) for side in sides
+    )
     between = Statistic(statistic.name, of_pair, difference)
     estimate = bootstrap(between, level=level, resamples=resamples, method=method, seed=seed)
     if statistic.proportion:
         right = statistic.value(np.eye(kinds))[pairs] > 0.5
         counts = between.counts
         only = [int(counts[right[:, side] & ~right[:, 1 - side]].sum()) for side in (0, 1)]
-        return Difference(*values, estimate, mcnemar(*only), "McNemar, mid-p")
+        return Difference(first, second, estimate, mcnemar(*only), "McNemar, mid-p")
     p_value = _permuted(statistic, between, (to_first, to_second), resamples, np.random.default_rng([seed, 1]))
-    return Difference(*values, estimate, p_value, "permutation")
+    return Difference(first, second, estimate, p_value, "permutation")
 
 
 def _permuted(

@@ -175,7 +175,7 @@ def digest(tensors: Mapping[str, Any]) -> str:
         if isinstance(value, torch.Tensor):
             plain = value.detach().cpu().contiguous()
             found.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
-            found.update(plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else b"")
+            found.update(plain.reshape(-1).view(torch.uint8).numpy().data)
         else:
             found.update(repr(value).encode())
     return found.hexdigest()

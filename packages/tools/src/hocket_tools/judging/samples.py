@@ -29,7 +29,6 @@ class Samples:
         errors: ``(samples, 3)`` float64: sums of absolute and squared errors, and their number.
         classes: the number of classes of the outputs; 0 for other tasks.
         outputs, raw_targets: what metrics get, one item for each sample, if they were kept.
-        images: inputs of the worst samples by place, ``(channels, height, width)``.
     """
 
     losses: NDArray[Any]
@@ -39,7 +38,6 @@ class Samples:
     classes: int = 0
     outputs: list[Any] = field(default_factory=list)
     raw_targets: list[Any] = field(default_factory=list)
-    images: dict[int, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return max(len(self.losses), len(self.targets), len(self.errors), len(self.outputs))
@@ -109,12 +107,7 @@ def joined(one: Samples, other: Samples) -> Samples:
             f"The two runs were not evaluated on the same samples ({len(one)} and {len(other)}, or other targets), so they are "
             "not paired. Name a set that both have, in one order, such as DATA=module:function with a loader without shuffle."
         )
-    arrays = [
-        np.concatenate([getattr(one, name), getattr(other, name)])
-        for name in ("losses", "targets", "predicted", "errors")
-    ]
-    outputs = [*one.outputs, *other.outputs], [*one.raw_targets, *other.raw_targets]
-    return Samples(*arrays, max(one.classes, other.classes), *outputs)
+    return merged([one, other])
 
 
 def statistic(samples: Samples, name: str, metric: Any = None) -> Statistic:
@@ -234,8 +227,15 @@ def merged(parts: Sequence[Samples]) -> Samples:
     """Return the samples of several parts of a set, one after the other."""
     import numpy as np
 
-    arrays = [
-        np.concatenate([getattr(each, name) for each in parts]) for name in ("losses", "targets", "predicted", "errors")
-    ]
-    outputs = ([item for each in parts for item in getattr(each, name)] for name in ("outputs", "raw_targets"))
-    return Samples(*arrays, max(each.classes for each in parts), *outputs)
+    def all_of(name: str) -> NDArray[Any]:
+        return np.concatenate([getattr(each, name) for each in parts])
+
+    return Samples(
+        losses=all_of("losses"),
+        targets=all_of("targets"),
+        predicted=all_of("predicted"),
+        errors=all_of("errors"),
+        classes=max(each.classes for each in parts),
+        outputs=[item for each in parts for item in each.outputs],
+        raw_targets=[item for each in parts for item in each.raw_targets],
+    )
