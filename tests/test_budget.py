@@ -17,6 +17,7 @@ BUDGETS = {
     "algorithms-vision": 2420,
     "checkpoints": 5210,
     "cli": 5670,
+    "cli": 5570,
     "core": 15990,
     "data": 500,
     "insight": 4940,
@@ -27,6 +28,7 @@ BUDGETS = {
     "streaming": 5120,
     "testkit": 4090,
     "tools": 740,
+    "tools": 1930,
 }
 #: Most lines of a file of core, and the files that may have more: a step's actions, the fit loop, the Trainer's documentation.
 LINES, LONGER = 400, {"loop/actions.py", "loop/fit.py", "run/trainer.py"}

@@ -59,6 +59,7 @@ PAGES = (
     "docs/how-to/evaluation.md",
     "docs/how-to/custom-metrics.md",
     "docs/how-to/evaluating-a-checkpoint.md",
+    "docs/how-to/judge-a-run.md",
     "docs/how-to/ema.md",
     "docs/how-to/k-fold.md",
     pytest.param("docs/how-to/repeat-a-run.md", marks=pytest.mark.long),  # three processes

@@ -17,14 +17,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_configuration(parser: argparse.ArgumentParser) -> None:
-    config = parser.add_argument("config", nargs="?", help="a YAML file")
+def _add_configuration(
+    parser: argparse.ArgumentParser, what: str = "a YAML file", metavar: str = "key=value", also: str = ""
+) -> None:
+    config = parser.add_argument("config", nargs="?", help=what)
     changes = parser.add_argument(
         "changes",
         nargs="*",
         default=[],
-        metavar="key=value",
-        help="overrides of its values, such as duration=2ep or optimizer.adamw.lr=0.1",
+        metavar=metavar,
+        help=f"{also}overrides of its values, such as duration=2ep or optimizer.adamw.lr=0.1",
     )
     completes(config, configurations)
     completes(changes, overrides)
@@ -41,12 +43,16 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_weights(parser: argparse.ArgumentParser) -> None:
-    """Add the configuration file, its overrides and the weights."""
-    _add_configuration(parser)
+def add_weights(parser: argparse.ArgumentParser, name: str, also: str) -> None:
+    """Add a run or a configuration file, its data and overrides, and the weights, to the parser of the command ``name``.
+
+    ``also``: what may stand among the overrides.
+    """
+    what = "the folder of a run, such as runs/a, one of its checkpoints, or a YAML file with --weights"
+    _add_configuration(parser, what, "DATA|key=value", also)
+    parser.set_defaults(command_name=name)
     parser.add_argument(
         "--weights",
-        required=True,
         help="best or latest of the configuration's checkpoints, the path of a checkpoint, the folder of a run or of its "
-        "checkpoints, or a file of weights such as runs/a/weights.safetensors",
+        "checkpoints, or a file of weights such as runs/a/weights.safetensors; default: those at the end of the run",
     )

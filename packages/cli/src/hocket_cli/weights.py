@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def trainer_with_weights(args: argparse.Namespace) -> Iterator[tuple[Trainer, str | None]]:
+def trainer_with_weights(args: argparse.Namespace, **others: Any) -> Iterator[tuple[Trainer, str | None]]:
     """Enter a Trainer that writes no files. Yield it, and the checkpoint to evaluate if its weights are not loaded.
+
+    ``others`` are values for keys, instead of the configuration's.
 
     From a checkpoint algorithms get their state too, such as the averages of EMA, so the values are those of the run.
     """
@@ -28,10 +30,11 @@ def trainer_with_weights(args: argparse.Namespace) -> Iterator[tuple[Trainer, st
     of_run = args.weights in ("best", "latest") and not os.path.lexists(args.weights)
     # A resumed run knows its own checkpoints.
     instead: dict[str, Any] = {"resume": "auto"} if of_run else {"resume": None, "checkpoints": None}
+    instead |= {"loggers": (), **others}
     with warnings.catch_warnings():
         # Another learning rate or seed than the checkpoint's has no effect: nothing is trained.
         warnings.filterwarnings("ignore", "This run is configured differently from the checkpoint's")
-        with trainer_from(args, ("checkpoints",) if of_run else (), **instead, loggers=()) as trainer:
+        with trainer_from(args, ("checkpoints",) if of_run else (), **instead) as trainer:
             where = args.weights if of_run else _in_folder(args.weights)
             if of_run or _is_checkpoint(where):
                 yield trainer, where

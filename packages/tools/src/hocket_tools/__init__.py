@@ -8,5 +8,17 @@ from hocket.help.lazy import lazy
 
 if TYPE_CHECKING:
     from hocket_tools.reproducing.journal import Journal as Journal, RepetitionDiffers as RepetitionDiffers
+    from hocket_tools.judging.bootstrap import Estimate as Estimate, Statistic as Statistic, bootstrap as bootstrap
+    from hocket_tools.judging.corruptions import CORRUPTIONS as CORRUPTIONS, corrupt as corrupt
+    from hocket_tools.judging.judgement import (
+        How as How,
+        Judgement as Judgement,
+        compared as compared,
+        judge as judge,
+        withstand as withstand,
+    )
+    from hocket_tools.judging.paired import Difference as Difference, mcnemar as mcnemar, paired_test as paired_test
+    from hocket_tools.judging.predictions import Predictions as Predictions, read_predictions as read_predictions
+    from hocket_tools.judging.streaming import predict_into as predict_into
 
 __getattr__, __dir__ = lazy(__name__)

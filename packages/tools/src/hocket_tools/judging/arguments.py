@@ -1,0 +1,158 @@
+"""What ``hocket evaluate RUN DATA`` and ``hocket predict RUN DATA`` name: runs, their weights, and data."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hocket.plugins import PluginConfigError, PluginError, registry
+
+if TYPE_CHECKING:
+    from hocket.run.trainer import Trainer
+
+#: The folders above a checkpoint in which its run's configuration is looked for.
+_ABOVE = 3
+
+
+@dataclass(slots=True)
+class Asked:
+    """One run of a command line: its arguments as those of a configuration, and the data that are named for it."""
+
+    name: str
+    args: argparse.Namespace
+    #: The label of an evaluation set; None for whichever there is.
+    label: str | None = None
+    #: The data as they were named.
+    data: str = ""
+
+
+def is_run(word: str) -> bool:
+    """Whether a word of the command line names a run or a configuration: a folder or a file that exists."""
+    return Path(word).is_dir() or Path(word).suffix in (".yaml", ".yml")
+
+
+def asked(args: argparse.Namespace) -> list[Asked]:
+    """Return the runs that a command line names, with the data of the word that is neither a run nor an override.
+
+    Raises PluginError for no run, for several words of data, and for a run without a configuration or weights.
+    """
+    given = ([] if args.config is None else [args.config]) + list(args.changes)
+    words = [each for each in given if "=" not in each or is_run(each)]
+    changes = [each for each in given if each not in words]
+    runs, data = [each for each in words if is_run(each)], [each for each in words if not is_run(each)]
+    if not runs and args.config is not None and data[:1] == [args.config]:
+        runs, data = data[:1], data[1:]  # a file that does not exist, which is an error of the configuration
+    if not runs:
+        raise PluginConfigError("Name the folder of a run, such as runs/a, or a configuration with --weights.")
+    if data[1:]:
+        raise PluginError(
+            f"{data[0]} and {data[1]} both name data, and a command takes one set. Write the label of an evaluation set, "
+            "such as test, or module:function; an override is key=value."
+        )
+    return [_of_run(each, args, changes, *data) for each in runs]
+
+
+def _of_run(word: str, args: argparse.Namespace, changes: list[str], data: str | None = None) -> Asked:
+    args = copy.copy(args)
+    args.config, args.changes = word, list(changes)
+    if os.path.isdir(word):
+        args.config = _configuration_of(word)
+        args.weights = args.weights or _weights_of(word)
+    if args.weights is None:
+        raise PluginError(
+            f"{word} is a configuration, and the command needs --weights: best or latest of its checkpoints, a checkpoint, the "
+            f"folder of a run, or a file of weights. Or name a run, as in `hocket {args.command_name} runs/a`. Usage: hocket "
+            f"{args.command_name} RUN [DATA] [--weights WEIGHTS] [key=value …]."
+        )
+    return Asked(word, args) if data is None else _with_data(Asked(word, args), data)
+
+
+def _configuration_of(folder: str) -> str:
+    """Return the recorded configuration of a run, from its folder or that of a checkpoint in it."""
+    place = Path(folder)
+    for above in (place, *place.resolve().parents[:_ABOVE]):
+        if (above / "config.yaml").is_file():
+            return os.path.relpath(above / "config.yaml") if above != place else str(above / "config.yaml")
+    raise PluginError(
+        f"{folder} has no config.yaml, which `hocket train` writes into the folder of each run, so its model cannot be made "
+        f"again. Name the configuration: hocket evaluate FILE.yaml --weights {shlex.quote(folder)}"
+    )
+
+
+def _weights_of(folder: str) -> str:
+    """Return the weights of a run's folder: those at its end, or else its newest checkpoint; or the checkpoint itself."""
+    place = Path(folder)
+    if not (place / "config.yaml").is_file() or (place / "weights.safetensors").is_file():
+        return folder
+    for inside in (place, place / "checkpoints"):
+        if any(inside.glob("*/manifest.json")):
+            return str(inside)
+    return "latest"
+
+
+def _with_data(found: Asked, data: str) -> Asked:
+    """Return a run with its set of this name, or with data of this import path, or of an installed data set."""
+    from hocket_cli.document import parse_value
+    from hocket_cli.imports import reference
+    from hocket_cli.overrides import configuration
+
+    found.data = data
+    sets = configuration(found.args).value.get("eval_data")
+    labels = sets.value if sets is not None and isinstance(sets.value, dict) and reference(sets) is None else {}
+    if data in labels:
+        found.label = data
+    elif reference(parse_value(data, data)) is not None:
+        found.args.changes += ["data=null", f"eval_data={{data: {data}}}"]
+        found.label = "data"
+    elif data in registry.names("datasets"):
+        found.args.changes += ["train_data=null", "eval_data=null", f"data={data}"]
+        found.label = "test"
+    else:
+        found.label = data  # perhaps a set of a data module
+    return found
+
+
+@contextmanager
+def opened(found: Asked, **instead: Any) -> Iterator[tuple[Trainer, str | None]]:
+    """Enter the Trainer of a run, which writes nothing, with its weights; yield it and the checkpoint to evaluate, if any."""
+    from hocket_cli.weights import trainer_with_weights
+
+    with trainer_with_weights(found.args, **instead) as (trainer, checkpoint):
+        trainer._data.make("eval", running=trainer._running)
+        yield trainer, checkpoint
+
+
+def label_of(trainer: Trainer, label: str | None, verb: str, write: str) -> str:
+    """Return the label of an evaluation set of the Trainer. Raises PluginError if there is none, or several to choose from.
+
+    Args:
+        verb: what the command does with it, for messages.
+        write: how it is named on the command line, with ``{}`` for the label.
+    """
+    sets = trainer.state.eval_sets
+    label = next(iter(sets)) if label is None and len(sets) == 1 else label
+    if label is not None and label in sets:
+        return label
+    there = ", ".join(sets) or "none"
+    example = write.format(shlex.quote(next(iter(sets), "")))
+    if label is None and sets:
+        raise PluginError(
+            f"The configuration has the evaluation sets {there}. Name the one to {verb}, such as {example}."
+        )
+    given = "no evaluation set" if label is None else f"no evaluation set '{label}'"
+    example = f"Write {example}." if sets else "Write `eval_data: {test: module:loader}` in it."
+    raise PluginError(f"There is {given}; the configuration has {there}. {example}")
+
+
+def say(text: str, rank: int = 0) -> None:
+    """Say on rank 0, in one line of stderr, what a command has decided by itself."""
+    if rank == 0:
+        print(f"hocket: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,304 @@
+"""Judge one run on one set: intervals, classes and worst examples, and how well it withstands corrupted images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hocket.data import loaders
+from hocket.errors import WrongValue
+from hocket.state.metrics import MetricSet
+from hocket.state.simple_metrics import Mean
+from hocket_tools.judging.bootstrap import Estimate, Method, Statistic, bootstrap
+from hocket_tools.judging.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from hocket_tools.judging.paired import Difference, paired_test
+from hocket_tools.judging.progress import Progress
+from hocket_tools.judging.recording import record
+from hocket_tools.judging.samples import METRICS, Samples, joined, per_class, statistic
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hocket.run.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How intervals and tests are computed; see `hocket_tools.bootstrap`."""
+
+    level: float = 0.95
+    resamples: int = 2000
+    method: Method = "bca"
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Judgement:
+    """What is known of a run on a set.
+
+    Attributes:
+        run, label: the run, and the evaluation set.
+        samples: the record of each sample.
+        values: what the Trainer measures, as ``label/name``.
+        estimates: metrics with their intervals.
+        worst: the samples of the highest loss: place in the set, loss, target and prediction.
+        corruptions: errors under corrupted images: ``kind -> severity -> 1 - accuracy``.
+        corruption_error: their mean.
+    """
+
+    run: str
+    label: str
+    samples: Samples
+    values: dict[str, float]
+    estimates: dict[str, Estimate]
+    metrics: dict[str, Any]
+    worst: list[dict[str, Any]] = field(default_factory=list)
+    corruptions: dict[str, dict[int, float]] = field(default_factory=dict)
+    corruption_error: Estimate | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything but the samples as plain data."""
+        found: dict[str, Any] = {
+            "run": self.run, "set": self.label, "samples": len(self.samples), "values": self.values,
+            "metrics": {name: asdict(each) for name, each in self.estimates.items()}, "worst": self.worst,
+        }  # fmt: skip
+        if self.samples.classes:
+            confusion = self.samples.confusion()
+            found |= {"classes": per_class(confusion), "confusion": confusion.tolist()}
+        if self.corruption_error is not None:
+            errors = {
+                kind: {str(severity): error for severity, error in each.items()}
+                for kind, each in self.corruptions.items()
+            }
+            found |= {"corruptions": errors, "mean_corruption_error": asdict(self.corruption_error)}
+        return found
+
+
+def judge(
+    trainer: Trainer,
+    label: str,
+    *,
+    run: str = "",
+    checkpoint: str | None = None,
+    metrics: Sequence[str] = (),
+    worst: int = 10,
+    how: How | None = None,
+) -> Judgement:
+    """Evaluate a set once, and compute intervals from what was recorded.
+
+    Args:
+        trainer: with the run's model and weights.
+        label: of the evaluation set.
+        run: what the run is called.
+        checkpoint: whose weights to evaluate; None for the Trainer's.
+        metrics: names of `hocket_tools.judging.samples.METRICS`, or of the set's own metrics; all that apply unless given.
+        worst: how many of the worst samples to name.
+        how: the intervals.
+
+    Raises ValueError for a metric that there is not.
+    """
+    how = how or How()
+    own = _own(trainer, label, metrics)
+    unknown = [name for name in metrics if name not in METRICS and name not in own]
+    if unknown:
+        from hocket.help import names
+
+        known = [*METRICS, *_metrics_of(trainer, label)]
+        near = names.closest(unknown[0], known)
+        meant = f" Did you mean {near!r}?" if near else ""
+        raise WrongValue(
+            f"--metrics {unknown[0]}: there is no such metric.{meant} Write one of: {', '.join(dict.fromkeys(known))}."
+        )
+    progress = Progress("batches", _length(trainer, label), trainer.state.strategy.rank == 0)
+    try:
+        found, values = record(trainer, label, checkpoint=checkpoint, keep=bool(own), progress=progress.step)
+    finally:
+        progress.close()
+    if not len(found):
+        raise WrongValue(
+            f"Nothing of a single sample of '{label}' can be judged: its outputs and targets are neither classes nor numbers, "
+            "and there is no loss of each sample. Write hocket evaluate FILE --weights … for the values of the whole set."
+        )
+    names_ = list(metrics) or _default(found, own)
+    estimates = {
+        name: bootstrap(
+            statistic(found, name, own.get(name)),
+            level=how.level,
+            resamples=how.resamples,
+            method=how.method,
+            seed=how.seed,
+        )
+        for name in names_
+    }
+    rows = [_described(found, at) for at in found.worst(worst)]
+    return Judgement(run, label, found, values, estimates, own, rows)
+
+
+def compared(first: Judgement, second: Judgement, how: How) -> dict[str, Difference]:
+    """Return the paired tests of two judgements of one set, for the metrics of the first."""
+    both = joined(first.samples, second.samples)
+    return {
+        name: paired_test(
+            statistic(both, name, first.metrics.get(name)),
+            level=how.level,
+            resamples=how.resamples,
+            method=how.method,
+            seed=how.seed,
+        )
+        for name in first.estimates
+    }
+
+
+def withstand(
+    trainer: Trainer,
+    found: Judgement,
+    kinds: Sequence[str] = CORRUPTIONS,
+    severities: Sequence[int] = SEVERITIES,
+    *,
+    checkpoint: str | None = None,
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
+    how: How | None = None,
+) -> None:
+    """Evaluate corrupted copies of the images, and note the errors and their mean in a judgement.
+
+    Args:
+        trainer, found: the run, and its judgement of the set.
+        kinds, severities: of `hocket_tools.CORRUPTIONS`, and 1 to 5.
+        checkpoint: whose weights to evaluate; None for the Trainer's.
+        mean, std: of each channel, with which pixels in [0, 1] were normalized: ``(pixel - mean) / std``.
+        how: the interval of the mean corruption error; samples are resampled together with all their corruptions.
+    """
+    how = how or How()
+    if not found.samples.classes:
+        raise WrongValue("--corruptions count wrong classes, and this run predicts none. Omit it.")
+    undone, progress = (
+        _Normalized(mean, std),
+        Progress("corruptions", len(kinds) * len(severities), trainer.state.strategy.rank == 0),
+    )
+    wrong = np.zeros(len(found.samples))
+    try:
+        for kind in kinds:
+            found.corruptions[kind] = {}
+            for severity in severities:
+
+                def changed(images: Tensor, places: list[int], kind: str = kind, severity: int = severity) -> Tensor:
+                    return undone(images, lambda pixels: corrupt(pixels, kind, severity, seed=how.seed, places=places))
+
+                seen, _ = record(trainer, found.label, checkpoint=checkpoint, losses=False, corrupt=changed)
+                known = seen.targets.reshape(len(seen), -1) >= 0
+                missed = (seen.predicted.reshape(known.shape) != seen.targets.reshape(known.shape)) & known
+                errors = missed.sum(1) / np.maximum(known.sum(1), 1)
+                found.corruptions[kind][severity] = float(missed.sum() / known.sum())
+                wrong += errors / (len(kinds) * len(severities))
+                progress.step()
+    finally:
+        progress.close()
+    mean_error = Statistic(
+        "mean corruption error", np.arange(len(wrong)), lambda weights: weights @ wrong / weights.sum(1)
+    )
+    found.corruption_error = bootstrap(
+        mean_error, level=how.level, resamples=how.resamples, method=how.method, seed=how.seed
+    )
+
+
+class _Normalized:
+    """Call a function of pixels in [0, 1] on images that were normalized by channel."""
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        self._mean, self._std = mean, std
+
+    def __call__(self, images: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        mean, std = (images.new_tensor(each).view(-1, 1, 1) for each in (self._mean, self._std))
+        if images.dim() != 4 or len(images[0]) % len(mean) or not images.is_floating_point():
+            raise WrongValue(
+                "--corruptions take images, floats of shape (N, C, H, W) with the channels of --mean and --std, and the inputs "
+                f"are {images.dtype} of shape {tuple(images.shape)}."
+            )
+        pixels = images * std + mean
+        low, high = pixels.min().item(), pixels.max().item()
+        if low < -0.01 or high > 1.01:
+            raise WrongValue(
+                f"The images have values from {low:.4g} to {high:.4g}, and --corruptions change pixels in [0, 1]. Say how they "
+                "were normalized, (pixel - mean) / std by channel: --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225; for "
+                "pixels from 0 to 255 --std 0.00392157."
+            )
+        return (function(pixels.clamp(0, 1)) - mean) / std
+
+
+def _length(trainer: Trainer, label: str) -> int | None:
+    evaluated = trainer.state.eval_sets[label]
+    length = evaluated.source.length()
+    return length if evaluated.limit is None or length is None else min(length, int(evaluated.limit))
+
+
+def _metrics_of(trainer: Trainer, label: str) -> dict[str, Any]:
+    of_set: MetricSet = trainer.state.eval_sets[label].metrics
+    return {name: adapter.metric for name, adapter in of_set._metrics.items()}
+
+
+def _own(trainer: Trainer, label: str, asked: Sequence[str]) -> dict[str, Any]:
+    """Return the set's own metrics that have to be resampled: those asked for, except hocket's of the same name."""
+    there = _metrics_of(trainer, label)
+    return {
+        name: each for name, each in there.items() if name in asked and not (name in METRICS and isinstance(each, Mean))
+    }
+
+
+def _default(found: Samples, own: dict[str, Any]) -> list[str]:
+    names = ["loss"] if len(found.losses) else []
+    names += ["accuracy", "f1"] if found.classes else ["mae", "rmse"] if len(found.errors) else []
+    return [*names, *(name for name in own if name not in names)]
+
+
+def _described(found: Samples, at: int) -> dict[str, Any]:
+    """Return place, loss, target and prediction of a sample."""
+    row: dict[str, Any] = {"sample": at}
+    if len(found.losses):
+        row["loss"] = float(found.sample_losses()[at])
+    if found.classes and found.targets.ndim == 1:
+        row |= {"target": int(found.targets[at]), "predicted": int(found.predicted[at])}
+    elif found.classes:
+        row["wrong"] = float((found.targets[at] != found.predicted[at]).mean())
+    elif len(found.errors):
+        row["mae"] = float(found.errors[at, 0] / found.errors[at, 2])
+    return row
+
+
+def images_of(trainer: Trainer, label: str, places: Sequence[int]) -> list[Any]:
+    """Return the images ``(C, H, W)`` at some places of a set in [0, 1]; empty if its inputs are no images, or not by index."""
+    import torch
+
+    from hocket.state.batch_part import BatchPart
+
+    data, state = trainer.state.eval_sets[label].data, trainer.state
+    if not loaders.by_index(data) or not places:
+        return []
+    indices = range(len(data.dataset)) if data.batch_sampler is None else _indices(data)  # type: ignore[arg-type]
+    found = []
+    with state.another_step() as step:
+        for at in places:
+            step.batch = data.collate_fn([data.dataset[indices[at]]])
+            try:
+                image = BatchPart("hocket evaluate", "input").of(state)[0]
+            except (KeyError, TypeError, IndexError):
+                return []
+            if not (isinstance(image, torch.Tensor) and image.dim() == 3 and len(image) in (1, 3)):
+                return []
+            image = image.float()
+            low, high = image.min(), image.max()
+            found.append((image - low) / (high - low).clamp(min=1e-6) if low < 0 or high > 1 else image)
+    return found
+
+
+def _indices(data: Any) -> Sequence[int]:
+    from torch.utils.data import SequentialSampler
+
+    from hocket.data.samplers import DRAWN
+
+    if isinstance(data.sampler, (SequentialSampler, *DRAWN)):  # those that draw were read in order
+        return range(len(data.dataset))
+    return [index for batch in data.batch_sampler for index in batch]

@@ -1,0 +1,295 @@
+"""Predictions in a folder: files of consecutive rows, which appear complete or not at all, and a manifest of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hocket.basics import safe_files
+from hocket.basics.run_files import content, strict
+from hocket.errors import WrongValue
+from hocket.help import optional_packages
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Columns = dict[str, NDArray[Any]]
+
+Format = Literal["npz", "parquet", "jsonl"]
+FORMATS: tuple[Format, ...] = ("npz", "parquet", "jsonl")
+MANIFEST = "predictions.json"
+#: The dtypes of columns, until the manifest is complete.
+_COLUMNS = ".columns.json"
+
+
+def file_name(shard: int, suffix: str) -> str:
+    """Return the name of the file of a shard."""
+    return f"part-{shard:06}.{suffix}"
+
+
+# --- columns
+
+
+def columns_of(outputs: Any, samples: int, said: Callable[[str], None] = lambda text: None) -> Columns:
+    """Return the outputs of a batch as columns ``(samples, …)`` by name.
+
+    A tensor is the column ``output``; of a mapping, tuple or named outputs each part is one, named by its keys and positions,
+    such as ``logits`` or ``hidden/0``. Lists of texts or numbers, one for each sample, are columns too. ``said`` is called with
+    a line about parts that are not.
+    """
+    import numpy as np
+    import torch
+
+    found: Columns = {}
+
+    def add(path: str, part: Any) -> None:
+        if isinstance(part, torch.Tensor) and part.dim() and len(part) == samples:
+            part = part.detach()
+            found[path or "output"] = (part.float() if part.dtype in (torch.bfloat16,) else part).cpu().numpy()
+        elif isinstance(part, Mapping):
+            for name, inner in part.items():
+                add(f"{path}/{name}" if path else str(name), inner)
+        elif (
+            isinstance(part, list)
+            and len(part) == samples
+            and all(isinstance(each, str | int | float) for each in part)
+        ):
+            found[path or "output"] = np.array(part)
+        elif isinstance(part, list | tuple):
+            names = getattr(part, "_fields", range(len(part)))
+            for name, inner in zip(names, part, strict=True):
+                add(f"{path}/{name}" if path else str(name), inner)
+        elif part is not None:
+            said(f"the output {path or type(part).__name__!r} has no row for each sample, and is not written.")
+
+    add("", outputs)
+    if not found:
+        raise WrongValue(
+            f"The model's output, {type(outputs).__name__}, has no tensor with a row for each of {samples} samples, so there "
+            "is nothing to write. Return such a tensor, or a dict of them, from forward or eval_forward."
+        )
+    return found
+
+
+def concatenated(batches: Sequence[Columns], name: str) -> NDArray[Any]:
+    """Return a column of several batches; of other shapes than the first one's as an array of objects ``(rows,)``."""
+    import numpy as np
+
+    parts = [each[name] for each in batches]
+    if len({each.shape[1:] for each in parts}) == 1:
+        return np.concatenate(parts)
+    rows = np.empty(sum(map(len, parts)), dtype=object)
+    rows[:] = [row for part in parts for row in part]
+    return rows
+
+
+# --- files
+
+
+def write(path: Path, columns: Columns, suffix: str) -> None:
+    """Write rows into a file, with the same bytes for the same rows. Raises ValueError for rows of several shapes in npz."""
+    import numpy as np
+
+    if suffix == "npz" and (ragged := next((name for name, each in columns.items() if each.dtype == object), None)):
+        raise WrongValue(
+            f"The output {ragged!r} has rows of several shapes, which npz does not hold. Write --format parquet or jsonl."
+        )
+    with safe_files.replacing(path) as file:
+        if suffix == "npz":
+            np.savez(file, **columns)  # type: ignore[arg-type]
+        elif suffix == "parquet":
+            arrow = optional_packages.module("pyarrow", "--format parquet")
+            parquet = optional_packages.module("pyarrow.parquet", "--format parquet")
+            parquet.write_table(arrow.table({name: _arrow(arrow, each) for name, each in columns.items()}), file)
+        else:
+            for row in zip(*columns.values(), strict=True):
+                plain = {name: strict(_plain(each)) for name, each in zip(columns, row, strict=True)}
+                file.write(json.dumps(plain, ensure_ascii=False).encode() + b"\n")
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _arrow(arrow: Any, column: NDArray[Any]) -> Any:
+    """Return a column as an array of Arrow, whose dimensions are lists of fixed size unless they differ between rows."""
+    if column.dtype == object:
+        return arrow.array([each.tolist() for each in column])
+    array = arrow.array(column.reshape(-1))
+    for size in reversed(column.shape[1:]):
+        array = arrow.FixedSizeListArray.from_arrays(array, size)
+    return array
+
+
+def read(path: Path, columns: Mapping[str, str]) -> Columns:
+    """Read columns, dtypes by name, from a file."""
+    import numpy as np
+
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in columns}
+    if path.suffix == ".parquet":
+        table = optional_packages.module("pyarrow.parquet", "read_predictions").read_table(path, columns=list(columns))
+        return {name: _array(table[name].to_pylist(), dtype) for name, dtype in columns.items()}
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {name: _array([row[name] for row in rows], dtype) for name, dtype in columns.items()}
+
+
+def number_of_rows(path: Path) -> int:
+    """Return the rows of a file."""
+    import numpy as np
+
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as file:
+            return len(file[file.files[0]])
+    if path.suffix == ".parquet":
+        return int(optional_packages.module("pyarrow.parquet", "read_predictions").read_metadata(path).num_rows)
+    with path.open("rb") as lines:
+        return sum(1 for _ in lines)
+
+
+def _array(rows: list[Any], dtype: str) -> NDArray[Any]:
+    import numpy as np
+
+    arrays = [np.array(each, dtype=dtype) for each in rows]
+    if len({each.shape for each in arrays}) == 1:
+        return np.stack(arrays)
+    found = np.empty(len(arrays), dtype=object)
+    found[:] = arrays
+    return found
+
+
+# --- the manifest
+
+
+def digest(tensors: Mapping[str, Any]) -> str:
+    """Return the checksum of arrays or tensors by name, of their names, dtypes, shapes and values."""
+    import torch
+
+    found = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        found.update(name.encode())
+        if isinstance(value, torch.Tensor):
+            plain = value.detach().cpu().contiguous()
+            found.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
+            found.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+        else:
+            found.update(repr(value).encode())
+    return found.hexdigest()
+
+
+def begin(folder: Path, made_of: Mapping[str, Any]) -> None:
+    """Create the folder with a manifest, or check that the one there is of the same predictions.
+
+    Raises ValueError for a folder with other files, and for predictions of other weights, data or options.
+    """
+    manifest = folder / MANIFEST
+    there = content(manifest)
+    if not there:
+        if folder.exists() and (not folder.is_dir() or any(each.name[0] != "." for each in folder.iterdir())):
+            raise WrongValue(
+                f"--to {folder} exists and has no {MANIFEST}, so it is not of predictions, and nothing is written into it. "
+                "Name a new folder, such as --to predictions."
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        safe_files.replace(manifest, json.dumps({"version": 1, "made_of": made_of, "complete": False}, indent=1))
+        return
+    then = there.get("made_of") if isinstance(there.get("made_of"), dict) else {}
+    differ = [name for name, value in made_of.items() if then.get(name) != value]  # type: ignore[union-attr]
+    if differ:
+        raise WrongValue(
+            f"--to {folder} has predictions whose {', '.join(differ)} differ{'s' if len(differ) == 1 else ''} from what this "
+            f"command would write, so it cannot be continued. Name another folder, or remove this one: rm -r {folder}"
+        )
+
+
+def done(folder: Path, suffix: str) -> list[int]:
+    """Return the numbers of the complete files."""
+    names = (each.name.removeprefix("part-").removesuffix(f".{suffix}") for each in folder.glob(f"part-*.{suffix}"))
+    return sorted(int(each) for each in names if each.isdecimal())
+
+
+def note_columns(folder: Path, columns: Columns) -> None:
+    """Record the dtypes of columns, which not every format does, before the first file is written."""
+    dtypes = {name: (each[0] if each.dtype == object else each).dtype.str for name, each in columns.items()}
+    safe_files.replace(folder / _COLUMNS, json.dumps(dtypes))
+
+
+def finish(folder: Path, suffix: str) -> int:
+    """Write the columns and the rows of each file into the manifest, which is then complete. Return the number of rows."""
+    about = content(folder / MANIFEST)
+    earlier = about.get("files", {})
+    names = [file_name(shard, suffix) for shard in done(folder, suffix)]
+    files = {name: earlier.get(name) or number_of_rows(folder / name) for name in names}
+    if not files:
+        raise WrongValue("The data have no batch, so nothing was predicted. Pass data that begin anew each time.")
+    rows = sum(files.values())
+    about |= {
+        "complete": True,
+        "rows": rows,
+        "columns": content(folder / _COLUMNS) or about.get("columns"),
+        "files": files,
+    }
+    safe_files.replace(folder / MANIFEST, json.dumps(about, indent=1))
+    (folder / _COLUMNS).unlink(missing_ok=True)
+    return rows
+
+
+class Predictions(Mapping[str, "NDArray[Any]"]):
+    """The columns of a folder of predictions, by name; see `read_predictions`. Reading one reads it from all files.
+
+    Attributes:
+        rows: their number.
+    """
+
+    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
+        self._folder, self._columns, self._files = folder, about["columns"], about["files"]
+        self.rows: int = about["rows"]
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self._columns:
+            raise KeyError(f"There is no column {name!r}. The columns are {', '.join(self._columns)}.")
+        parts = [read(self._folder / file, {name: self._columns[name]}) for file in self._files]
+        return concatenated(parts, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def parts(self) -> Iterator[Columns]:
+        """Yield the columns of each file, in order, one file in memory at a time."""
+        for file in self._files:
+            yield read(self._folder / file, self._columns)
+
+
+def read_predictions(folder: str | Path) -> Predictions:
+    """Return what ``hocket predict RUN DATA --to FOLDER`` wrote: a mapping of columns, whose rows are in the order of the data.
+
+    Columns are numpy arrays ``(rows, …)``: ``output`` for a model that returns a tensor, or else its parts by name, and
+    ``index``, the sample of the data set, where that is known. Rows of several shapes are an array of arrays.
+
+    Raises ValueError for a folder without complete predictions.
+
+    Example:
+        >>> import pathlib, tempfile, hocket, torch
+        >>> from hocket_tools import predict_into, read_predictions
+        >>> trainer = hocket.Trainer(model=torch.nn.Linear(4, 2), device="cpu")
+        >>> loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(10, 4)), batch_size=4)
+        >>> folder = pathlib.Path(tempfile.mkdtemp()) / "predictions"
+        >>> predict_into(trainer, loader, folder)
+        10
+        >>> found = read_predictions(folder)
+        >>> list(found), found["output"].shape, found["index"][-1].item()
+        (['index', 'output'], (10, 2), 9)
+    """
+    folder = Path(folder)
+    about = content(folder / MANIFEST)
+    if not about.get("complete"):
+        what = "is not complete: continue it with the command that began it" if about else f"has no {MANIFEST}"
+        raise WrongValue(f"{folder} {what}. `hocket predict RUN DATA --to FOLDER` writes predictions.")
+    return Predictions(folder, about)

@@ -1,0 +1,130 @@
+"""Judgements as text, and in the folder of a run, from which `hocket report` shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hocket.basics import run_files
+from hocket.help import optional_packages
+from hocket.plugins import PluginError
+from hocket_tools.judging.bootstrap import Estimate
+from hocket_tools.judging.judgement import How, Judgement
+from hocket_tools.judging.paired import Difference
+from hocket_tools.judging.samples import per_class
+
+#: The most classes of a confusion matrix in a terminal, and of a table of classes.
+_MATRIX, _TABLE = 20, 100
+
+
+def text(found: Judgement, how: How) -> str:
+    """Return the metrics, classes, confusion matrix, worst samples and corruptions as tables."""
+    parts = [f"{found.run} on {found.label}: {len(found.samples)} samples"]
+    rows = [[name, _number(each.value), _interval(each)] for name, each in found.estimates.items()]
+    parts.append(table(["metric", "value", f"{how.level * 100:g} % interval"], rows))
+    parts += [f"{name}: {each.note}" for name, each in found.estimates.items() if each.note]
+    if found.samples.classes:
+        confusion = found.samples.confusion()
+        classes = per_class(confusion)[:_TABLE]
+        parts.append("\n" + table(list(classes[0]), [[_number(each) for each in row.values()] for row in classes]))
+        if len(confusion) <= _MATRIX:
+            head = ["target \\ predicted", *map(str, range(len(confusion)))]
+            parts.append(
+                "\n" + table(head, [[str(label), *map(str, row)] for label, row in enumerate(confusion.tolist())])
+            )
+    if found.worst:
+        rows = [[_number(each) for each in row.values()] for row in found.worst]
+        parts.append("\nworst\n" + table(list(found.worst[0]), rows))
+    if found.corruption_error is not None:
+        severities = list(next(iter(found.corruptions.values())))
+        rows = [
+            [kind, *(_number(each[severity]) for severity in severities), _number(sum(each.values()) / len(each))]
+            for kind, each in found.corruptions.items()
+        ]
+        parts.append("\n" + table(["error", *(f"severity {each}" for each in severities), "mean"], rows))
+        error = found.corruption_error
+        parts.append(f"mean corruption error {_number(error.value)} ({_interval(error)})")
+    return "\n".join(parts)
+
+
+def differences(first: str, second: str, found: Mapping[str, Difference], how: How) -> str:
+    """Return the table of a comparison."""
+    rows = [
+        [
+            name,
+            _number(each.first),
+            _number(each.second),
+            f"{each.difference.value:+.4g}",
+            _interval(each.difference),
+            _p(each.p_value),
+            each.test,
+        ]
+        for name, each in found.items()
+    ]
+    return table(["metric", first, second, "difference", f"{how.level * 100:g} % interval", "p", "test"], rows)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return columns of equal width; all but the first are right-aligned."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (head, *rows)
+    )
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+def _interval(found: Estimate) -> str:
+    return f"{found.low:.4g} to {found.high:.4g}"
+
+
+def _p(value: float) -> str:
+    return "< 0.0001" if value < 0.0001 else f"{value:.4f}"
+
+
+def into_run(folder: Path, found: Judgement, images: Sequence[Any]) -> None:
+    """Add metrics, classes and worst samples to the media of a run, which `hocket report` shows. Raises PluginError."""
+    media = optional_packages.module("hocket_loggers.media", "--report")
+    mark = run_files.content(folder / run_files.MARK)
+    if not isinstance(mark.get("run"), str):
+        raise PluginError(
+            f"--report adds to the folder of a run, and {folder} has no {run_files.MARK}, which runs write with loggers: "
+            "[jsonl]. Name the folder of a run, or omit --report."
+        )
+    run, path, prefix = mark["run"], folder / run_files.METRICS, f"judgement/{found.label}"
+    batch = max(
+        (int(line.get("batch", 0)) for line in run_files.objects(path) if isinstance(line.get("batch"), int)), default=0
+    )
+    writer = media.Media()
+    try:
+        rows = [[name, each.value, each.low, each.high] for name, each in found.estimates.items()]
+        writer.table(
+            path, run, {"table": f"{prefix}/metrics", "batch": batch}, ["metric", "value", "low", "high"], rows
+        )
+        if found.samples.classes:
+            confusion = found.samples.confusion()
+            classes = per_class(confusion)
+            writer.table(
+                path,
+                run,
+                {"table": f"{prefix}/classes", "batch": batch},
+                list(classes[0]),
+                [[*row.values()] for row in classes],
+            )
+            head = ["target", *map(str, range(len(confusion)))]
+            rows = [[label, *row] for label, row in enumerate(confusion.tolist())]
+            writer.table(path, run, {"table": f"{prefix}/confusion", "batch": batch}, head, rows)
+        if found.worst:
+            rows = [[*row.values()] for row in found.worst]
+            writer.table(path, run, {"table": f"{prefix}/worst", "batch": batch}, list(found.worst[0]), rows)
+        if images:
+            writer.images(path, run, {"images": f"{prefix}/worst", "batch": batch}, images)
+    finally:
+        writer.close()

@@ -1,0 +1,196 @@
+"""Write predictions while they are computed, a shard at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hocket.basics.run_folder import is_url
+from hocket.data.source import limited
+from hocket.errors import WrongValue
+from hocket.hookspecs.attachment import Attachment
+from hocket.hookspecs.callback import Callback
+from hocket.state.step import count
+from hocket_tools.judging import predictions
+from hocket_tools.judging.arguments import say
+from hocket_tools.judging.ordered import Sharded
+from hocket_tools.judging.predictions import Format
+from hocket_tools.judging.progress import Progress
+
+if TYPE_CHECKING:
+    from hocket.run.trainer import Trainer
+    from hocket.state.state import State
+
+
+def predict_into(
+    trainer: Trainer,
+    data: Any,
+    folder: str | Path,
+    *,
+    format: Format = "npz",
+    batches_per_file: int = 64,
+    checkpoint: str | None = None,
+    name: str = "",
+) -> int:
+    """Write the model's outputs for every sample into a folder, and return the number of rows.
+
+    Rows are in the order of the data. A file holds the outputs of ``batches_per_file`` batches, and no more than that is in
+    memory; each rank writes every n-th file, so that any number of ranks writes the same files. Files appear complete or not at
+    all: a call that is repeated after a kill keeps the complete ones, and writes the others with the same bytes. All ranks call
+    it, with one folder that they share.
+
+    Args:
+        trainer: with the model and its weights.
+        data: any iterable of batches, the same on all ranks. Of a DataLoader over a map-style data set, files that are there
+            are not loaded again, and a column ``index`` has the indices of the samples.
+        folder: a new folder, or one that this call began earlier.
+        format: ``"npz"``, ``"parquet"`` or ``"jsonl"``.
+        batches_per_file: 1 or more.
+        checkpoint: whose weights to use; None for the Trainer's.
+        name: what the data are called; files of other data are not continued.
+
+    Raises ValueError for a folder with other files, or with predictions of other weights, data or options; for outputs without
+    a row for each sample.
+
+    Example:
+        >>> import pathlib, tempfile, hocket, torch
+        >>> from hocket_tools import predict_into
+        >>> trainer = hocket.Trainer(model=torch.nn.Linear(4, 2), device="cpu")
+        >>> folder = pathlib.Path(tempfile.mkdtemp()) / "predictions"
+        >>> predict_into(trainer, [torch.ones(8, 4), torch.ones(3, 4)], folder, format="jsonl", batches_per_file=1)
+        11
+        >>> sorted(each.name for each in folder.iterdir())
+        ['part-000000.jsonl', 'part-000001.jsonl', 'predictions.json']
+    """
+    if format not in predictions.FORMATS:
+        raise WrongValue(f"«format={format!r}» is not a format. Write one of {', '.join(predictions.FORMATS)}.")
+    if batches_per_file < 1:
+        raise WrongValue(
+            f"«batches_per_file={batches_per_file}» is not a number of batches. Write 1 or more, such as 64."
+        )
+    if is_url(str(folder)):
+        raise WrongValue(
+            f"{folder} is a URL, and predictions are written to a disk. Name a folder, and copy it afterwards."
+        )
+    state = trainer.state
+    bus, strategy = state.bus, state.strategy
+    folder = Path(folder)
+    limit = limited(data, trainer.settings.limit_predict, "limit_predict")
+    sharded = Sharded(data, batches_per_file, strategy.data_rank, strategy.data_ranks, limit, bus.broadcast_object)
+    replicas = bus.all_gather_object(strategy.data_rank)
+    writes = replicas.index(strategy.data_rank) == strategy.rank
+    weights: AbstractContextManager[Any] = nullcontext() if checkpoint is None else trainer._weights_of(checkpoint)
+    before = trainer.settings.limit_predict
+    with weights:
+        made_of = {
+            "weights": predictions.digest(trainer.model_state_dict(evaluated=True)),
+            "data": predictions.digest(
+                {"name": name, "limit": limit, "batches": sharded.batches, "type": type(data).__name__}
+            ),
+            "format": format,
+            "batches_per_file": batches_per_file,
+            "precision": type(state.precision).__name__,
+        }
+        _on_rank_0(state, lambda: predictions.begin(folder, made_of))
+        sharded.done = _on_rank_0(state, lambda: predictions.done(folder, format))
+        if sharded.done:
+            say(f"{len(sharded.done)} files in {folder} are complete, and are kept.", strategy.rank)
+        writer = _Writer(sharded, folder, format, batches_per_file, writes)
+        attached = Attachment("callbacks", "prediction-files", writer)
+        bus.attach(attached)
+        vars(trainer.settings).update(limit_predict=None)  # it is of all batches, not of a rank's
+        try:
+            trainer.predict(sharded, keep=False)
+        finally:
+            vars(trainer.settings).update(limit_predict=before)
+            writer.progress.close()
+            bus.detach(attached)
+    state.bus.all_gather_object(None)  # until all ranks have written
+    rows: int = _on_rank_0(state, lambda: predictions.finish(folder, format))
+    return rows
+
+
+def _on_rank_0(state: State, function: Callable[[], Any]) -> Any:
+    """Return on all ranks what a function returns on rank 0, or raise its error."""
+    returned: tuple[Any, Exception | None] = None, None
+    if state.strategy.rank == 0:
+        try:
+            returned = function(), None
+        except (ValueError, OSError) as error:
+            returned = None, error
+    value, failed = state.bus.broadcast_object(returned)
+    if failed is not None:
+        raise failed
+    return value
+
+
+class _Writer(Callback):
+    """Write a file after the last batch of each of this rank's shards."""
+
+    def __init__(self, sharded: Sharded, folder: Path, suffix: str, size: int, writes: bool) -> None:
+        self._sharded, self._folder, self._suffix, self._size, self._writes = sharded, folder, suffix, size, writes
+        #: The batch that is predicted, the columns of the shard's batches, and what was said.
+        self._batch, self._waiting, self._said = -1, list[Any](), set[str]()
+        mine = [number for number in range(sharded.length) if sharded.own(number)]
+        self.progress = Progress("batches", len(mine) or None, writes and sharded._rank == 0)
+        self._shard, self._noted = -1, False
+
+    def predict_after_forward(self, state: State) -> None:
+        """Keep the outputs of a batch until its file is complete."""
+        number = self._next()
+        if number is None:
+            return
+        shard = number // self._size
+        if shard != self._shard:
+            self._flush()
+            self._shard = shard
+        samples = count(state, state.batch).samples
+        columns = predictions.columns_of(state.outputs, samples, self._say)
+        indices = None if self._sharded.batches is None else self._sharded.batches[number]
+        if (
+            isinstance(indices, list | tuple)
+            and len(indices) == samples
+            and all(isinstance(each, int) for each in indices)
+        ):
+            import numpy as np
+
+            columns = {"index": np.array(indices, np.int64), **columns}
+        if self._waiting and columns.keys() != self._waiting[0].keys():
+            raise WrongValue(
+                f"The model returned the outputs {', '.join(self._waiting[0])} for one batch and {', '.join(columns)} for "
+                "another, so they are not columns of one table. Return the same ones for each batch."
+            )
+        self._waiting.append(columns)
+        self.progress.step()
+
+    def predict_end(self, state: State) -> None:
+        """Write the last file."""
+        self._flush()
+
+    def _next(self) -> int | None:
+        """Return the number of this rank's next batch; None for padding."""
+        while True:
+            self._batch += 1
+            if self._batch >= self._sharded.length:
+                return None
+            if self._sharded.own(self._batch):
+                return self._batch
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        name = predictions.file_name(self._shard, self._suffix)
+        columns = {each: predictions.concatenated(self._waiting, each) for each in self._waiting[0]}
+        self._waiting = []
+        if self._writes:
+            if not self._noted:
+                predictions.note_columns(self._folder, columns)
+                self._noted = True
+            predictions.write(self._folder / name, columns, self._suffix)
+
+    def _say(self, text: str) -> None:
+        if text not in self._said and self._writes:
+            say(text, self._sharded._rank)
+        self._said.add(text)
