@@ -7,6 +7,6 @@ from typing import TYPE_CHECKING
 from hocket.help.lazy import lazy
 
 if TYPE_CHECKING:
-    pass
+    from hocket_tools.exporting.exporter import Exported as Exported, export as export
 
 __getattr__, __dir__ = lazy(__name__)
