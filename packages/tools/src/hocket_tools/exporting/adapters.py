@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from hocket.errors import Unsupported, WrongValue
 
@@ -22,7 +22,7 @@ def merge(module: nn.Module) -> nn.Module:
     models = {name: each for name, each in module.named_modules() if hasattr(each, "merge_and_unload")}
     for name, each in models.items():
         try:
-            merged: Any = each.merge_and_unload()  # type: ignore[operator]
+            merged: Any = each.merge_and_unload()
         except Exception as error:
             raise Unsupported(
                 f"The adapters of {type(each).__name__} cannot be merged: {error} Write adapters='apart'. Nothing was written."

@@ -38,7 +38,9 @@ def lengths(inputs: Mapping[str, Tensor], dynamic: Dynamic, axes: Axes) -> dict[
     named: dict[tuple[str, int], str] = {}
     for name, numbers in dynamic.items():
         if name not in inputs:
-            raise WrongValue(f"«dynamic={dict(dynamic)!r}» names '{name}'. The inputs of the model are {', '.join(inputs)}.")
+            raise WrongValue(
+                f"«dynamic={dict(dynamic)!r}» names '{name}'. The inputs of the model are {', '.join(inputs)}."
+            )
         for axis in numbers:
             if not 0 <= axis < inputs[name].dim():
                 raise WrongValue(

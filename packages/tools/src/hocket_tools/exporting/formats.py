@@ -98,8 +98,8 @@ class Onnx:
         except Exception as error:
             reason = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
             raise Unsupported(
-                f"{type(subject.model.network).__name__} cannot be written as ONNX: {' '.join(reason[:2])} Write to='torch-export', "
-                "or replace this operation in the model. Nothing was written."
+                f"{type(subject.model.network).__name__} cannot be written as ONNX: {' '.join(reason[:2])} Write "
+                "to='torch-export', or replace this operation in the model. Nothing was written."
             ) from error
 
     def write(self, built: Any, subject: Subject, folder: Path) -> None:
@@ -109,14 +109,12 @@ class Onnx:
 
     def load(self, subject: Subject, folder: Path) -> Run:
         """Return a function that runs the file on the CPU."""
-        import onnxruntime
+        import onnxruntime  # type: ignore[import-untyped]
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
-        session = onnxruntime.InferenceSession(
-            str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
-        )
+        session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
         names = [output.name for output in session.get_outputs()]
         taken = {each.name for each in session.get_inputs()}
 
@@ -145,8 +143,8 @@ class Safetensors:
         ]
         if odd:
             raise Unsupported(
-                f"{type(subject.model.network).__name__} cannot be written as safetensors: {odd[0]} is sparse or quantized. Write "
-                "to='torch-export'. Nothing was written."
+                f"{type(subject.model.network).__name__} cannot be written as safetensors: {odd[0]} is sparse or quantized. "
+                "Write to='torch-export'. Nothing was written."
             )
 
     def build(self, subject: Subject) -> Any:
@@ -196,13 +194,13 @@ class HuggingFace:
         network = subject.model.network
         if not hasattr(network, "save_pretrained"):
             raise Unsupported(
-                f"{type(network).__name__} is not a model of transformers, and cannot be written as a folder of Hugging Face. Write "
-                "to='torch-export', 'onnx' or 'safetensors'. Nothing was written."
+                f"{type(network).__name__} is not a model of transformers, and cannot be written as a folder of Hugging Face. "
+                "Write to='torch-export', 'onnx' or 'safetensors'. Nothing was written."
             )
         if subject.replaced:
             raise Unsupported(
-                f"Surgery replaced {', '.join(subject.replaced[:3])} of {type(network).__name__}, and from_pretrained would make "
-                "it without that. Write to='torch-export' or 'onnx', which have the graph, or to='safetensors', whose weights "
+                f"Surgery replaced {', '.join(subject.replaced[:3])} of {type(network).__name__}, and from_pretrained would "
+                "make it without that. Write to='torch-export' or 'onnx', which have the graph, or to='safetensors', whose weights "
                 "are loaded after the same surgery. Nothing was written."
             )
 
@@ -259,5 +257,3 @@ def _weights(network: nn.Module) -> dict[str, Tensor]:
 
 def _by_name(output: Any) -> dict[str, Tensor]:
     return {"output": output} if isinstance(output, Tensor) else dict(output)
-
-

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import io
 import linecache
 import logging
 import os
 import re
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 
@@ -29,6 +31,10 @@ _NOT_USERS = tuple(
 )
 
 
+#: Attempts to find the sizes that a model allows.
+_ATTEMPTS = 4
+
+
 def traced(model: PortableModel, inputs: Mapping[str, Tensor], axes: Axes) -> tuple[ExportedProgram, Axes]:
     """Return the graph of a model, and the axes of its inputs that vary in it.
 
@@ -40,20 +46,28 @@ def traced(model: PortableModel, inputs: Mapping[str, Tensor], axes: Axes) -> tu
     Raises:
         hocket.errors.Unsupported: the model cannot be traced, or only for one number of samples; it names the line.
     """
-    shapes = {name: {axis: Dim(label) for axis, label in axes.get(name, {}).items()} for name in inputs}
-    for attempt in range(3):
+    dims = {label: Dim(label) for varying in axes.values() for label in varying.values()}
+    shapes: Any = {name: {axis: dims[label] for axis, label in axes.get(name, {}).items()} for name in inputs}
+    named = _with_names(model, list(inputs))
+    for attempt in range(_ATTEMPTS):
         try:
             with _quiet():
-                program = torch.export.export(model, (), dict(inputs), dynamic_shapes={"tensors": shapes})
+                program = torch.export.export(named, (), dict(inputs), dynamic_shapes=shapes)
             break
         except Exception as error:
-            if "Suggested fixes:" not in str(error) or attempt == 2:
+            # torch says which sizes the model's code allows, such as those up to its number of positions.
+            advice, _, _ = str(error).partition("\n\nThe error above occurred")
+            if "Suggested fixes:" not in advice or attempt == _ATTEMPTS - 1:
                 raise Unsupported(_refusal(error, model)) from error
-            refined: Any = refine_dynamic_shapes_from_suggested_fixes(str(error), {"tensors": shapes})
-            shapes = refined["tensors"]
-            _check_batch(shapes, axes, error, model)
+            try:
+                shapes = refine_dynamic_shapes_from_suggested_fixes(advice, shapes)
+            except Exception:
+                raise Unsupported(_refusal(error, model)) from error
+            _check_batch(shapes, axes, advice, model)
     kept = {
-        name: {axis: axes[name][axis] for axis, dim in shapes[name].items() if not isinstance(dim, int) and dim is not None}
+        name: {
+            axis: axes[name][axis] for axis, dim in shapes[name].items() if not isinstance(dim, int) and dim is not None
+        }
         for name in axes
     }
     return program, {name: varying for name, varying in kept.items() if varying}
@@ -65,17 +79,17 @@ def unused_inputs(program: ExportedProgram) -> list[str]:
     return [name for name in program.graph_signature.user_inputs if isinstance(name, str) and name not in used]
 
 
-def _check_batch(shapes: Mapping[str, Any], axes: Axes, error: Exception, model: PortableModel) -> None:
+def _check_batch(shapes: Mapping[str, Any], axes: Axes, advice: str, model: PortableModel) -> None:
     """Raise Unsupported if the number of samples is fixed, or has a lower bound above 1."""
     for name, varying in axes.items():
         for axis, label in varying.items():
             dim = shapes[name].get(axis)
             if label == "batch" and (isinstance(dim, int) or dim is None or getattr(dim, "min", 0) > 2):
-                reason = re.search(r"Not all values.*|.*specialized.*|.*was inferred.*", str(error))
+                reason = re.search(r"Not all values of batch.*|You marked batch[^.]*\.", advice)
                 raise Unsupported(
-                    f"{_named(model)} cannot be exported for any number of samples: its computation depends on the size of axis "
-                    f"{axis} of '{name}'. {reason[0].strip(' -') if reason else ''} Remove what its code decides by this "
-                    "size, such as `if len(x) > 4`. Nothing was written."
+                    f"{_named(model)} cannot be exported for any number of samples: its computation depends on the size of "
+                    f"axis {axis} of '{name}'. {f'torch says: {reason[0]} ' if reason else ''}Write x.shape[0] in place of "
+                    "len(x), which is a constant then, and remove what the code decides by this size. Nothing was written."
                 )
 
 
@@ -111,13 +125,27 @@ def _named(model: PortableModel) -> str:
     return type(model.network).__name__
 
 
-@contextmanager
+def _with_names(model: nn.Module, names: Sequence[str]) -> nn.Module:
+    """Return a module whose ``forward`` has parameters of these names: torch names sizes in guards by the signature."""
+
+    def forward(self: Any, *args: Tensor, **kwargs: Tensor) -> Any:
+        return self.model(**dict(zip(names, args, strict=False)), **kwargs)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in ("self", *names)])  # type: ignore[attr-defined]
+    named: nn.Module = type("Exported", (nn.Module,), {"forward": forward})()
+    named.model = model
+    return named
+
+
+@contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep torch from printing its graph when it fails: the error is shown."""
     logger = logging.getLogger("torch")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
     finally:
         logger.setLevel(before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ def tensors_as_json(tensors: Mapping[str, Tensor], axes: Axes) -> list[dict[str,
     ]
 
 
-def output_axes(outputs: list[Mapping[str, Tensor]], sizes: list[Mapping[str, int]]) -> Axes:
+def output_axes(outputs: Sequence[Mapping[str, Tensor]], sizes: Sequence[Mapping[str, int]]) -> Axes:
     """Return the axes of outputs that vary, by the name of the input's axis of the same sizes, as observed.
 
     Args:
@@ -45,8 +45,9 @@ def output_axes(outputs: list[Mapping[str, Tensor]], sizes: list[Mapping[str, in
         for axis in range(first.dim()):
             observed = [each[name].shape[axis] for each in outputs]
             if len(set(observed)) > 1:
-                labels = [label for label in sizes[0] if [each.get(label) for each in sizes] == observed]
-                axes.setdefault(name, {})[axis] = labels[0] if labels else f"{name}_{axis}"
+                own = axes.setdefault(name, {})
+                same = [label for label in sizes[0] if [each.get(label) for each in sizes] == observed]
+                own[axis] = next((label for label in same if label not in own.values()), f"{name}_{axis}")
     return axes
 
 
@@ -115,7 +116,9 @@ def preprocessing(state: State, data: Any, inside: list[str]) -> list[dict[str, 
         if name not in inside and (where := getattr(state.task, name, None)) is not None:
             add(f"Trainer({name}=)", where)
     if (tokenizer := getattr(state.task, "tokenizer", None)) is not None:
-        add("tokenizer", f"{type(tokenizer).__name__} {getattr(tokenizer, 'name_or_path', '')}, {len(tokenizer)} tokens")
+        add(
+            "tokenizer", f"{type(tokenizer).__name__} {getattr(tokenizer, 'name_or_path', '')}, {len(tokenizer)} tokens"
+        )
     return steps
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ class Observer(Callback):
         #: What each prediction called: the network itself, or the task with the batch.
         self.calls: list[Call] = []
         self.network: nn.Module | None = None
-        self.method, self.part = "forward", None
+        self.method, self.part = "forward", cast(Any, None)
         self._latest: tuple[tuple[Any, ...], dict[str, Any], Any] | None = None
         self._handle: Any = None
 
@@ -94,11 +94,14 @@ class Observer(Callback):
 
 @contextmanager
 def observed(state: State, predict: Predict) -> Iterator[tuple[Observer, Predict]]:
-    """Yield an attached observer, and a function that predicts with it, in full float32 precision on GPUs."""
+    """Yield an attached observer, and a function that predicts with it, in full float32 precision on GPUs.
+
+    Raises PlanError if ranks hold shards of the model.
+    """
     if any(isinstance(tensor, DTensor) for tensor in state.task.parameters()):
         raise PlanError(
-            f"The strategy {type(state.strategy).__name__} holds shards of the model, which cannot be exported. Type hocket export "
-            "RUN in one process, which reads a checkpoint of this run."
+            f"The strategy {type(state.strategy).__name__} holds shards of the model, which cannot be exported. Type hocket "
+            "export RUN in one process, which reads a checkpoint of this run."
         )
     attachment = Attachment("callbacks", "export-observer", Observer())
     state.bus.attach(attachment)

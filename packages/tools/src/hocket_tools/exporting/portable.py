@@ -34,7 +34,9 @@ class Call:
     def tensors(self, network: nn.Module, method: str) -> dict[str, Tensor]:
         """Return the tensors by the names of the arguments; those in a single mapping by their own."""
         parameters = inspect.signature(getattr(network, method)).parameters.values()
-        positional = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+        positional = [
+            each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        ]
         names = [*positional, *(f"input_{number}" for number in range(len(positional), len(self.args)))]
         arguments = {**dict(zip(names, self.args, strict=False)), **self.kwargs}
         if len(arguments) == 1:

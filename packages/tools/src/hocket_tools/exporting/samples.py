@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from hocket.basics import seeding
 from hocket.data.nesting import map_tensors
 from hocket.errors import WrongValue
+from hocket.state.state import State
 from hocket.state.task import Task
 from hocket_tools.exporting.named_tensors import named_tensors
 
@@ -18,6 +20,36 @@ from hocket_tools.exporting.named_tensors import named_tensors
 VERIFIED = (1, 7)
 #: Batches of the data that are joined at most to get enough samples.
 _BATCHES = 20
+#: The number of samples that suffices.
+_SAMPLES = 11
+
+
+def data_of(state: State) -> tuple[Iterable[Any], Any]:
+    """Return batches of the first evaluation set, else of the training data; and the data as the user gave them.
+
+    Raises WrongValue if there are none.
+    """
+    if state.eval_sets:
+        data = next(iter(state.eval_sets.values())).data
+        return data, data
+    if state.another_epoch is None:
+        raise WrongValue(
+            "An export is verified on real samples, and this run has no data. Pass «data=loader to export, or eval_data= to "
+            "the Trainer¦Write `eval_data: {test: module:loader}`»."
+        )
+    return _training_batches(state), state.train_data
+
+
+def _training_batches(state: State) -> Generator[Any, None, None]:
+    assert state.another_epoch is not None
+    with state.another_epoch() as batches:
+        for batch, is_real in batches:
+            if is_real:
+                yield batch
+
+
+def _iterated(data: Iterable[Any]) -> Generator[Any, None, None]:
+    yield from data
 
 
 def batches_of(task: Task, data: Iterable[Any]) -> tuple[list[Any], list[int]]:
@@ -27,12 +59,12 @@ def batches_of(task: Task, data: Iterable[Any]) -> tuple[list[Any], list[int]]:
 
     Raises WrongValue for data without batches.
     """
-    with seeding.preserved(devices=False):
-        taken, samples = [], 0
-        for batch in islice(data, _BATCHES):
+    taken, samples = [], 0
+    with seeding.preserved(devices=False), closing(_iterated(data)) as batches:
+        for batch in islice(batches, _BATCHES):
             taken.append(batch)
             samples += _count(task, batch)
-            if samples >= 11:
+            if samples >= _SAMPLES:
                 break
     if not samples:
         raise WrongValue("An export is verified on real samples, and the evaluation data have none. Pass data=.")

@@ -32,9 +32,7 @@ class Sample:
     def sizes(self, axes: Axes) -> dict[str, int]:
         """Return the size of each axis that varies, by its name."""
         return {
-            label: self.inputs[name].shape[axis]
-            for name, varying in axes.items()
-            for axis, label in varying.items()
+            label: self.inputs[name].shape[axis] for name, varying in axes.items() for axis, label in varying.items()
         }
 
 
