@@ -200,8 +200,8 @@ class HuggingFace:
         if subject.replaced:
             raise Unsupported(
                 f"Surgery replaced {', '.join(subject.replaced[:3])} of {type(network).__name__}, and from_pretrained would "
-                "make it without that. Write to='torch-export' or 'onnx', which have the graph, or to='safetensors', whose weights "
-                "are loaded after the same surgery. Nothing was written."
+                "make it without that. Write to='torch-export' or 'onnx', which have the graph, or to='safetensors', whose "
+                "weights are loaded after the same surgery. Nothing was written."
             )
 
     def build(self, subject: Subject) -> Any:

@@ -21,6 +21,14 @@ from hocket_tools.exporting.portable import PortableModel
 from hocket_tools.exporting.verification import Sample, difference
 
 
+def _say(line: str) -> None:
+    print(f"hocket: {line}.", file=sys.stderr, flush=True)
+
+
+def _skip(name: str) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Options:
     """What to export, and how; the arguments of `export`."""
@@ -30,8 +38,8 @@ class Options:
     dynamic: Dynamic = field(default_factory=dict)
     checkpoint: str | None = None
     #: Called with a line for each decision that nobody asked for, and with the name of each stage.
-    say: Callable[[str], None] = lambda line: print(f"hocket: {line}.", file=sys.stderr, flush=True)
-    stage: Callable[[str], None] = lambda name: None
+    say: Callable[[str], None] = _say
+    stage: Callable[[str], None] = _skip
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hocket.basics.run_folder import is_url
+from hocket.basics.run_folder import Run, is_url
 from hocket.plugins import PluginError
 from hocket_checkpoints.storage import manifest
 from hocket_checkpoints.storage.store import Store
@@ -45,8 +45,10 @@ class WeightsOfRun:
     def trainer(self, args: argparse.Namespace) -> Iterator[tuple[Trainer, str | None]]:
         """Enter a Trainer in one process on the CPU, and yield it with the checkpoint whose weights it does not have yet."""
         args.weights, args.config = self.weights, self.configuration.file
-        with trainer_with_weights(args, self.configuration, **_INSTEAD) as found:
-            yield found
+        with trainer_with_weights(args, self.configuration, **_INSTEAD) as (trainer, checkpoint):
+            identity = trainer.state.identity
+            identity.run = Run(str(self.configuration.made.get("run", identity.run.id)), identity.run.name)
+            yield trainer, checkpoint
 
 
 def find(place: str, changes: Sequence[str] = ()) -> WeightsOfRun:
