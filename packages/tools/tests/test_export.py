@@ -137,7 +137,9 @@ def test_gpt2_with_alibi(tmp_path, to):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("to", "adapters"), [("onnx", "merged"), ("torch-export", "merged"), ("torch-export", "apart")])
+@pytest.mark.parametrize(
+    ("to", "adapters"), [("onnx", "merged"), ("torch-export", "merged"), ("torch-export", "apart")]
+)
 def test_graphs_of_lora(tmp_path, to, adapters):
     trainer = language_trainer(peft={"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True})
     exported = hocket_tools.export(trainer, to, tmp_path / "export", adapters=adapters)
@@ -230,7 +232,9 @@ def test_an_export_that_differs_is_not_left(tmp_path, to):
 
 
 def test_control_c_leaves_the_earlier_export(tmp_path):
-    trainer = models.trainer_of(models.Heads(), models.rows(), inputs="x", targets="y", outputs="logits", loss="cross_entropy")
+    trainer = models.trainer_of(
+        models.Heads(), models.rows(), inputs="x", targets="y", outputs="logits", loss="cross_entropy"
+    )
     first = hocket_tools.export(trainer, "safetensors", tmp_path / "export")
     before = {file.name: file.read_bytes() for file in first.folder.iterdir()}
     trainer.fit()
@@ -244,7 +248,9 @@ def test_control_c_leaves_the_earlier_export(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["export"]
     assert {file.name: file.read_bytes() for file in first.folder.iterdir()} == before
     hocket_tools.export(trainer, "safetensors", tmp_path / "export")
-    assert (first.folder / "model.safetensors").read_bytes() != before["model.safetensors"], "an earlier export is replaced"
+    assert (first.folder / "model.safetensors").read_bytes() != before["model.safetensors"], (
+        "an earlier export is replaced"
+    )
 
 
 def test_mistakes_are_named(tmp_path):
@@ -265,7 +271,9 @@ def test_mistakes_are_named(tmp_path):
 
 
 def test_exporting_changes_nothing(tmp_path):
-    trainer = models.trainer_of(models.Heads(), models.rows(), inputs="x", targets="y", outputs="logits", loss="cross_entropy")
+    trainer = models.trainer_of(
+        models.Heads(), models.rows(), inputs="x", targets="y", outputs="logits", loss="cross_entropy"
+    )
     trainer.fit()
     before, random = copy.deepcopy(trainer.state_dict()), torch.get_rng_state()
     hocket_tools.export(trainer, "torch-export", tmp_path / "export")
@@ -292,7 +300,9 @@ def test_preprocessing_is_listed(tmp_path):
             return self.transform(torch.full((6,), float(index))), index % 3
 
     data = torch.utils.data.DataLoader(Scaled(nn.Dropout(0.0)), batch_size=8)
-    trainer = models.trainer_of(models.Undecided(), data, loss="cross_entropy", batch_transform=_halved, precision="bf16")
+    trainer = models.trainer_of(
+        models.Undecided(), data, loss="cross_entropy", batch_transform=_halved, precision="bf16"
+    )
     exported = hocket_tools.export(trainer, "safetensors", tmp_path / "export")
     assert exported.manifest["preprocessing"] == [
         {"where": "Scaled.transform", "what": "Dropout(p=0.0, inplace=False)"},
