@@ -14,24 +14,24 @@ from torch import nn
 
 import hocket
 import hocket_tools
-from hocket_testkit import compare
 from hocket.errors import ExistingFile, MissingPackage, Unsupported, WrongValue
+from hocket_testkit import compare
 
 sys.path.append(str(Path(__file__).parent))
-import exported_models as models  # noqa: E402
+import exported_models as models
 
-from hocket_tools.exporting.exporter import export_trainer  # noqa: E402
-from hocket_tools.exporting.formats import needs  # noqa: E402
-from hocket_tools.exporting.named_tensors import named_tensors  # noqa: E402
-from hocket_tools.exporting.preparing import Options  # noqa: E402
-from hocket_tools.exporting.verification import ExportDiffers, difference  # noqa: E402
+from hocket_tools.exporting.exporter import export_trainer
+from hocket_tools.exporting.formats import needs
+from hocket_tools.exporting.named_tensors import named_tensors
+from hocket_tools.exporting.preparing import Options
+from hocket_tools.exporting.verification import ExportDiffers, difference
 
 
 def digits_trainer() -> hocket.Trainer:
     vision = pytest.importorskip("hocket_vision")
     trainer = hocket.Trainer(
-        models.Net(), vision.digits("train"), eval_data=vision.digits("test"), loss="cross_entropy", device="cpu", duration="1ep",
-        optimizer="adamw(lr=1e-2)", algorithms=[{"ema": {"half_life": "5ba"}}, "blurpool"], seed=1,
+        models.Net(), vision.digits("train"), eval_data=vision.digits("test"), loss="cross_entropy", device="cpu",
+        duration="1ep", optimizer="adamw(lr=1e-2)", algorithms=[{"ema": {"half_life": "5ba"}}, "blurpool"], seed=1,
     )  # fmt: skip
     trainer.fit()
     return trainer
@@ -131,7 +131,7 @@ def check_text(trainer, exported, to):
 def test_gpt2_with_alibi(tmp_path, to):
     trainer = language_trainer(algorithms=[{"alibi": {"max_sequence_length": 48}}])
     check_text(trainer, hocket_tools.export(trainer, to, tmp_path / "export"), to)
-    with pytest.raises(Unsupported, match="Surgery replaced transformer.wpe"):
+    with pytest.raises(Unsupported, match=r"Surgery replaced transformer\.wpe"):
         hocket_tools.export(trainer, "huggingface", tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
 
@@ -210,7 +210,7 @@ class SizeDependent(models.Undecided):
 
 def test_a_decision_by_the_number_of_samples_is_refused(tmp_path):
     trainer = models.trainer_of(SizeDependent(), models.pairs(), loss="cross_entropy")
-    with pytest.raises(Unsupported, match="any number of samples.*axis 0 of 'x'"):
+    with pytest.raises(Unsupported, match=r"any number of samples.*axis 0 of 'x'"):
         hocket_tools.export(trainer, "torch-export", tmp_path / "export")
     assert not any(tmp_path.iterdir())
 
@@ -226,7 +226,7 @@ class Counting(models.Undecided):
 @pytest.mark.parametrize("to", ["torch-export", "safetensors"])
 def test_an_export_that_differs_is_not_left(tmp_path, to):
     trainer = models.trainer_of(Counting(), models.pairs(), loss="cross_entropy")
-    with pytest.raises(ExportDiffers, match="does not compute what the run predicts.* 0.0001 is allowed"):
+    with pytest.raises(ExportDiffers, match=r"does not compute what the run predicts.* 0\.0001 is allowed"):
         hocket_tools.export(trainer, to, tmp_path / "export")
     assert not any(tmp_path.iterdir())
 

@@ -17,7 +17,7 @@ from hocket_cli import main
 from hocket_tools.exporting.callback import Export
 
 sys.path.append(str(Path(__file__).parent))
-import exported_models as models  # noqa: E402
+import exported_models as models
 
 
 class TestExport(hocket.testkit.CallbackConformance):
@@ -39,7 +39,8 @@ def test_the_newest_export_has_the_weights_of_the_end(tmp_path):
 
     trainer = models.trainer_of(
         models.Heads(), models.rows(), inputs="x", targets="y", outputs="logits", loss="cross_entropy", folder=tmp_path,
-        callbacks=[{"export": {"to": "safetensors", "every": "1ba"}}], duration="3ba", algorithms=[{"ema": {"half_life": "1ba"}}],
+        callbacks=[{"export": {"to": "safetensors", "every": "1ba"}}], duration="3ba",
+        algorithms=[{"ema": {"half_life": "1ba"}}],
     )  # fmt: skip
     folder = trainer.fit().run_folder / "exports" / "safetensors"
     expected = trainer.model_state_dict(evaluated=True)
