@@ -61,6 +61,7 @@ PAGES = (
     "docs/how-to/evaluating-a-checkpoint.md",
     "docs/how-to/judge-a-run.md",
     "docs/how-to/ema.md",
+    pytest.param("docs/how-to/export.md", marks=pytest.mark.long),  # traces a model
     "docs/how-to/k-fold.md",
     pytest.param("docs/how-to/repeat-a-run.md", marks=pytest.mark.long),  # three processes
     "docs/how-to/logging.md",

@@ -64,16 +64,17 @@ def trainer_from(
     args: argparse.Namespace,
     needs: Sequence[str] = (),
     of: Callable[[Node], Configuration] | None = None,
+    read: recorded_config.Source | None = None,
     **instead: Any,
 ) -> Iterator[Trainer]:
     """Enter the Trainer that a file and its overrides describe, with other values for the keys in ``instead``.
 
-    ``of`` makes the `Configuration` from the document, if it is a subclass.
+    ``of`` makes the `Configuration` from the document, if it is a subclass; ``read`` is the file, if it was read already.
 
     Modules in the working folder, and beside the file, can be imported from now on. Raises ConfigError for a key or a value
     that is wrong, or one of ``needs`` that is missing, and names the key in errors of the Trainer that are about one.
     """
-    read = source(args)
+    read = source(args) if read is None else read
     read.announce()
     importable(read, args.trust)
     refuse_masked(read.document, instead)

@@ -15,13 +15,18 @@ from hocket.basics.run_folder import is_url
 
 if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
+    from hocket_cli.recorded_config import Source
 
 
 @contextmanager
-def trainer_with_weights(args: argparse.Namespace, **others: Any) -> Iterator[tuple[Trainer, str | None]]:
+def trainer_with_weights(
+    args: argparse.Namespace, read: Source | None = None, **values: Any
+) -> Iterator[tuple[Trainer, str | None]]:
     """Enter a Trainer that writes no files. Yield it, and the checkpoint to evaluate if its weights are not loaded.
 
-    ``others`` are values for keys, instead of the configuration's.
+    Args:
+        read: the configuration, if it was read already.
+        values: other values for its keys.
 
     From a checkpoint algorithms get their state too, such as the averages of EMA, so the values are those of the run.
     """
@@ -30,11 +35,11 @@ def trainer_with_weights(args: argparse.Namespace, **others: Any) -> Iterator[tu
     of_run = args.weights in ("best", "latest") and not os.path.lexists(args.weights)
     # A resumed run knows its own checkpoints.
     instead: dict[str, Any] = {"resume": "auto"} if of_run else {"resume": None, "checkpoints": None}
-    instead |= {"loggers": (), **others}
+    instead |= {**values, "loggers": ()}
     with warnings.catch_warnings():
         # Another learning rate or seed than the checkpoint's has no effect: nothing is trained.
         warnings.filterwarnings("ignore", "This run is configured differently from the checkpoint's")
-        with trainer_from(args, ("checkpoints",) if of_run else (), **instead) as trainer:
+        with trainer_from(args, ("checkpoints",) if of_run else (), read=read, **instead) as trainer:
             where = args.weights if of_run else _in_folder(args.weights)
             if of_run or _is_checkpoint(where):
                 yield trainer, where

@@ -20,5 +20,6 @@ if TYPE_CHECKING:
     from hocket_tools.judging.paired import Difference as Difference, mcnemar as mcnemar, paired_test as paired_test
     from hocket_tools.judging.predictions import Predictions as Predictions, read_predictions as read_predictions
     from hocket_tools.judging.streaming import predict_into as predict_into
+    from hocket_tools.exporting.exporter import Exported as Exported, export as export
 
 __getattr__, __dir__ = lazy(__name__)

@@ -1,0 +1,49 @@
+"""Adapters of peft in a model: merge them into the weights that they change, or name their weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from hocket.errors import Unsupported, WrongValue
+
+
+def has_adapters(module: nn.Module) -> bool:
+    """Whether some layer has adapters."""
+    return any(hasattr(each, "adapter_layer_names") for each in module.modules())
+
+
+def merge(module: nn.Module) -> nn.Module:
+    """Merge all adapters of a module, and return what replaces it: for a model of peft, the model without peft.
+
+    Raises Unsupported for adapters that cannot be merged, such as those of a prompt.
+    """
+    models = {name: each for name, each in module.named_modules() if hasattr(each, "merge_and_unload")}
+    for name, each in models.items():
+        try:
+            merged: Any = each.merge_and_unload()
+        except Exception as error:
+            raise Unsupported(
+                f"The adapters of {type(each).__name__} cannot be merged: {error} Write adapters='apart'. Nothing was written."
+            ) from error
+        if not name:
+            return merged  # type: ignore[no-any-return]
+        module.set_submodule(name, merged)
+    return module
+
+
+def check_choice(adapters: str) -> None:
+    """Raise WrongValue for anything but ``"merged"`` and ``"apart"``."""
+    if adapters not in ("merged", "apart"):
+        raise WrongValue(f"«adapters={adapters!r}» is neither 'merged' nor 'apart'.")
+
+
+def adapter_names(network: nn.Module) -> set[str]:
+    """Return the names of the weights of adapters, as in the ``state_dict`` of the network."""
+    names: set[str] = set()
+    for prefix, module in network.named_modules():
+        for attribute in getattr(module, "adapter_layer_names", ()):
+            start = f"{prefix}.{attribute}." if prefix else f"{attribute}."
+            names |= {name for name in network.state_dict() if name.startswith(start)}
+    return names

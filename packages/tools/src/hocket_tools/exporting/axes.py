@@ -1,0 +1,64 @@
+"""Which axes of the inputs vary: those that differ between predictions of different numbers of samples, or lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from hocket.errors import WrongValue
+
+#: By input: the names of its axes that vary; ``"batch"``, ``"length"``, or one of their own for sizes computed from them.
+Axes = dict[str, dict[int, str]]
+#: By input: axes of which users say that they vary.
+Dynamic = Mapping[str, Sequence[int]]
+
+
+def varying(traced: Mapping[str, Tensor], other: Sequence[Mapping[str, Tensor]], counts: Sequence[int]) -> Axes:
+    """Return the axes that vary with the number of samples.
+
+    Args:
+        traced: inputs of ``counts[0]`` samples, by name.
+        other: inputs of ``counts[1:]`` samples.
+    """
+    axes: Axes = {}
+    for name, tensor in traced.items():
+        for axis in range(tensor.dim()):
+            sizes = [inputs[name].shape[axis] for inputs in (traced, *other)]
+            if len(set(sizes)) > 1:
+                axes.setdefault(name, {})[axis] = "batch" if sizes == list(counts) else f"{name}_{axis}"
+    return axes
+
+
+def lengths(inputs: Mapping[str, Tensor], dynamic: Dynamic, axes: Axes) -> dict[tuple[str, int], str]:
+    """Return the axes of lengths: those that users name, and of matrices of integers the one that is not the batch.
+
+    Raises WrongValue for an input or axis that does not exist.
+    """
+    named: dict[tuple[str, int], str] = {}
+    for name, numbers in dynamic.items():
+        if name not in inputs:
+            raise WrongValue(
+                f"«dynamic={dict(dynamic)!r}» names '{name}'. The inputs of the model are {', '.join(inputs)}."
+            )
+        for axis in numbers:
+            if not 0 <= axis < inputs[name].dim():
+                raise WrongValue(
+                    f"«dynamic={dict(dynamic)!r}» names axis {axis} of '{name}', which has the shape "
+                    f"{tuple(inputs[name].shape)}. Axes are numbered from 0."
+                )
+            named[name, axis] = f"{name}_{axis}"
+    matrices = {name: each for name, each in inputs.items() if not each.is_floating_point() and each.dim() == 2}
+    length = next((each.shape[1] for each in matrices.values()), 0)
+    for name, each in matrices.items():
+        if axes.get(name, {}).get(0) == "batch" and each.shape[1] == length and length > 3 and 1 not in axes[name]:
+            named.setdefault((name, 1), "length")
+    return named
+
+
+def halved(inputs: Mapping[str, Tensor], chosen: Mapping[tuple[str, int], str]) -> dict[str, Tensor]:
+    """Return the inputs with the first half of these axes."""
+    shorter = dict(inputs)
+    for name, axis in chosen:
+        shorter[name] = shorter[name].narrow(axis, 0, shorter[name].shape[axis] // 2)
+    return shorter

@@ -1,0 +1,218 @@
+"""Prepare an export: predict real samples, copy the model, handle its adapters, and trace it. Nothing is written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hocket.errors import Unsupported, WrongValue
+from hocket.state.state import State
+from hocket_tools.exporting import adapters as adapters_of, graphs, manifest, samples
+from hocket_tools.exporting.axes import Dynamic, halved, lengths, varying
+from hocket_tools.exporting.formats import Format, Subject, format_of
+from hocket_tools.exporting.named_tensors import named_tensors
+from hocket_tools.exporting.observing import Observer, Predict, observed
+from hocket_tools.exporting.portable import PortableModel
+from hocket_tools.exporting.verification import Sample, difference
+
+
+def _say(line: str) -> None:
+    print(f"hocket: {line}.", file=sys.stderr, flush=True)
+
+
+def _skip(name: str) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to export, and how; the arguments of `export`."""
+
+    to: str
+    adapters: str = "merged"
+    dynamic: Dynamic = field(default_factory=dict)
+    checkpoint: str | None = None
+    #: Called with a line for each decision that nobody asked for, and with the name of each stage.
+    say: Callable[[str], None] = _say
+    stage: Callable[[str], None] = _skip
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is said of an export besides its tensors."""
+
+    origin: Mapping[str, Any]
+    preprocessing: Sequence[Mapping[str, str]]
+    classes: Sequence[str] | None
+    #: The outputs of predictions that are not exported, and the inputs that have no effect.
+    left_out: Sequence[str]
+    unused: Sequence[str]
+    #: What the files are compared with, and how much predictions in another precision differ from that.
+    reference: str
+    rounding: float | None
+    has_adapters: bool
+
+
+def prepare(
+    state: State, predict: Predict, options: Options, data: Iterable[Any] | None = None
+) -> tuple[Format, Subject, list[Sample], Facts]:
+    """Return the format, what to export, and the samples to verify it with. Nothing is written.
+
+    Raises:
+        hocket.errors.Unsupported: it cannot be exported.
+        hocket.errors.MissingPackage: a library is missing.
+    """
+    format = format_of(options.to)
+    adapters_of.check_choice(options.adapters)
+    batches_in, given = (data, data) if data is not None else samples.data_of(state)
+    if data is None and not state.eval_sets:
+        options.say("there is no evaluation set; the export is verified on samples of the training data")
+    subject = Subject(None, {}, {}, None, [each.name for each in state.replacements], None, options.adapters == "apart")  # type: ignore[arg-type]
+    options.stage("predicting")
+    batches, counts = samples.batches_of(state.task, batches_in)
+    with observed(state, predict) as (observer, predicted):
+        outputs = predicted(batches)
+        if len(outputs) != len(batches):
+            raise WrongValue(
+                f"«limit_predict=» left {len(outputs)} of {len(batches)} predictions. Export with a Trainer without it."
+            )
+        model = observer.model()
+        subject.model, subject.tokenizer = model, getattr(state.task, "tokenizer", None)
+        format.check(subject)
+        is_precise = _is_precise(state, model)
+        if not is_precise and format.graph:
+            options.say(f"{type(state.precision).__name__} is not exported: the model computes in float32")
+            model.network.float()
+        inputs = [_float(observer.inputs(number), format.graph and not is_precise) for number in range(len(batches))]
+        axes = varying(inputs[0], inputs[1:], counts)
+        chosen = _that_work(model, inputs[0], lengths(inputs[0], options.dynamic, axes), options)
+        if chosen:
+            outputs += predicted([samples.shortened(batches[0], inputs[0], chosen)])
+            inputs.append(_float(observer.inputs(len(batches)), format.graph and not is_precise))
+            counts.append(counts[0])
+    for (name, axis), label in chosen.items():
+        before, after = inputs[0][name].shape[axis], inputs[-1][name].shape[axis]
+        if before != after:
+            axes.setdefault(name, {})[axis] = label
+    reference = [named_tensors(output, "output") for output in outputs]
+    rounding = None
+    if not is_precise:
+        precise = [model.outputs(each) for each in inputs]
+        rounding = max(
+            difference(mine[name], theirs[name])
+            for mine, theirs in zip(precise, reference, strict=True)
+            for name in mine
+        )
+        reference = precise
+    has_adapters = adapters_of.has_adapters(model.network)
+    _handle_adapters(subject)
+    subject.inputs, subject.axes = inputs[0], axes
+    unused: list[str] = []
+    if format.graph:
+        options.stage("tracing")
+        unused = _trace(subject, options)
+        inputs = [{name: each[name] for name in subject.inputs} for each in inputs]
+    names = subject.model.outputs(inputs[0]).keys()
+    left_out = [name for name in named_tensors(outputs[0], "output") if name not in names]
+    is_longer = any(label != "batch" for varying_axes in subject.axes.values() for label in varying_axes.values())
+    verified = [
+        Sample(counts[number], inputs[number], reference[number])
+        for number in range(len(inputs))
+        if number and (number < len(batches) or is_longer)
+    ]
+    facts = Facts(
+        origin=manifest.origin(state, options.checkpoint, subject.model.network),
+        preprocessing=manifest.preprocessing(state, given, _inside(observer)),
+        classes=manifest.classes(state, given),
+        left_out=left_out,
+        unused=unused,
+        has_adapters=has_adapters,
+        reference="trainer.predict" if is_precise else f"the model on the CPU{' in float32' if format.graph else ''}",
+        rounding=rounding,
+    )
+    return format, subject, verified, facts
+
+
+def _that_work(
+    model: PortableModel, inputs: Mapping[str, Tensor], chosen: Mapping[tuple[str, int], str], options: Options
+) -> dict[tuple[str, int], str]:
+    """Return the axes if the model computes with half of them. Raises Unsupported for axes that users named."""
+    if not chosen:
+        return {}
+    try:
+        model.outputs(halved(inputs, chosen))
+    except Exception as error:
+        asked = [name for (name, _), label in chosen.items() if label != "length"]
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        if asked:
+            raise Unsupported(
+                f"The model does not compute with half of the axes that «dynamic={dict(options.dynamic)!r}» names: {reason} "
+                "Remove them. Nothing was written."
+            ) from error
+        options.say(
+            f"the length of {next(iter(chosen))[0]} is fixed, because the model fails with half of it: {reason}"
+        )
+        return {}
+    return dict(chosen)
+
+
+def _handle_adapters(subject: Subject) -> None:
+    """Merge the adapters unless they are kept apart. Raises WrongValue if there are none to keep."""
+    network = subject.model.network
+    if subject.apart and not adapters_of.has_adapters(network):
+        raise WrongValue(f"«adapters='apart'» needs adapters, and {type(network).__name__} has none. Omit it.")
+    if not subject.apart:
+        with torch.no_grad():
+            subject.model.network = adapters_of.merge(network)
+
+
+def _trace(subject: Subject, options: Options) -> list[str]:
+    """Make the graph, without inputs that have no effect, and return the names of those."""
+    model, inputs, asked = subject.model, subject.inputs, subject.axes
+    subject.program, subject.axes = graphs.traced(model, inputs, asked)
+    unused = graphs.unused_inputs(subject.program)
+    if unused and len(unused) < len(inputs):
+        fewer = model.without({name: inputs[name] for name in unused})
+        kept = {name: each for name, each in inputs.items() if name not in unused}
+        kept_axes = {name: each for name, each in asked.items() if name in kept}
+        subject.program, subject.axes = graphs.traced(fewer, kept, kept_axes)
+        subject.model, subject.inputs, asked = fewer, kept, kept_axes
+    else:
+        unused = []
+    for name, axes in asked.items():
+        for axis, label in axes.items():
+            if axis not in subject.axes.get(name, {}):
+                if axis in options.dynamic.get(name, ()):
+                    raise Unsupported(f"Axis {axis} of '{name}' is fixed by the model's code. Remove it from dynamic=.")
+                options.say(
+                    f"axis {axis} of '{name}' ({label}) is fixed at {inputs[name].shape[axis]} by the model's code"
+                )
+    return unused
+
+
+def _is_precise(state: State, model: nn.Module) -> bool:
+    """Whether predictions are computed in float32 or float64."""
+    wide = (torch.float32, torch.float64)
+    tensors = [each for each in model.state_dict().values() if isinstance(each, Tensor) and each.is_floating_point()]
+    precision = state.precision
+    return (
+        precision.compute_dtype in wide
+        and getattr(precision, "input_dtype", None) in (None, *wide)
+        and all(each.dtype in wide for each in tensors)
+    )
+
+
+def _float(inputs: Mapping[str, Tensor], convert: bool) -> dict[str, Tensor]:
+    return {name: each.float() if convert and each.is_floating_point() else each for name, each in inputs.items()}
+
+
+def _inside(observer: Observer) -> list[str]:
+    """Return the arguments of the Trainer that the exported model applies itself."""
+    return (
+        ["inputs", "outputs"] if observer.method == "eval_forward" else ["outputs"] if observer.part is not None else []
+    )
