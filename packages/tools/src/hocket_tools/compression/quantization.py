@@ -20,7 +20,7 @@ Kind = Literal["int8", "int8-static", "int4"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 #: Numbers of input features that torchao's int4 kernels take as a group.
-_GROUPS = (32, 64, 128, 256)
+_GROUPS = (32, 64, 128)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -40,7 +40,7 @@ def quantize(
         to: ``"int8"``, ``"int8-static"`` or ``"int4"``.
         calibration: for ``"int8-static"``, inputs of the model as in training, at least one batch of two samples or more: a
             tensor, a tuple of positional arguments or a dict of keyword arguments each.
-        group_size: for ``"int4"``, input features with a common scale: 32, 64, 128 or 256.
+        group_size: for ``"int4"``, input features with a common scale: 32, 64 or 128.
 
     Raises:
         ValueError: an argument is unknown or missing, the model has no layer that this kind quantizes, its device has no kernels

@@ -190,7 +190,7 @@ class QuantizationAwareTraining(Algorithm):
 
     Args:
         to: ``"int8-static"``, ``"int8"`` or ``"int4"``, as in `hocket_tools.quantize`.
-        group_size: for ``"int4"``, input features with a common scale: 32, 64, 128 or 256.
+        group_size: for ``"int4"``, input features with a common scale: 32, 64 or 128.
 
     Raises:
         ValueError: ``to`` is unknown; later, MissingPackage if torchao is not installed.
