@@ -31,8 +31,8 @@ def quantize(
 
     By torchao. ``"int8"`` and ``"int4"`` replace the weights of each `torch.nn.Linear`. ``"int8-static"`` exports the model by
     `torch.export`, folds batch norms, and quantizes linear layers and convolutions with their inputs (Jacob et al. 2017, arXiv
-    1712.05877): the result is a graph whose int8 kernels `torch.compile` selects
-    (``torch.compile(quantized, options={"freezing": True})``); without it the graph computes the same numbers in float32.
+    1712.05877): the result is a graph whose int8 kernels `torch.compile` selects if the environment has
+    ``TORCHINDUCTOR_FREEZING=1``; not compiled, the graph computes the same numbers in float32, and is not faster.
     Layers of a model trained by `hocket_tools.QuantizationAwareTraining` are converted back first.
 
     Args:
