@@ -128,6 +128,8 @@ class Pruning(Algorithm):
         keep: Sequence[str] = (),
     ) -> None:
         _check_amount("Pruning", amount)
+        if not amount:
+            raise WrongValue("Pruning was given «amount=0», which prunes nothing. Give a fraction such as 0.5, or remove it.")
         self.start, self.stop = Time.parse(start), Time.parse(stop)
         if self.start.unit is not self.stop.unit or self.start.unit is Unit.SECOND:
             raise WrongValue(f"Pruning was given «start='{start}'» and «stop='{stop}'». {_TIMES}")
@@ -145,6 +147,8 @@ class Pruning(Algorithm):
         #: By the names of the model's parameters; empty before the first pruning.
         self._masks: dict[str, Tensor] = {}
         self._pairs: list[tuple[Tensor, Tensor]] = []
+        #: The fraction that is pruned.
+        self._pruned = 0.0
 
     # --- on events
 
@@ -188,21 +192,16 @@ class Pruning(Algorithm):
     def _prune(self, state: State) -> None:
         progress = self._progress(state)
         amount = cubic_amount(self.amount, progress)
-        pruned = self._fraction()
         # The last pruning is that of the first batch after `stop`, whatever the interval.
-        if amount <= pruned or not (progress >= 1 or self._due.due(state.previous, state.timestamp)):
+        if amount <= self._pruned or not (progress >= 1 or self._due.due(state.previous, state.timestamp)):
             return
         weights = _weights(state.model, self.keep)
         self._masks = magnitude_masks(weights, amount, self.scope, self._masks)
         self._use_masks(state.model)
         _zero(self._pairs)
         self._zero_state(state)
-        state.log({"pruning/zeros": self._fraction()})
-
-    def _fraction(self) -> float:
-        """Return the pruned fraction of the weights."""
-        total = sum(mask.numel() for mask in self._masks.values())
-        return sum(int((~mask).sum()) for mask in self._masks.values()) / total if total else 0.0
+        self._pruned = amount
+        state.log({"pruning/zeros": amount})
 
     def _use_masks(self, model: nn.Module) -> None:
         """Pair the parameters with what is pruned of them, on their device."""
@@ -234,14 +233,15 @@ class Pruning(Algorithm):
     # --- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the masks by the model's names, True where a weight is kept."""
-        return {"masks": dict(self._masks)}
+        """Return the masks by the model's names, True where a weight is kept, and the pruned fraction."""
+        return {"masks": dict(self._masks), "pruned": self._pruned}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load masks; they are compared with the model when training starts."""
-        if state_dict.keys() != {"masks"}:
-            raise WrongValue(f"The state of Pruning has the key 'masks', but was given {sorted(state_dict)}.")
+        if state_dict.keys() != {"masks", "pruned"}:
+            raise WrongValue(f"The state of Pruning has the keys 'masks' and 'pruned', but was given {sorted(state_dict)}.")
         self._masks = {name: mask.detach().clone().bool() for name, mask in state_dict["masks"].items()}
+        self._pruned = state_dict["pruned"]
         self._pairs = []
 
 
