@@ -69,7 +69,8 @@ def prune_channels(
             its batch, such as ``(2, 3, 32, 32)``.
         amount: the fraction of the channels of each layer to remove, in (0, 1); at least one channel stays.
         keep: patterns of names of layers that keep all their output channels, such as ``["stem.*"]``.
-        round_to: the remaining numbers of channels are multiples of this, such as 8 for tensor cores.
+        round_to: the remaining numbers of channels are rounded down to multiples of this, such as 8 for tensor cores; layers
+            of which none would remain are not pruned.
         optimizer: what its state holds for removed weights is removed too, such as momentum.
 
     Returns:
@@ -77,6 +78,7 @@ def prune_channels(
 
     Raises:
         ValueError: ``amount`` or ``round_to`` is out of range, or the pruned model cannot compute the example.
+        RuntimeError: outputs of the model are still referenced, or the optimizer's state has other shapes than its parameters.
         hocket.errors.MissingPackage: torch-pruning is not installed.
 
     Example:
@@ -95,9 +97,11 @@ def prune_channels(
     kept.apply(trial)
     _compare_outputs(model, trial, inputs)
     before = {name: tuple(each.weight.shape) for name, each in model.named_modules() if isinstance(each, _PRUNED)}
-    if optimizer is not None:
-        kept.apply_to_state(model, optimizer)
+    states = {} if optimizer is None else kept.states(model, optimizer)
     kept.apply(model)
+    for parameter, state in states.items():
+        assert optimizer is not None
+        optimizer.state[parameter].update(state)
     after = {name: tuple(model.get_submodule(name).weight.shape) for name in before}
     changed = [PrunedLayer(name, shape, after[name]) for name, shape in before.items() if shape != after[name]]
     if not changed:
@@ -118,18 +122,26 @@ class _Kept:
 
     def apply(self, model: nn.Module) -> None:
         """Remove everything else from a model."""
-        for name, tensor in _tensors(model):
-            if name in self.elements:
-                tensor.grad = None
-                tensor.data = self.of(name, tensor.data)
+        before = {name: (tensor, tensor.data) for name, tensor in _tensors(model) if name in self.elements}
+        for name, (tensor, data) in before.items():
+            tensor.grad = None
+            tensor.data = self.of(name, data)
+        # A graph that is alive has nodes of the former shapes, into which the next backward pass would run.
+        if any(_node_shape(tensor) != tuple(tensor.shape) for tensor, _ in before.values()):
+            for tensor, data in before.values():
+                tensor.data = data
+            raise WrongState(
+                f"A loss or other outputs of {type(model).__name__} are still referenced, whose gradients have the shapes before "
+                "pruning. Nothing was changed. Delete them first, such as by del loss."
+            )
         for name, sizes in self.sizes.items():
             vars(model.get_submodule(name)).update(sizes)
 
-    def apply_to_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Remove everything else from an optimizer's state; called before the model's own tensors change."""
+    def states(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, Tensor]]:
+        """Return what is kept of an optimizer's state by parameter; called before the model's own tensors change."""
+        kept: dict[Tensor, dict[str, Tensor]] = {}
         for name, parameter in model.named_parameters():
-            state = optimizer.state.get(parameter, {})
-            for key, value in state.items() if name in self.elements else ():
+            for key, value in optimizer.state.get(parameter, {}).items() if name in self.elements else ():
                 if not isinstance(value, Tensor) or value.dim() == 0:
                     continue
                 if value.shape != parameter.shape:
@@ -138,7 +150,8 @@ class _Kept:
                         f"{tuple(parameter.shape)}, and it is unknown what of it belongs to which channel. Make the optimizer "
                         "after pruning."
                     )
-                state[key] = self.of(name, value)
+                kept.setdefault(parameter, {})[key] = self.of(name, value)
+        return kept
 
     def of(self, name: str, tensor: Tensor) -> Tensor:
         """Return the kept elements of a tensor in the shape of the named one."""
@@ -211,6 +224,13 @@ def _changed(before: nn.Module, after: nn.Module) -> dict[str, Any]:
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Any]]:
     yield from model.named_parameters()
     yield from model.named_buffers()
+
+
+def _node_shape(tensor: Tensor) -> tuple[int, ...]:
+    """Return the shape of the gradients that autograd will add up in a leaf."""
+    if not tensor.requires_grad:
+        return tuple(tensor.shape)
+    return tuple(torch.autograd.graph.get_gradient_edge(tensor).node._input_metadata[0].shape)
 
 
 def _compare_outputs(model: nn.Module, pruned: nn.Module, inputs: Inputs) -> None:

@@ -131,6 +131,8 @@ class Pruning(Algorithm):
         if not amount:
             raise WrongValue("Pruning was given «amount=0», which prunes nothing. Give a fraction such as 0.5, or remove it.")
         self.start, self.stop = Time.parse(start), Time.parse(stop)
+        if not self.start.value:
+            self.start = Time(0, self.stop.unit)  # the beginning, in any unit
         if self.start.unit is not self.stop.unit or self.start.unit is Unit.SECOND:
             raise WrongValue(f"Pruning was given «start='{start}'» and «stop='{stop}'». {_TIMES}")
         if not 0 <= self.start.value < self.stop.value or (self.stop.unit is Unit.DURATION and self.stop.value > 1):
