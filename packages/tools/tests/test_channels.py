@@ -84,13 +84,19 @@ def test_the_optimizer_continues_with_the_state_of_the_remaining_weights():
     size = model[0].weight.pow(2).sum(1) + model[2].weight.pow(2).sum(0)
     kept = size.topk(4).indices.sort().values
     by_hand = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
-    parts = [(model[0].weight, kept), (model[0].bias, kept), (model[2].weight, (slice(None), kept)), (model[2].bias, slice(None))]
+    parts = [
+        (model[0].weight, kept),
+        (model[0].bias, kept),
+        (model[2].weight, (slice(None), kept)),
+        (model[2].bias, slice(None)),
+    ]
     hand_optimizer = torch.optim.Adam(by_hand.parameters(), lr=0.1)
     for mine, (old, part) in zip(by_hand.parameters(), parts, strict=True):
         mine.data = old.data[part].clone()
         held = optimizer.state[old]
         hand_optimizer.state[mine] = {
-            "step": held["step"].clone(), "exp_avg": held["exp_avg"][part].clone(), "exp_avg_sq": held["exp_avg_sq"][part].clone(),
+            "step": held["step"].clone(),
+            "exp_avg": held["exp_avg"][part].clone(), "exp_avg_sq": held["exp_avg_sq"][part].clone(),
         }  # fmt: skip
     with pytest.raises(RuntimeError, match="del loss"):
         prune_channels(model, (2, 6), optimizer=optimizer)

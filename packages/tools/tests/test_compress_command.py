@@ -55,7 +55,9 @@ def run(in_an_empty_folder, capsys, monkeypatch):
 
 def test_a_table_of_a_run(run, capsys):
     before = sorted(map(str, Path.cwd().rglob("*")))
-    assert main(["compress", "runs/a", "--to", "int8-static,pruned", "--amount", "0.25", "--repeats", "2", "--json"]) == 0
+    assert (
+        main(["compress", "runs/a", "--to", "int8-static,pruned", "--amount", "0.25", "--repeats", "2", "--json"]) == 0
+    )
     printed = capsys.readouterr()
     original, int8, pruned = json.loads(printed.out)
     assert [original["name"], int8["name"], pruned["name"]] == ["original", "int8-static", "pruned 25%"]

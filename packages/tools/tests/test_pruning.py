@@ -39,7 +39,9 @@ def trainer(*algorithms, **changes):
 
 
 def zeros(model):
-    return {name: (each == 0).float().mean().item() for name, each in model.named_parameters() if name.endswith("weight")}
+    return {
+        name: (each == 0).float().mean().item() for name, each in model.named_parameters() if name.endswith("weight")
+    }
 
 
 def test_a_plain_loop_gives_the_same_weights_bitwise():
@@ -102,7 +104,9 @@ def test_averages_are_as_sparse(average):
 def hundred_steps(rank, duration="100ba", strategy="ddp", resume=None):
     ema = EMA(half_life="5ba")
     algorithms = (Pruning(amount=0.75, stop="60ba", interval="7ba", keep=["4"]), ema)
-    checkpoints = hocket.Checkpoints(f"runs/{strategy}{'-whole' if duration == '100ba' and resume is None else ''}", every="50ba")
+    checkpoints = hocket.Checkpoints(
+        f"runs/{strategy}{'-whole' if duration == '100ba' and resume is None else ''}", every="50ba"
+    )
     kept = []
 
     class Watch(hocket.Callback):

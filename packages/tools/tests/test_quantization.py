@@ -86,7 +86,9 @@ def test_int4_is_the_rounding_of_groups():
         return (((groups - low) / scale).round() * scale + low).flatten(1)
 
     hidden = F.linear(x, rounded(model[0].weight), model[0].bias).relu()
-    torch.testing.assert_close(small(x), F.linear(hidden, rounded(model[2].weight), model[2].bias), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        small(x), F.linear(hidden, rounded(model[2].weight), model[2].bias), rtol=1e-3, atol=1e-3
+    )
     # Half a byte for each weight and 8 bytes for each group of 32, instead of 128.
     assert bytes_on_disk(small) < 0.25 * bytes_on_disk(model)
 
@@ -119,7 +121,12 @@ def test_training_sees_what_the_quantized_model_computes(to):
     fake, _ = fake_quantize(copy.deepcopy(model), to)
     torch.testing.assert_close(fake.eval()(x), quantize(model, to)(x), rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(quantize(fake, to)(x), quantize(model, to)(x), rtol=0, atol=0)  # and back
-    assert type(fake[0]) is not nn.Linear and [name for name, _ in fake.named_parameters()] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert type(fake[0]) is not nn.Linear and [name for name, _ in fake.named_parameters()] == [
+        "0.weight",
+        "0.bias",
+        "2.weight",
+        "2.bias",
+    ]
 
 
 def test_gradients_pass_the_rounding():
@@ -128,7 +135,9 @@ def test_gradients_pass_the_rounding():
     x = torch.randn(6, 8)
     fake(x).sum().backward()
     quantizer = fake[0].input_quantizer
-    rounded = ((x / quantizer.scale + quantizer.zero_point).round().clamp(0, 255) - quantizer.zero_point) * quantizer.scale
+    rounded = (
+        (x / quantizer.scale + quantizer.zero_point).round().clamp(0, 255) - quantizer.zero_point
+    ) * quantizer.scale
     expected = rounded.sum(0).expand(4, 8)
     inside = plain.abs() < plain.abs().amax(1, keepdim=True)  # the largest may round beyond the range
     torch.testing.assert_close(fake[0].weight.grad[inside], expected[inside], rtol=1e-4, atol=1e-4)

@@ -96,13 +96,13 @@ def prune_channels(
     trial = copy.deepcopy(model)
     kept.apply(trial)
     _compare_outputs(model, trial, inputs)
-    before = {name: tuple(each.weight.shape) for name, each in model.named_modules() if isinstance(each, _PRUNED)}
+    before = {name: _shape(each) for name, each in model.named_modules() if isinstance(each, _PRUNED)}
     states = {} if optimizer is None else kept.states(model, optimizer)
     kept.apply(model)
     for parameter, state in states.items():
         assert optimizer is not None
         optimizer.state[parameter].update(state)
-    after = {name: tuple(model.get_submodule(name).weight.shape) for name in before}
+    after = {name: _shape(model.get_submodule(name)) for name in before}
     changed = [PrunedLayer(name, shape, after[name]) for name, shape in before.items() if shape != after[name]]
     if not changed:
         warn(
@@ -131,8 +131,8 @@ class _Kept:
             for tensor, data in before.values():
                 tensor.data = data
             raise WrongState(
-                f"A loss or other outputs of {type(model).__name__} are still referenced, whose gradients have the shapes before "
-                "pruning. Nothing was changed. Delete them first, such as by del loss."
+                f"A loss or other outputs of {type(model).__name__} are still referenced, whose gradients have the old "
+                "shapes. Nothing was changed. Delete them first, such as by del loss."
             )
         for name, sizes in self.sizes.items():
             vars(model.get_submodule(name)).update(sizes)
@@ -179,8 +179,8 @@ def _kept_elements(model: nn.Module, inputs: Inputs, amount: float, keep: Sequen
         groups = list(pruner.step(interactive=True))
     except Exception as error:
         raise WrongValue(
-            f"torch-pruning cannot follow the layers of {type(model).__name__}: {type(error).__name__}: {error}. Check that the "
-            "model computes example=, or name the layers that it cannot prune in keep=."
+            f"torch-pruning cannot follow the layers of {type(model).__name__}: {type(error).__name__}: {error}. Check that "
+            "the model computes example=, or name the layers that it cannot prune in keep=."
         ) from error
     shapes = {name: tensor.shape for name, tensor in _tensors(copied)}
     with torch.no_grad():
@@ -189,7 +189,11 @@ def _kept_elements(model: nn.Module, inputs: Inputs, amount: float, keep: Sequen
         for group in groups:
             group.prune()
     elements = {name: tensor.detach().long() for name, tensor in _tensors(copied) if tensor.shape != shapes[name]}
-    sizes = {name: changed for name, module in copied.named_modules() if (changed := _changed(model.get_submodule(name), module))}
+    sizes = {
+        name: changed
+        for name, module in copied.named_modules()
+        if (changed := _changed(model.get_submodule(name), module))
+    }
     return _Kept(elements, sizes)
 
 
@@ -219,6 +223,10 @@ def _changed(before: nn.Module, after: nn.Module) -> dict[str, Any]:
         for key, value in vars(after).items()
         if isinstance(value, int | tuple) and not isinstance(value, bool) and key in old and old[key] != value
     }
+
+
+def _shape(layer: Any) -> tuple[int, ...]:
+    return tuple(layer.weight.shape)
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -261,7 +269,9 @@ def _compare_outputs(model: nn.Module, pruned: nn.Module, inputs: Inputs) -> Non
 
 def _check(amount: float, round_to: int, keep: Sequence[str]) -> None:
     if not 0 < amount < 1:
-        raise WrongValue(f"«amount={amount}» is no fraction of the channels to remove. Give one in (0, 1), such as 0.5.")
+        raise WrongValue(
+            f"«amount={amount}» is no fraction of the channels to remove. Give one in (0, 1), such as 0.5."
+        )
     if round_to < 1:
         raise WrongValue(f"«round_to={round_to}» is no number of channels. Give 1, or 8 for tensor cores.")
     if isinstance(keep, str):

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hocket.errors import WrongValue
 from hocket.hookspecs.command import Command
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hocket.run.trainer import Trainer
+    from hocket_tools.compression.quantization import Kind
 
 _TO = ("int8", "int8-static", "int4", "pruned")
 
@@ -29,13 +30,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("changes", nargs="*", default=[], metavar="key=value", help="overrides of its configuration")
     parser.add_argument("--to", required=True, help=f"kinds of compression, separated by commas: {', '.join(_TO)}")
     parser.add_argument("--weights", help="a checkpoint, or a file of weights; default: the weights of the run's end")
-    parser.add_argument("--metric", help="label/name of the metric to compare, such as test/accuracy; default: the first one")
-    parser.add_argument("--amount", type=float, default=0.5, help="fraction of the channels that pruned removes; default: 0.5")
     parser.add_argument(
-        "--calibration", type=int, default=16, metavar="N", help="batches of the training data for int8-static; default: 16"
+        "--metric", help="label/name of the metric to compare, such as test/accuracy; default: the first one"
+    )
+    parser.add_argument(
+        "--amount", type=float, default=0.5, help="fraction of the channels that pruned removes; default: 0.5"
+    )
+    parser.add_argument(
+        "--calibration",
+        type=int,
+        default=16,
+        metavar="N",
+        help="batches of the training data for int8-static; default: 16",
     )
     parser.add_argument("--repeats", type=int, default=50, metavar="N", help="calls of each model to time; default: 50")
-    parser.add_argument("--compile", action="store_true", help="time models compiled by torch.compile, also the original")
+    parser.add_argument(
+        "--compile", action="store_true", help="time models compiled by torch.compile, also the original"
+    )
     parser.add_argument("--json", action="store_true", help="print a list of rows instead")
     add_trust(parser)
     parser.add_argument("--traceback", action="store_true", help="show the Python traceback of an error")
@@ -51,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     args.config = os.path.join(args.run, "config.yaml")
     if not os.path.isfile(args.config):
         raise WrongValue(
-            f"{args.run} is no folder of a run: it has no config.yaml. Give the folder that `hocket train` wrote, such as runs/a."
+            f"{args.run} is no folder of a run: it has no config.yaml. Give one that `hocket train` wrote, such as runs/a."
         )
     args.weights = args.weights or args.run
     from hocket_checkpoints.checkpoint_evaluation import weights_of
@@ -84,7 +95,9 @@ def _compressed(trainer: Trainer, kinds: list[str], args: argparse.Namespace) ->
         quantization.check(state.model, kind, calibrated=True)
     needs_inputs = "int8-static" in kinds or "pruned" in kinds
     if needs_inputs and state.train_loader is None:
-        raise WrongValue(f"{' and '.join(kinds)} need inputs of the model, and {args.run} has no train_data. Add «train_data=».")
+        raise WrongValue(
+            f"{' and '.join(kinds)} need inputs of the model, and {args.run} has no train_data. Add «train_data=»."
+        )
     model = evaluated_model(trainer)
     calibration = []
     if needs_inputs:
@@ -97,9 +110,14 @@ def _compressed(trainer: Trainer, kinds: list[str], args: argparse.Namespace) ->
             import copy
 
             models[f"pruned {args.amount:.0%}"] = prune_channels(copy.deepcopy(model), calibration[0], args.amount)[0]
-            print("hocket: pruned is not fine-tuned here. Train with algorithms=[channel-pruning] for that.", file=sys.stderr)
+            print(
+                "hocket: pruned is not fine-tuned here. Train with algorithms=[channel-pruning] for that.",
+                file=sys.stderr,
+            )
         else:
-            models[kind] = quantization.quantize(model, kind, calibration if kind == "int8-static" else None)
+            models[kind] = quantization.quantize(
+                model, cast("Kind", kind), calibration if kind == "int8-static" else None
+            )
     return models
 
 

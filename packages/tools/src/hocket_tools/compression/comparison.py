@@ -108,11 +108,13 @@ def compare_compressed(
     every = {ORIGINAL: original, **models}
     batches = list(_eval_batches(state, label))
     # One pass for each model, the bootstrap, and the calls.
-    measured = {
-        key: _outputs(state.task, model, batches, lambda part, index=index: progress(0.4 * (index + part) / len(every)))
-        for index, (key, model) in enumerate(every.items())
-    }
-    values = _bootstrap(state, label, name, measured, nested.join(batches), resamples, lambda part: progress(0.4 + 0.3 * part))
+    measured = {}
+    for number, (key, model) in enumerate(every.items(), 1):
+        measured[key] = _outputs(state.task, model, batches)
+        progress(0.4 * number / len(every))
+    values = _bootstrap(
+        state, label, name, measured, nested.join(batches), resamples, lambda part: progress(0.4 + 0.3 * part)
+    )
     with _model_of(state.task, original):
         (inputs,) = inputs_of_batches(state.task, batches[:1], 1)
     times = _latencies(every, inputs, repeats, compile, lambda part: progress(0.7 + 0.3 * part))
@@ -177,7 +179,9 @@ def table(rows: Sequence[Row]) -> str:
         (
             row.name,
             f"{row.quality:.4f} [{row.quality_interval[0]:.4f}, {row.quality_interval[1]:.4f}]",
-            f"{row.change:+.4f} [{row.change_interval[0]:+.4f}, {row.change_interval[1]:+.4f}]" if row is not first else "",
+            f"{row.change:+.4f} [{row.change_interval[0]:+.4f}, {row.change_interval[1]:+.4f}]"
+            if row is not first
+            else "",
             f"{row.bytes / 1000:,.1f} kB",
             f"{row.bytes / first.bytes:.2f}",
             f"{row.latency_ms:.3f} ms",
@@ -203,7 +207,9 @@ def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def _metric_of(state: State, metric: str | None) -> tuple[str, str]:
     known = [f"{label}/{name}" for label, each in state.eval_sets.items() for name in sorted(each.metrics.names)]
     if not known:
-        raise WrongValue("There is no metric to compare models by. Give the Trainer «eval_data={'test': …}» and «metrics=».")
+        raise WrongValue(
+            "There is no metric to compare models by. Give the Trainer «eval_data={'test': …}» and «metrics=»."
+        )
     if metric is not None and metric not in known:
         raise WrongValue(f"There is no metric '{metric}'. Give one of {', '.join(known)}.")
     label, _, name = (metric or known[0]).partition("/")
@@ -233,19 +239,19 @@ def _model_of(task: Task, model: nn.Module) -> Iterator[Callable[[Any], Any]]:
         task.model = before
 
 
-def _outputs(
-    task: Task, model: nn.Module, batches: Sequence[Any], progress: Callable[[float], None]
-) -> Any:
-    outputs = []
+def _outputs(task: Task, model: nn.Module, batches: Sequence[Any]) -> Any:
     with torch.no_grad(), _model_of(task, model) as forward:
-        for number, batch in enumerate(batches, 1):
-            outputs.append(forward(batch))
-            progress(number / len(batches))
-    return nested.join(outputs)
+        return nested.join([forward(batch) for batch in batches])
 
 
 def _bootstrap(
-    state: State, label: str, name: str, outputs: Mapping[str, Any], batch: Any, resamples: int, progress: Callable[[float], None]
+    state: State,
+    label: str,
+    name: str,
+    outputs: Mapping[str, Any],
+    batch: Any,
+    resamples: int,
+    progress: Callable[[float], None],
 ) -> dict[str, list[float]]:
     """Return the metric of each model: on the set, then on each resampled set."""
     samples = nested.count(batch).samples
@@ -274,7 +280,9 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the 2.5th and the 97.5th percentile; NaN without values."""
     if not values:
         return float("nan"), float("nan")
-    low, high = torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    low, high = (
+        torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    )
     return low, high
 
 
@@ -307,10 +315,11 @@ def _latencies(
 
 
 def _frozen_weights() -> AbstractContextManager[None]:
-    """Compile weights as constants, as int8 kernels need; torch.compile(options={"freezing": True}) fails on them in torch 2.15."""
+    """Compile weights as constants, as int8 kernels need."""
+    # As an option of torch.compile this fails on them: torch 2.15 runs qconv_prepack on fake tensors then.
     import torch._inductor.config as inductor
 
-    patched: AbstractContextManager[None] = inductor.patch(freezing=True)  # type: ignore[attr-defined]
+    patched: AbstractContextManager[None] = inductor.patch(freezing=True)
     return patched
 
 

@@ -84,8 +84,8 @@ def magnitude_masks(
 class Pruning(Algorithm):
     """Set the smallest weights to zero, more and more of them (Zhu and Gupta 2017, arXiv 1710.01878, equation 1).
 
-    From ``start`` to ``stop`` the pruned fraction of the weights grows along a cubic curve, from 0 to ``amount``; then the others
-    are trained on. Pruned weights stay zero: their gradients, and their state in optimizers such as momentum, are zero, and so
+    From ``start`` to ``stop`` the pruned fraction of the weights grows along a cubic curve, from 0 to ``amount``; then the
+    others are trained on. Pruned weights stay zero: their gradients, and their state in optimizers such as momentum, are zero, and so
     are their averages (EMA, SWA). The shapes stay the same, so nothing becomes faster by itself: files compress better, and
     sparse kernels and compilers can use the zeros. `hocket_tools.ChannelPruning` makes a model that is really smaller.
 
@@ -129,7 +129,9 @@ class Pruning(Algorithm):
     ) -> None:
         _check_amount("Pruning", amount)
         if not amount:
-            raise WrongValue("Pruning was given «amount=0», which prunes nothing. Give a fraction such as 0.5, or remove it.")
+            raise WrongValue(
+                "Pruning was given «amount=0», which prunes nothing. Give a fraction such as 0.5, or remove it."
+            )
         self.start, self.stop = Time.parse(start), Time.parse(stop)
         if not self.start.value:
             self.start = Time(0, self.stop.unit)  # the beginning, in any unit
@@ -139,7 +141,9 @@ class Pruning(Algorithm):
             raise WrongValue(f"Pruning was given «start='{start}'» and «stop='{stop}'», which is not later. {_TIMES}")
         self.interval = Time.parse(interval)
         if self.interval.unit not in (Unit.BATCH, Unit.EPOCH) or self.interval.value < 1:
-            raise WrongValue(f"Pruning was given «interval='{interval}'». Give batches or epochs, such as '10ba' or '1ep'.")
+            raise WrongValue(
+                f"Pruning was given «interval='{interval}'». Give batches or epochs, such as '10ba' or '1ep'."
+            )
         if scope not in get_args(Scope):
             raise WrongValue(f"Pruning was given «scope={scope!r}». Give 'layer' or 'model'.")
         if isinstance(keep, str):
@@ -208,10 +212,12 @@ class Pruning(Algorithm):
     def _use_masks(self, model: nn.Module) -> None:
         """Pair the parameters with what is pruned of them, on their device."""
         weights = _weights(model, self.keep)
-        if misfits := [name for name, mask in self._masks.items() if name not in weights or weights[name].shape != mask.shape]:
+        if misfits := [
+            name for name, mask in self._masks.items() if name not in weights or weights[name].shape != mask.shape
+        ]:
             raise WrongValue(
-                f"The masks of pruning do not fit {type(model).__name__}: {', '.join(misfits[:3])} is not a weight of this shape "
-                "here. Load the checkpoint without the state of pruning, or give the Trainer the model that was pruned."
+                f"The masks of pruning do not fit {type(model).__name__}: {', '.join(misfits[:3])} is not a weight of this "
+                "shape here. Load the checkpoint without the state of pruning, or give the Trainer the model that was pruned."
             )
         self._masks = {name: mask.to(weights[name].device) for name, mask in self._masks.items()}
         self._pairs = [(weights[name], ~mask) for name, mask in self._masks.items()]
@@ -228,7 +234,9 @@ class Pruning(Algorithm):
                 ]
         for attachment in state.bus.attachments:
             if attachment.kind == "algorithms" and callable(getattr(attachment.obj, "averaged", None)):
-                averages = attachment.obj.state_dict().get("averages", {})  # the tensors themselves, by the model's names
+                averages = attachment.obj.state_dict().get(
+                    "averages", {}
+                )  # the tensors themselves, by the model's names
                 held += [(averages[name], ~mask) for name, mask in self._masks.items() if name in averages]
         _zero(held)
 
@@ -241,7 +249,9 @@ class Pruning(Algorithm):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load masks; they are compared with the model when training starts."""
         if state_dict.keys() != {"masks", "pruned"}:
-            raise WrongValue(f"The state of Pruning has the keys 'masks' and 'pruned', but was given {sorted(state_dict)}.")
+            raise WrongValue(
+                f"The state of Pruning has the keys 'masks' and 'pruned', but was given {sorted(state_dict)}."
+            )
         self._masks = {name: mask.detach().clone().bool() for name, mask in state_dict["masks"].items()}
         self._pruned = state_dict["pruned"]
         self._pairs = []
@@ -259,13 +269,18 @@ def _weights(model: nn.Module, keep: Sequence[str]) -> dict[str, Tensor]:
     for name, module in model.named_modules():
         weight = module._parameters.get("weight")
         kept = any(fnmatchcase(name, pattern) for pattern in keep)
-        if isinstance(module, _PRUNED) and weight is not None and not kept and not any(weight is w for w in found.values()):
+        if (
+            isinstance(module, _PRUNED)
+            and weight is not None
+            and not kept
+            and not any(weight is w for w in found.values())
+        ):
             found[f"{name}.weight" if name else "weight"] = weight
     return found
 
 
 def _check_amount(who: str, amount: float) -> None:
     if not 0 <= amount < 1:
-        raise WrongValue(f"{who} was given «amount={amount}», but it is a fraction of the weights: give one in [0, 1), such as 0.5.")
-
-
+        raise WrongValue(
+            f"{who} was given «amount={amount}», but it is a fraction of the weights: give one in [0, 1), such as 0.5."
+        )

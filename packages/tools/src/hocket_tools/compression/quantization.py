@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
-import torch
 from torch import nn
 
 from hocket.errors import WrongValue
@@ -43,8 +42,8 @@ def quantize(
         group_size: for ``"int4"``, input features with a common scale: 32, 64 or 128.
 
     Raises:
-        ValueError: an argument is unknown or missing, the model has no layer that this kind quantizes, its device has no kernels
-            for it, or `torch.export` cannot export it.
+        ValueError: an argument is unknown or missing, the model has no layer that this kind quantizes, its device has no
+            kernels for it, or `torch.export` cannot export it.
         hocket.errors.MissingPackage: torchao is not installed.
 
     Example:
@@ -84,7 +83,9 @@ def check(model: nn.Module, to: str, *, calibrated: bool, group_size: int = 32) 
     if to not in KINDS:
         raise WrongValue(f"«to={to!r}» is no kind of quantization. Give one of {', '.join(map(repr, KINDS))}.")
     if group_size not in _GROUPS:
-        raise WrongValue(f"«group_size={group_size}» is not one of {', '.join(map(str, _GROUPS))}. Give «group_size=32».")
+        raise WrongValue(
+            f"«group_size={group_size}» is not one of {', '.join(map(str, _GROUPS))}. Give «group_size=32»."
+        )
     devices = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
     if to != "int8" and devices - {"cpu"}:
         raise WrongValue(
@@ -145,7 +146,11 @@ def _say_what_stays(model: nn.Module, to: str, wanted: Iterable[str]) -> None:
             }
         )
         warn(
-            f"{to} quantizes linear layers only: {kept / sum(sizes.values()):.0%} of the weights of {type(model).__name__} stay "
-            f"as they are, in {', '.join(kinds)}." + (" Quantize to 'int8-static' for convolutions." if any(
-                isinstance(module, _CONVOLUTIONS) for module in model.modules()) else "")
+            f"{to} quantizes linear layers only: {kept / sum(sizes.values()):.0%} of the weights of {type(model).__name__} "
+            f"stay as they are, in {', '.join(kinds)}."
+            + (
+                " Quantize to 'int8-static' for convolutions."
+                if any(isinstance(module, _CONVOLUTIONS) for module in model.modules())
+                else ""
+            )
         )

@@ -17,7 +17,16 @@ from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.hookspecs.algorithm import Algorithm, Phase
-from hocket.surgery import NoEffectWarning, Policies, Policy, Replacement, preview, recast, replace_modules, why_no_effect
+from hocket.surgery import (
+    NoEffectWarning,
+    Policies,
+    Policy,
+    Replacement,
+    preview,
+    recast,
+    replace_modules,
+    why_no_effect,
+)
 from hocket_tools.compression.libraries import torchao
 from hocket_tools.compression.quantization import KINDS, Kind
 
@@ -50,8 +59,6 @@ class FakeQuantized(nn.Module):
 
     #: Torchao's, which holds the range; None for a range by token.
     input_quantizer: Any
-    weight: nn.Parameter
-    bias: nn.Parameter | None
 
     def rounded(self, input: Tensor) -> Tensor:
         """Return the input rounded to int8 by token, or to uint8 of a moving range, which only training moves."""
@@ -80,7 +87,8 @@ class _FakeQuantizedConv(FakeQuantized):
     _conv_forward: Any
 
     def forward(self, input: Tensor) -> Tensor:
-        out: Tensor = self._conv_forward(self.rounded(input), fake_quantized_weight(self.weight), self.bias)
+        layer: Any = self
+        out: Tensor = self._conv_forward(self.rounded(input), fake_quantized_weight(layer.weight), layer.bias)
         return out
 
 
@@ -117,7 +125,7 @@ def _build(old: Any, to: Kind, group_size: int) -> nn.Module:
     qat, quantization = torchao("quantization.qat"), torchao("quantization")
     # With a minimum and a scale by group, as torch's int4 kernels have.
     config = qat.IntxFakeQuantizeConfig(
-        torch.int4,
+        torch.int4,  # type: ignore[attr-defined]
         group_size=group_size,
         is_symmetric=False,
         zero_point_precision=torch.float32,
@@ -136,7 +144,9 @@ def _policies(model: nn.Module, to: Kind, group_size: int) -> Policies:
     return {nn.Module: Policy(lambda old, index: _build(old, to, group_size), wants)}
 
 
-def fake_quantize(model: nn.Module, to: Kind = "int8-static", *, group_size: int = 32) -> tuple[nn.Module, list[Replacement]]:
+def fake_quantize(
+    model: nn.Module, to: Kind = "int8-static", *, group_size: int = 32
+) -> tuple[nn.Module, list[Replacement]]:
     """Replace layers of ``model`` by ones that round as the quantized model will, in place; the parameters stay the same.
 
     After training, ``hocket_tools.quantize(model, to, …)`` converts them.
@@ -164,7 +174,9 @@ def fake_quantize(model: nn.Module, to: Kind = "int8-static", *, group_size: int
     if not replacements:
         layers = "Linear, Conv1d or Conv2d" if to == "int8-static" else "Linear"
         applied = {name: part for name, part in model.named_modules() if isinstance(part, FakeQuantized)}
-        lacking = f"it has no {layers} of torch's own class. Remove quantization-aware-training, or choose another «to=»."
+        lacking = (
+            f"it has no {layers} of torch's own class. Remove quantization-aware-training, or choose another «to=»."
+        )
         warn(why_no_effect("quantization-aware-training", model, lacking, applied), NoEffectWarning)
     return model, replacements
 
@@ -173,7 +185,7 @@ def without_fake_quantization(model: nn.Module) -> nn.Module:
     """Make the layers of `fake_quantize` torch's own again, in place, and return the model."""
     for module in [each for each in model.modules() if isinstance(each, FakeQuantized)]:
         del module.input_quantizer
-        module.__class__ = next(kind for kind, fake in _KINDS.items() if type(module) is fake)
+        module.__class__ = next(kind for kind, fake in _KINDS.items() if type(module) is fake)  # type: ignore[assignment]
     if any(type(module).__module__.startswith("torchao.quantization.qat") for module in model.modules()):
         config = torchao("quantization.qat").QATConfig(step="convert")
         torchao("quantization").quantize_(model, config)

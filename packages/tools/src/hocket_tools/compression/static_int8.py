@@ -29,7 +29,9 @@ class StaticInt8(nn.Module):
     def train(self, mode: bool = True) -> StaticInt8:
         """Stay in eval mode, in which the graph was exported."""
         if mode:
-            raise WrongValue("A model that is quantized to int8-static cannot be trained. Train before you quantize it.")
+            raise WrongValue(
+                "A model that is quantized to int8-static cannot be trained. Train before you quantize it."
+            )
         return self
 
 
@@ -39,7 +41,9 @@ def static_int8(model: nn.Module, calibration: Sequence[Inputs]) -> StaticInt8:
     Raises:
         ValueError: there is no calibration batch of two samples, or `torch.export` fails, with its reason.
     """
-    example = next((inputs for inputs in calibration if all(len(leaf) > 1 for leaf in leaves(inputs) if leaf.dim())), None)
+    example = next(
+        (inputs for inputs in calibration if all(len(leaf) > 1 for leaf in leaves(inputs) if leaf.dim())), None
+    )
     if example is None:
         raise WrongValue(
             f"«calibration=» has {len(calibration)} batches, of which none has two samples: give a list of a few batches of "
@@ -68,12 +72,14 @@ def exported(model: nn.Module, example: Inputs) -> nn.Module:
     args, kwargs = torch.utils._pytree.tree_map(any_batch_size, tuple(example))
     try:
         # strict: the quantizer finds residual connections by the calls that it records.
-        program = torch.export.export(model, example.args, example.kwargs, dynamic_shapes=_shapes(model, args, kwargs), strict=True)
+        program = torch.export.export(
+            model, example.args, example.kwargs, dynamic_shapes=_shapes(model, args, kwargs), strict=True
+        )
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise WrongValue(
-            f"{type(model).__name__} cannot be quantized to int8-static, because torch.export fails on it: {reason} Remove what "
-            "depends on values from its forward, or quantize to 'int8', which needs no export."
+            f"{type(model).__name__} cannot be quantized to int8-static, because torch.export fails on it: {reason} Remove "
+            "what depends on values from its forward, or quantize to 'int8', which needs no export."
         ) from error
     return program.module()
 
