@@ -85,9 +85,9 @@ class Pruning(Algorithm):
     """Set the smallest weights to zero, more and more of them (Zhu and Gupta 2017, arXiv 1710.01878, equation 1).
 
     From ``start`` to ``stop`` the pruned fraction of the weights grows along a cubic curve, from 0 to ``amount``; then the
-    others are trained on. Pruned weights stay zero: their gradients, and their state in optimizers such as momentum, are zero, and so
-    are their averages (EMA, SWA). The shapes stay the same, so nothing becomes faster by itself: files compress better, and
-    sparse kernels and compilers can use the zeros. `hocket_tools.ChannelPruning` makes a model that is really smaller.
+    others are trained on. Pruned weights stay zero: their gradients, and their state in optimizers such as momentum, are zero,
+    and so are their averages (EMA, SWA). The shapes stay the same, so nothing becomes faster by itself: files compress better,
+    and sparse kernels and compilers can use the zeros. `hocket_tools.ChannelPruning` makes a model that is really smaller.
 
     Args:
         amount: the fraction of the weights to prune at last, in (0, 1).
