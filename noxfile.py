@@ -55,7 +55,7 @@ VISION = Package("algorithms-vision", "hocket-algorithms-vision", "[datasets]")
 NLP = Package("algorithms-nlp", "hocket-algorithms-nlp", "[peft]")
 REPORT = Package("report", "hocket-report")
 STREAMING = Package("streaming", "hocket-streaming", "[s3,parquet,zstd]")
-TOOLS = Package("tools", "hocket-tools", "[onnx,torchao,parquet]")
+TOOLS = Package("tools", "hocket-tools", "[onnx,torchao,pruning,parquet]")
 MIGRATION = Package("migration", "hocket-migration")
 PACKAGES = (*STANDARD, GENERAL, VISION, NLP, REPORT, STREAMING, TOOLS, MIGRATION)
 

@@ -21,5 +21,15 @@ if TYPE_CHECKING:
     from hocket_tools.judging.predictions import Predictions as Predictions, read_predictions as read_predictions
     from hocket_tools.judging.streaming import predict_into as predict_into
     from hocket_tools.exporting.exporter import Exported as Exported, export as export
+    from hocket_tools.compression.channels import (
+        ChannelPruning as ChannelPruning,
+        PrunedLayer as PrunedLayer,
+        prune_channels as prune_channels,
+    from hocket_tools.compression.comparison import Row as Row, compare_compressed as compare_compressed
+    from hocket_tools.compression.pruning import Pruning as Pruning, magnitude_masks as magnitude_masks
+    from hocket_tools.compression.quantization import quantize as quantize
+    from hocket_tools.compression.quantization_aware_training import (
+        QuantizationAwareTraining as QuantizationAwareTraining,
+        fake_quantize as fake_quantize,
 
 __getattr__, __dir__ = lazy(__name__)

@@ -1,0 +1,1 @@
+"""Smaller models: quantized, pruned, and compared with the original."""

@@ -1,0 +1,328 @@
+"""Compare compressed models with the original: quality with an interval, bytes on disk, and latency measured here."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from hocket.data import batches as nested
+from hocket.data.source import one_epoch
+from hocket.errors import WrongValue
+from hocket.state.task import Task
+from hocket_tools.compression.model_inputs import Inputs, inputs_of_batches
+
+if TYPE_CHECKING:
+    from hocket.run.trainer import Trainer
+    from hocket.state.state import State
+
+ORIGINAL = "original"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One model of a comparison.
+
+    Example:
+        >>> import hocket_tools
+        >>> row = hocket_tools.Row("int8", "test/accuracy", 0.98, (0.97, 0.99), -0.001, (-0.003, 0.001), 90_000, 1.2, 64, 1)
+        >>> row.bytes
+        90000
+    """
+
+    name: str
+    #: The metric, as ``label/name``, its value, and the 95 % interval over resampled samples.
+    metric: str
+    quality: float
+    quality_interval: tuple[float, float]
+    #: Quality minus that of the original, and its interval, paired by sample; 0 for the original.
+    change: float
+    change_interval: tuple[float, float]
+    #: Bytes of a safetensors file with the parameters and buffers.
+    bytes: int
+    #: Median milliseconds of a call, for this many samples and threads.
+    latency_ms: float
+    batch: int
+    threads: int
+
+
+def compare_compressed(
+    trainer: Trainer,
+    models: Mapping[str, nn.Module],
+    *,
+    metric: str | None = None,
+    repeats: int = 50,
+    resamples: int = 1000,
+    compile: bool = False,
+    progress: Callable[[float], None] = lambda part: None,
+) -> list[Row]:
+    """Measure the trainer's model, with the weights that it evaluates, and compressed models, in one table.
+
+    Quality is a metric of an evaluation set of the trainer. Its intervals come from a bootstrap over samples (Efron 1979,
+    percentiles): all models are measured on the same resampled sets, so that changes are paired. Bytes are those of a
+    safetensors file. Latency is the median over calls with the set's first batch on this machine; the models take turns.
+
+    Args:
+        trainer: with ``eval_data=`` and ``metrics=``, on one rank.
+        models: compressed models by name, which are called as the trainer's model is.
+        metric: ``label/name``, such as ``"test/accuracy"``; None for the first one.
+        repeats: calls of each model that are timed.
+        resamples: of the bootstrap.
+        compile: measure all models compiled by `torch.compile`, with frozen weights; needs a C++ compiler.
+        progress: called with the completed part, from 0 to 1.
+
+    Returns:
+        A row for the original, which is named "original", and for each model.
+
+    Raises:
+        ValueError: there are several ranks, or there is no such metric.
+
+    Example:
+        >>> import hocket, hocket_tools, torch
+        >>> inputs = torch.randn(64, 32)
+        >>> batches = [(inputs, inputs.argmax(1) % 4)]
+        >>> model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
+        >>> trainer = hocket.Trainer(
+        ...     model=model, loss="cross_entropy", eval_data={"test": batches}, metrics=["accuracy"], device="cpu"
+        ... )
+        >>> small = hocket_tools.quantize(model, "int8")
+        >>> rows = hocket_tools.compare_compressed(trainer, {"int8": small}, repeats=5, resamples=20)
+        >>> [row.name for row in rows], rows[1].bytes < rows[0].bytes
+        (['original', 'int8'], True)
+    """
+    state = trainer.state
+    if state.strategy.world_size > 1:
+        raise WrongValue("Models are compared in one process. Make the Trainer without «devices=» and a launcher.")
+    label, name = _metric_of(state, metric)
+    original = evaluated_model(trainer)
+    every = {ORIGINAL: original, **models}
+    batches = list(_eval_batches(state, label))
+    # One pass for each model, the bootstrap, and the calls.
+    measured = {}
+    for number, (key, model) in enumerate(every.items(), 1):
+        measured[key] = _outputs(state.task, model, batches)
+        progress(0.4 * number / len(every))
+    values = _bootstrap(
+        state, label, name, measured, nested.join(batches), resamples, lambda part: progress(0.4 + 0.3 * part)
+    )
+    with _model_of(state.task, original):
+        (inputs,) = inputs_of_batches(state.task, batches[:1], 1)
+    times = _latencies(every, inputs, repeats, compile, lambda part: progress(0.7 + 0.3 * part))
+    samples, threads = nested.count(batches[0]).samples, torch.get_num_threads()
+    rows = []
+    for key, model in every.items():
+        mine, base = values[key], values[ORIGINAL]
+        changes = [one - other for one, other in zip(mine, base, strict=True)]
+        rows.append(
+            Row(key, f"{label}/{name}", mine[0], _interval(mine[1:]), changes[0], _interval(changes[1:]), bytes_on_disk(model),
+                times[key] * 1e3, samples, threads)
+        )  # fmt: skip
+    return rows
+
+
+def evaluated_model(trainer: Trainer) -> nn.Module:
+    """Return a copy of the trainer's model in eval mode, with the weights that evaluation uses, such as the averages of EMA."""
+    weights = trainer.model_state_dict(evaluated=True)
+    model = copy.deepcopy(trainer.state.model).eval()
+    model.load_state_dict(weights)
+    return model
+
+
+def bytes_on_disk(model: nn.Module) -> int:
+    """Return the size of a safetensors file with the parameters and buffers; quantized weights by their integers and scales.
+
+    Example:
+        >>> import torch
+        >>> from hocket_tools.compression.comparison import bytes_on_disk
+        >>> bytes_on_disk(torch.nn.Linear(100, 10)) // 1000  # 1,010 floats
+        4
+    """
+    from hocket_checkpoints.weights import write_tensors
+
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, value in model.state_dict(keep_vars=True).items():
+        if isinstance(value, Tensor) and id(value) not in seen:  # tied weights are written once
+            seen.add(id(value))
+            tensors.update(_plain(name, value.detach()))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "weights.safetensors"
+        write_tensors({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, file)
+        return file.stat().st_size
+
+
+def _plain(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that a quantized one consists of."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield name, tensor
+        return
+    for part in tensor.__tensor_flatten__()[0]:
+        if isinstance(inner := getattr(tensor, part), Tensor):
+            yield from _plain(f"{name}.{part}", inner)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the rows as text, with a line that says what was measured."""
+    first = rows[0]
+    heads = ("model", f"{first.metric} [95 %]", "change [95 %]", "size", "÷", "latency", "×")
+    cells = [heads] + [
+        (
+            row.name,
+            f"{row.quality:.4f} [{row.quality_interval[0]:.4f}, {row.quality_interval[1]:.4f}]",
+            f"{row.change:+.4f} [{row.change_interval[0]:+.4f}, {row.change_interval[1]:+.4f}]"
+            if row is not first
+            else "",
+            f"{row.bytes / 1000:,.1f} kB",
+            f"{row.bytes / first.bytes:.2f}",
+            f"{row.latency_ms:.3f} ms",
+            f"{first.latency_ms / row.latency_ms:.2f}",
+        )
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    threads = f"{first.threads} thread{'s' if first.threads > 1 else ''}"
+    lines.append(f"÷: of the original's bytes; ×: times faster. Latency: median, batch of {first.batch}, {threads}.")
+    return "\n".join(lines)
+
+
+def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the rows as plain data."""
+    return [asdict(row) for row in rows]
+
+
+# --- quality
+
+
+def _metric_of(state: State, metric: str | None) -> tuple[str, str]:
+    known = [f"{label}/{name}" for label, each in state.eval_sets.items() for name in sorted(each.metrics.names)]
+    if not known:
+        raise WrongValue(
+            "There is no metric to compare models by. Give the Trainer «eval_data={'test': …}» and «metrics=»."
+        )
+    if metric is not None and metric not in known:
+        raise WrongValue(f"There is no metric '{metric}'. Give one of {', '.join(known)}.")
+    label, _, name = (metric or known[0]).partition("/")
+    return label, name
+
+
+def _eval_batches(state: State, label: str) -> Iterator[Any]:
+    evaluated = state.eval_sets[label]
+    with one_epoch(evaluated.source) as batches:
+        for number, batch in enumerate(batches):
+            if number == evaluated.limit:
+                break
+            yield state.bus.move_batch(state, nested.unpadded(batch)[0])
+
+
+@contextmanager
+def _model_of(task: Task, model: nn.Module) -> Iterator[Callable[[Any], Any]]:
+    """Let another model take the place of the task's; yield the function that computes outputs for a batch."""
+    if task.model is task:
+        yield model
+        return
+    before = task.model
+    task.model = model
+    try:
+        yield task.eval_forward
+    finally:
+        task.model = before
+
+
+def _outputs(task: Task, model: nn.Module, batches: Sequence[Any]) -> Any:
+    with torch.no_grad(), _model_of(task, model) as forward:
+        return nested.join([forward(batch) for batch in batches])
+
+
+def _bootstrap(
+    state: State,
+    label: str,
+    name: str,
+    outputs: Mapping[str, Any],
+    batch: Any,
+    resamples: int,
+    progress: Callable[[float], None],
+) -> dict[str, list[float]]:
+    """Return the metric of each model: on the set, then on each resampled set."""
+    samples = nested.count(batch).samples
+    generator = torch.Generator().manual_seed(0)
+    metrics = state.eval_sets[label].metrics
+    values: dict[str, list[float]] = {key: [] for key in outputs}
+    for number in range(resamples + 1):
+        indices = torch.randint(samples, (samples,), generator=generator) if number else torch.arange(samples)
+        resampled = nested.take_samples(batch, indices, samples)
+        for key, given in outputs.items():
+            metrics.reset()
+            metrics.update(nested.take_samples(given, indices, samples), resampled)
+            values[key].append(_value(metrics.compute(), f"{label}/{name}"))
+        progress((number + 1) / (resamples + 1))
+    metrics.reset()
+    return values
+
+
+def _value(computed: Mapping[str, float], name: str) -> float:
+    if name not in computed:
+        raise WrongValue(f"'{name}' has several values: {', '.join(computed)}. Give a metric that returns one number.")
+    return computed[name]
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 2.5th and the 97.5th percentile; NaN without values."""
+    if not values:
+        return float("nan"), float("nan")
+    low, high = (
+        torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    )
+    return low, high
+
+
+# --- latency
+
+
+def _latencies(
+    models: Mapping[str, nn.Module], inputs: Inputs, repeats: int, compile: bool, progress: Callable[[float], None]
+) -> dict[str, float]:
+    """Return the median seconds of a call of each model; they take turns, so that all meet the same load of the machine."""
+    if repeats < 1:
+        raise WrongValue(f"«repeats={repeats}» is no number of calls to time. Give 1 or more.")
+    calls: dict[str, Callable[..., Any]] = {
+        name: torch.compile(model) if compile else model for name, model in models.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in models}
+    with torch.no_grad(), _frozen_weights() if compile else nullcontext():
+        for call in calls.values():
+            for _ in range(3):  # compiles, and fills caches
+                call(*inputs.args, **inputs.kwargs)
+        for number in range(repeats):
+            for name, call in calls.items():
+                _wait()
+                start = time.perf_counter()
+                call(*inputs.args, **inputs.kwargs)
+                _wait()
+                times[name].append(time.perf_counter() - start)
+            progress((number + 1) / repeats)
+    return {name: statistics.median(measured) for name, measured in times.items()}
+
+
+def _frozen_weights() -> AbstractContextManager[None]:
+    """Compile weights as constants, as int8 kernels need."""
+    # As an option of torch.compile this fails on them: torch 2.15 runs qconv_prepack on fake tensors then.
+    import torch._inductor.config as inductor
+
+    patched: AbstractContextManager[None] = inductor.patch(freezing=True)
+    return patched
+
+
+def _wait() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()

@@ -1,0 +1,156 @@
+"""Post-training quantization by torchao: int8 with dynamic or static activations, and int4 weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
+
+from torch import nn
+
+from hocket.errors import WrongValue
+from hocket.help import warn
+from hocket_tools.compression.libraries import torchao
+from hocket_tools.compression.model_inputs import as_inputs, on_device_of
+
+#: ``"int8"``: int8 weights by output channel, activations quantized by token as they come. ``"int8-static"``: the same weights,
+#: activations in uint8 with ranges from calibration; also convolutions. ``"int4"``: int4 weights by group of input features.
+Kind = Literal["int8", "int8-static", "int4"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+#: Numbers of input features that torchao's int4 kernels take as a group.
+_GROUPS = (32, 64, 128)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def quantize(
+    model: nn.Module, to: Kind = "int8-static", calibration: Iterable[Any] | None = None, *, group_size: int = 32
+) -> nn.Module:
+    """Return a quantized copy of ``model`` in eval mode, for inference; ``model`` is not changed.
+
+    By torchao. ``"int8"`` and ``"int4"`` replace the weights of each `torch.nn.Linear`. ``"int8-static"`` exports the model by
+    `torch.export`, folds batch norms, and quantizes linear layers and convolutions with their inputs (Jacob et al. 2017, arXiv
+    1712.05877): the result is a graph whose int8 kernels `torch.compile` selects if the environment has
+    ``TORCHINDUCTOR_FREEZING=1``; not compiled, the graph computes the same numbers in float32, and is not faster.
+    Layers of a model trained by `hocket_tools.QuantizationAwareTraining` are converted back first.
+
+    Args:
+        model: any module; for ``"int8-static"`` one that `torch.export` exports.
+        to: ``"int8"``, ``"int8-static"`` or ``"int4"``.
+        calibration: for ``"int8-static"``, inputs of the model as in training, at least one batch of two samples or more: a
+            tensor, a tuple of positional arguments or a dict of keyword arguments each.
+        group_size: for ``"int4"``, input features with a common scale: 32, 64 or 128.
+
+    Raises:
+        ValueError: an argument is unknown or missing, the model has no layer that this kind quantizes, its device has no
+            kernels for it, or `torch.export` cannot export it.
+        hocket.errors.MissingPackage: torchao is not installed.
+
+    Example:
+        >>> import torch, hocket_tools
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
+        >>> small = hocket_tools.quantize(model, "int8")
+        >>> x = torch.randn(8, 64)
+        >>> bool((small(x) - model(x)).abs().max() < 0.05)
+        True
+    """
+    check(model, to, calibrated=calibration is not None, group_size=group_size)
+    from hocket_tools.compression.quantization_aware_training import without_fake_quantization
+
+    if to == "int8-static":
+        from hocket_tools.compression.static_int8 import static_int8
+
+        plain = without_fake_quantization(copy.deepcopy(model)).eval()
+        return static_int8(plain, [on_device_of(model, as_inputs(batch)) for batch in calibration or ()])
+    quantized = without_fake_quantization(copy.deepcopy(model)).eval().requires_grad_(False)
+    quantization = torchao("quantization")
+    if to == "int8":
+        config = quantization.Int8DynamicActivationInt8WeightConfig(set_inductor_config=False)
+        wanted = list(_linears(quantized))
+    else:
+        # The stable Int4WeightOnlyConfig has no kernels for CPUs in torchao 0.18; these are torch's own.
+        config = torchao("prototype.quantization.int4").PrototypeInt4WeightOnlyConfig(
+            group_size=group_size, set_inductor_config=False
+        )
+        wanted = [name for name in _linears(quantized) if not _misfits_int4(quantized.get_submodule(name), group_size)]
+    quantization.quantize_(quantized, config, filter_fn=lambda module, name: name in wanted)
+    _say_what_stays(quantized, to, wanted)
+    return quantized
+
+
+def check(model: nn.Module, to: str, *, calibrated: bool, group_size: int = 32) -> None:
+    """Raise ValueError if `quantize` cannot do this, before any work."""
+    if to not in KINDS:
+        raise WrongValue(f"«to={to!r}» is no kind of quantization. Give one of {', '.join(map(repr, KINDS))}.")
+    if group_size not in _GROUPS:
+        raise WrongValue(
+            f"«group_size={group_size}» is not one of {', '.join(map(str, _GROUPS))}. Give «group_size=32»."
+        )
+    devices = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
+    if to != "int8" and devices - {"cpu"}:
+        raise WrongValue(
+            f"{to} has kernels for CPUs here, and {type(model).__name__} is on {', '.join(sorted(devices))}. Move it by "
+            "model.cpu() first, or quantize to 'int8'."
+        )
+    if to == "int8-static":
+        if not calibrated:
+            raise WrongValue(
+                "int8-static takes the ranges of activations from inputs, and got none. Give «calibration=», a list of a few "
+                "batches of inputs from the training data; or quantize to 'int8', which needs none."
+            )
+        if not any(isinstance(module, (nn.Linear, *_CONVOLUTIONS)) for module in model.modules()):
+            raise WrongValue(f"{type(model).__name__} has no Linear and no convolution, so nothing would be quantized.")
+        return
+    linears = [model.get_submodule(name) for name in _linears(model)]
+    if not linears:
+        raise WrongValue(
+            f"{to} quantizes the weights of torch.nn.Linear, and {type(model).__name__} has none. Quantize to 'int8-static', "
+            "which is for convolutions too."
+        )
+    if to == "int4" and (obstacles := [_misfits_int4(each, group_size) for each in linears]) and all(obstacles):
+        raise WrongValue(f"int4 fits no Linear of {type(model).__name__}: {obstacles[0]}. Quantize to 'int8'.")
+
+
+def _linears(model: nn.Module) -> dict[str, nn.Linear]:
+    """Return the linear layers by name, which are those whose subclasses multiply by ``weight`` as torch's do."""
+    from hocket_tools.compression.quantization_aware_training import FakeQuantized
+
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and (type(module) is nn.Linear or isinstance(module, FakeQuantized) or "Linear" in type(module).__name__)
+    }
+
+
+def _misfits_int4(linear: Any, group_size: int) -> str:
+    """Return why torch's int4 kernel cannot take a layer, or an empty string."""
+    if linear.in_features % group_size:
+        return f"{linear.in_features} input features are no multiple of group_size={group_size}"
+    if linear.out_features % 16:
+        return f"{linear.out_features} output features are no multiple of 16"
+    return ""
+
+
+def _say_what_stays(model: nn.Module, to: str, wanted: Iterable[str]) -> None:
+    """Warn of layers that keep their floats, with their part of the model's weights, if that is more than a tenth."""
+    quantized = {id(model.get_submodule(name).weight) for name in wanted}
+    sizes = {id(each): each.numel() for each in model.parameters()}
+    kept = sum(size for key, size in sizes.items() if key not in quantized)
+    if kept > sum(sizes.values()) / 10:
+        kinds = sorted(
+            {
+                type(module).__name__
+                for module in model.modules()
+                if (weight := module._parameters.get("weight")) is not None and id(weight) not in quantized
+            }
+        )
+        warn(
+            f"{to} quantizes linear layers only: {kept / sum(sizes.values()):.0%} of the weights of {type(model).__name__} "
+            f"stay as they are, in {', '.join(kinds)}."
+            + (
+                " Quantize to 'int8-static' for convolutions."
+                if any(isinstance(module, _CONVOLUTIONS) for module in model.modules())
+                else ""
+            )
+        )
