@@ -7,6 +7,6 @@ from typing import TYPE_CHECKING
 from hocket.help.lazy import lazy
 
 if TYPE_CHECKING:
-    pass
+    from hocket_tools.finetuning.algorithm import Finetuning as Finetuning
 
 __getattr__, __dir__ = lazy(__name__)
