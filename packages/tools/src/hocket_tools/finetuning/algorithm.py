@@ -43,8 +43,8 @@ class Finetuning(Algorithm):
             statistics; ``"train"``: they normalize by the batch, and update them.
 
     Raises:
-        PluginConfigError: an argument has another form; later, a glob matches no parameter, a stage trains none, or one that
-            no optimizer holds.
+        PluginConfigError: an argument has another form; later, a glob matches no parameter, or a stage trains none.
+        PlanError: later, it trains a parameter that none of several optimizers holds. A single one gets them.
         ValueError: later, for an optimizer that moves parameters without gradients (LBFGS).
 
     Example:
@@ -176,20 +176,30 @@ class Finetuning(Algorithm):
                 )
         parameters = list(_parameters(state.task))
         by_name = {name: parameter for _, names, parameter in parameters for name in names}
-        held = {id(each) for optimizer in state.optimizers for group in optimizer.param_groups for each in group["params"]}
+        trained_once = set[int]()
         for number, stage in enumerate(self.stages):
             for option, patterns in (("train", stage.train), ("freeze", stage.freeze)):
                 for pattern in patterns:
                     check_pattern(pattern, by_name, option)
-            trained = [(key, names) for key, names, each in parameters if self._trains(names, each, range(number + 1))]
+            trained = {key for key, names, each in parameters if self._trains(names, each, range(number + 1))}
             if not trained:
                 raise PluginConfigError(f"From {stage.at} on finetuning trains nothing: add 'train' to that stage.")
-            if state.optimizers and (lost := [names[0] for key, names in trained if key not in held]):
-                raise PlanError(
-                    f"finetuning trains {lost[0]}{f' and {len(lost) - 1} more' if lost[1:] else ''} from {stage.at} on, and no "
-                    "optimizer holds it, so it would never be updated. Give the optimizer all parameters, as "
-                    "«optimizer='adamw(lr=1e-3)'» does: it skips those that are frozen."
-                )
+            trained_once |= trained
+        self._hold(state, [(names[0], each) for key, names, each in parameters if key in trained_once])
+
+    def _hold(self, state: State, trained: Sequence[tuple[str, nn.Parameter]]) -> None:
+        """Add the parameters to the optimizer that it was not given, as when it was given the parameters that train first."""
+        optimizers = state.optimizers
+        held = {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
+        lost = [(name, parameter) for name, parameter in trained if id(parameter) not in held]
+        if len(optimizers) > 1 and lost:
+            raise PlanError(
+                f"finetuning trains {lost[0][0]}{f' and {len(lost) - 1} more' if lost[1:] else ''}, which none of the "
+                f"{len(optimizers)} optimizers holds, so that it would never be updated. Give it to one of them: they skip "
+                "parameters that are frozen."
+            )
+        if optimizers and lost:
+            optimizers[0].add_param_group({"params": [parameter for _, parameter in lost]})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the names of the parameters that it froze, and of the norms that it put in eval mode."""
