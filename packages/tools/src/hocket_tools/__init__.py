@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hocket.help.lazy import lazy
 
 if TYPE_CHECKING:
+    from hocket_tools.finetuning.adapters import Adapters as Adapters, merge_adapters as merge_adapters
     from hocket_tools.finetuning.algorithm import Finetuning as Finetuning
 
 __getattr__, __dir__ = lazy(__name__)

@@ -19,6 +19,7 @@ from hocket.optim.groups import check_pattern, named_parameters
 from hocket.state.state import State
 from hocket.state.task import Task
 from hocket.surgery import NoEffectWarning
+from hocket_tools.finetuning.norms import check_batch_norm, norms_of, said
 from hocket_tools.finetuning.rates import StageRates
 from hocket_tools.finetuning.stages import Stage, read_stages, trains
 
@@ -68,11 +69,7 @@ class Finetuning(Algorithm):
 
     def __init__(self, stages: Sequence[Mapping[str, Any] | Stage], batch_norm: str = "eval") -> None:
         self.stages = read_stages(stages)
-        if batch_norm not in ("eval", "train"):
-            raise PluginConfigError(
-                f"«batch_norm={batch_norm!r}» is neither 'eval', which keeps the statistics of frozen norms, nor 'train', which "
-                "updates them."
-            )
+        check_batch_norm(batch_norm)
         self.batch_norm = batch_norm
         self._rates: StageRates | None = None
         #: The numbers of the stages that have begun, as applied; None before the first batch of a fit.
@@ -122,7 +119,7 @@ class Finetuning(Algorithm):
     def _norms(self, state: State, begun: Sequence[int]) -> int:
         """Put norms of frozen parts in eval mode, and those that train again back. Return the number of frozen norms."""
         frozen = 0
-        for name, module in _norms(state.task):
+        for name, module in norms_of(state.model):
             own = list(module.parameters(recurse=False))
             statistics = self._trains([f"{name}.running_mean".lstrip(".")], module.running_mean, begun)
             trained = any(parameter.requires_grad for parameter in own) if own else statistics
@@ -139,10 +136,9 @@ class Finetuning(Algorithm):
         return trains([self.stages[number] for number in begun], names, tensor, not self.stages[0].train)
 
     def _say(self, number: int, total: int, norms: int) -> None:
-        kept = "keep their running statistics" if self.batch_norm == "eval" else "update their running statistics"
         print(
             f"hocket: finetuning, stage {number + 1} of {len(self.stages)} (from {self.stages[number].at}): {self._size:,} of "
-            f"{total:,} parameters train{f'; {norms} norms of frozen parts {kept}' if norms else ''}.",
+            f"{total:,} parameters train{said(norms, self.batch_norm)}.",
             file=sys.stderr,
             flush=True,
         )
@@ -152,7 +148,7 @@ class Finetuning(Algorithm):
         for _, names, parameter in _parameters(state.task):
             if not self._frozen.isdisjoint(names):
                 parameter.requires_grad_(True)
-        for name, module in _norms(state.task):
+        for name, module in norms_of(state.model):
             if name in self._still:
                 module.training = True
         self._frozen, self._still, self._begun = set(), set(), None
@@ -219,10 +215,3 @@ def _parameters(task: Task) -> Iterator[tuple[int, list[str], nn.Parameter]]:
         names.setdefault(id(parameter), []).append(name)
     for name, parameter in named_parameters(task):
         yield id(parameter), names.get(id(parameter), [name]), parameter
-
-
-def _norms(task: Task) -> Iterator[tuple[str, Any]]:
-    """Yield the modules with running statistics by name."""
-    for name, module in task.model.named_modules():
-        if isinstance(getattr(module, "running_mean", None), Tensor):
-            yield name, module
