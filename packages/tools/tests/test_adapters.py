@@ -75,7 +75,10 @@ def test_the_adapters_and_the_head_alone_train_and_merging_computes_the_same() -
     frozen = {name.replace(".base_layer", ""): value for name, value in model.state_dict().items()}
     for name in ("conv.weight", "second.weight", "hidden.bias", "norm.running_mean", "norm.weight"):
         assert torch.equal(frozen[name], before[name]), name
-    assert all(("lora_" in name or "fc.modules_to_save" in name) == each.requires_grad for name, each in model.named_parameters())
+    assert all(
+        ("lora_" in name or "fc.modules_to_save" in name) == each.requires_grad
+        for name, each in model.named_parameters()
+    )
     inputs = images()[0][0]
     expected = model.eval()(inputs)
     merged = merge_adapters(copy.deepcopy(model))

@@ -93,8 +93,7 @@ def plain(optimizer: Callable[..., Any], factor: Callable[[int], float], batch_n
     model = net()
     named = dict(model.named_parameters())
     groups = optimizer([{"params": [each]} for each in named.values()])
-    number = 0
-    for inputs, targets in [*make_data(64, 8, shuffle=False)] * 3:
+    for number, (inputs, targets) in enumerate([*make_data(64, 8, shuffle=False)] * 3):
         parts = [parts for begin, parts in BY_HAND if begin <= number][-1]
         model.train()
         for (name, parameter), group in zip(named.items(), groups.param_groups, strict=True):
@@ -108,7 +107,6 @@ def plain(optimizer: Callable[..., Any], factor: Callable[[int], float], batch_n
         groups.zero_grad()
         F.cross_entropy(model(inputs), targets).backward()
         groups.step()
-        number += 1
     return model
 
 
@@ -172,3 +170,141 @@ def test_two_ranks_end_as_one_process_and_resume_bitwise_in_every_stage(strategy
     for found in run_ranks(of_rank, 2, strategy, at):
         for name, value in expected.model_state_dict().items():
             torch.testing.assert_close(torch.tensor(found[name]), value, rtol=1e-4, atol=1e-5)
+
+
+def test_an_optimizer_that_was_given_some_parameters_gets_those_that_train_later() -> None:
+    stages = [{"at": "0ep", "train": "fc.*", "lr": 0.1}, {"at": "1ep", "train": "layer2.*", "lr": 0.01}]
+    trainers = []
+    for some in (False, True):
+        model = net()
+        given = model.fc if some else model
+        trainers.append(finetuned(model=model, optimizer=momentum(given.parameters()), algorithms=[Finetuning(stages)]))
+        trainers[-1].fit()
+    assert equal(*(each.model_state_dict() for each in trainers))
+    held = [each for group in trainers[1].state.optimizers[0].param_groups for each in group["params"]]
+    assert len(held) == 6  # without layer1, which never trains
+
+
+def test_what_the_user_froze_and_put_in_eval_mode_stays_so() -> None:
+    model = net()
+    model.layer1[0].requires_grad_(False)
+    model.layer1[1].eval()
+    stages = [{"at": "0ep", "train": "fc.*"}, {"at": "1ep", "train": ["layer2.*", "layer1.1.*"]}]
+    trainer = finetuned(model=model, algorithms=[Finetuning(stages)])
+    trainer.fit()
+    assert [name for name, each in model.named_parameters() if not each.requires_grad] == [
+        "layer1.0.weight",
+        "layer1.0.bias",
+    ]
+    assert [name for name, each in model.named_modules() if not each.training] == ["layer1.1"]
+    assert torch.equal(model.layer1[0].weight, net().layer1[0].weight)
+
+
+def test_shared_weights_and_norms_without_weights_go_by_their_names() -> None:
+    class Shared(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer2[0].weight = self.layer1[0].weight
+            self.layer1[1] = nn.BatchNorm1d(8, affine=False)
+
+    torch.manual_seed(0)
+    model = Shared()
+    seen: list[Any] = []
+
+    class Watch(hocket.Callback):
+        def before_forward(self, state: Any) -> None:
+            seen.append((model.layer1[0].weight.requires_grad, model.layer1[1].training))
+
+    stages = [{"at": "0ep", "train": "fc.*"}, {"at": "1ep", "train": "layer2.*"}, {"at": "2ep", "train": "layer1.*"}]
+    finetuned(model=model, algorithms=[Finetuning(stages)], callbacks=[Watch()]).fit()
+    assert seen == [(False, False)] * 8 + [(True, False)] * 8 + [(True, True)] * 8
+
+
+def test_two_fits_and_a_fit_after_an_exception_continue_the_stages() -> None:
+    whole, parts, raising = finetuned(), finetuned(), finetuned(callbacks=[Raises()])
+    whole.fit()
+    for until in ("10ba", "5ba", None):
+        parts.fit(until)
+    with pytest.raises(RuntimeError, match="planted"):
+        raising.fit()
+    raising.fit()
+    assert equal(parts.model_state_dict(), whole.model_state_dict())
+    assert equal(raising.model_state_dict(), whole.model_state_dict())
+
+
+class Raises(hocket.Callback):
+    def __init__(self) -> None:
+        self.raised = False
+
+    def after_dataloader(self, state: Any) -> None:
+        if state.timestamp.batch == 12 and not self.raised:
+            self.raised = True
+            raise RuntimeError("planted")
+
+
+def test_a_stage_after_the_end_is_said() -> None:
+    stages = [{"at": "0ep", "train": "fc.*"}, {"at": "3ep", "train": "*"}]
+    with pytest.warns(NoEffectWarning, match="the stage at 3ep never begins, because training ends after 3ep"):
+        finetuned(algorithms=[Finetuning(stages)]).fit()
+
+
+def test_the_lines_say_what_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    finetuned().fit()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "finetuning" in line]
+    assert lines == [
+        "hocket: finetuning, stage 1 of 4 (from 0ep): 27 of 203 parameters train; 2 norms of frozen parts keep their running "
+        "statistics.",
+        "hocket: finetuning, stage 2 of 4 (from 1ep): 115 of 203 parameters train; 1 norm of a frozen part keeps its running "
+        "statistics.",
+        "hocket: finetuning, stage 3 of 4 (from 14ba): 187 of 203 parameters train; 1 norm of a frozen part keeps its running "
+        "statistics.",
+        "hocket: finetuning, stage 4 of 4 (from 2ep): 115 of 203 parameters train; 1 norm of a frozen part keeps its running "
+        "statistics.",
+    ]
+
+
+ONE = {"at": "0ep", "train": "fc.*"}
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        ([], "is not a list of stages"),
+        ("fc.*", "is not a list of stages"),
+        (["fc.*"], "is no dict with 'at'"),
+        ([{"train": "fc.*"}], "is no dict with 'at'"),
+        ([{"at": "1ep", "train": "fc.*"}], "The first stage begins at 1ep.*Begin with a stage at '0ep'"),
+        ([ONE, {"at": "2ep", "train": "*"}, {"at": "1ep", "train": "*"}], "at 1ep comes after the one at 2ep"),
+        ([ONE, {"at": "0ep", "train": "*"}], "at 0ep comes after the one at 0ep"),
+        ([{**ONE, "learning_rate": 1}], "'learning_rate', which is not one of at, train"),
+        ([{**ONE, "trian": 1}], "Write 'train'"),
+        ([{"at": "1", "train": "*"}], "has no unit"),
+        ([ONE, {"at": "10min", "train": "*"}], "the same in every run"),
+        ([ONE, {"at": "1dur", "train": "*"}], "below 1"),
+        ([{"at": "0ep"}], "neither trains nor freezes"),
+        ([{"at": "0ep", "train": 3}], "is no glob"),
+        ([{**ONE, "lr": "1e-3"}], "give a finite number"),
+        ([{**ONE, "lr": -1.0}], "give a finite number"),
+        ([{**ONE, "lr": 1.0, "lr_factor": 2}], "Give one of lr and lr_factor"),
+        ([{"at": "0ep", "freeze": "fc.*", "lr": 1.0}], "together with 'train'"),
+    ],
+)
+def test_what_is_no_stage(stages: Any, words: str) -> None:
+    with pytest.raises(PluginConfigError, match=words):
+        Finetuning(stages)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"stages": [{"at": "0ep", "train": "layer3.*"}]}, PluginConfigError, r"«?train='layer3\.\*'.*'\*layer1\*'"),
+        ({"stages": [ONE, {"at": "1ep", "freeze": "fc.*"}]}, PluginConfigError, "From 1ep on finetuning trains nothing"),
+        ({"optimizer": torch.optim.LBFGS}, ValueError, "LBFGS does not"),
+        ({"optimizer": {"layer1": "sgd(lr=0.1)", "fc": "sgd(lr=0.1)"}, "stages": [{"at": "0ep", "train": "*"}]}, PlanError,
+         r"trains layer2\.0\.weight and 3 more, which none of the 2 optimizers holds"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_the_run(changes: dict[str, Any], error: type[Exception], words: str) -> None:
+    stages = changes.pop("stages", [ONE])
+    with pytest.raises(error, match=words):
+        finetuned(algorithms=[Finetuning(stages)], **changes)

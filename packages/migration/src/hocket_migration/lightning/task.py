@@ -306,7 +306,9 @@ class LightningTask(TrainedModule):
         for callback in trainer.callbacks:
             if callback.state_key in state["callbacks"]:
                 callback.load_state_dict(state["callbacks"][callback.state_key])
-                if hasattr(callback, "_internal_optimizer_metadata"):  # of BaseFinetuning: its groups as they were added
+                if hasattr(
+                    callback, "_internal_optimizer_metadata"
+                ):  # of BaseFinetuning: its groups as they were added
                     callback._restarting = False  # the optimizer has them again, with the rates that they have come to
         if state["gradients"] is not None:
             for parameter, gradient in zip(self.parameters(), state["gradients"], strict=True):

@@ -132,7 +132,7 @@ def merge_adapters(model: nn.Module) -> nn.Module:
     import peft
 
     if isinstance(model, peft.PeftModel):
-        merged: nn.Module = model.merge_and_unload(safe_merge=True)  # type: ignore[operator]  # of its tuner
+        merged: nn.Module = model.merge_and_unload(safe_merge=True)
         return merged
     adapted = _adapted(model)
     if not adapted:
@@ -171,8 +171,8 @@ def _inject(model: nn.Module, given: Any) -> dict[str, Any]:
             name for name, each in model.named_modules() if name and isinstance(each, nn.Linear | nn.Conv1d | nn.Conv2d)
         ]
         raise WrongValue(
-            f"«peft={given!r}» fits no adapters to {type(model).__name__}: {str(error).rstrip('.')}. Its linear and convolutional "
-            f"modules are {', '.join(fitting[:12])}{' …' if fitting[12:] else ''}: write for instance peft={{'r': 8, "
+            f"«peft={given!r}» fits no adapters to {type(model).__name__}: {str(error).rstrip('.')}. Its linear and "
+            f"convolutional modules are {', '.join(fitting[:12])}{' …' if fitting[12:] else ''}: write for instance peft={{'r': 8, "
             f"'target_modules': {fitting[-2:]!r}}}."
         ) from error
     _nlp().check_targets(model)

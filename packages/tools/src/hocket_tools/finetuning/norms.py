@@ -28,5 +28,7 @@ def check_batch_norm(given: object) -> None:
 
 def said(number: int, batch_norm: str) -> str:
     """Return what becomes of this many frozen norms, for the end of a sentence; nothing of none."""
-    kept = "keep" if batch_norm == "eval" else "update"
-    return f"; {number} norms of frozen parts {kept} their running statistics" if number else ""
+    does = "keep" if batch_norm == "eval" else "update"
+    if number == 1:
+        return f"; 1 norm of a frozen part {does}s its running statistics"
+    return f"; {number} norms of frozen parts {does} their running statistics" if number else ""

@@ -24,7 +24,9 @@ class StageRates:
         names: the names of all parameters, by their ids.
     """
 
-    def __init__(self, optimizers: Sequence[Optimizer], stages: Sequence[Stage], names: Mapping[int, list[str]]) -> None:
+    def __init__(
+        self, optimizers: Sequence[Optimizer], stages: Sequence[Stage], names: Mapping[int, list[str]]
+    ) -> None:
         self._stages = stages
         #: For each optimizer and group: its own rate, and the numbers of the stages that give it another.
         self._groups: list[list[tuple[float, tuple[int, ...]]]] = [

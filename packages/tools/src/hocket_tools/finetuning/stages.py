@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
@@ -74,7 +75,7 @@ def read_stages(given: object) -> tuple[Stage, ...]:
             f"The first stage begins at {stages[0].at}, so nothing says what trains before. Begin with a stage at '0ep': "
             "{'at': '0ep', 'train': 'fc.*'} trains nothing else, {'at': '0ep', 'freeze': 'layer1.*'} trains the others."
         )
-    for stage, after in zip(stages, stages[1:], strict=False):
+    for stage, after in pairwise(stages):
         if stage.at.unit is after.at.unit and not stage.at < after.at:
             raise PluginConfigError(
                 f"The stage at {after.at} comes after the one at {stage.at}: give stages in the order of their times, and "
@@ -101,8 +102,8 @@ def _read(given: Any) -> Stage:
         raise PluginConfigError(f"«at» of the stage {dict(given)!r}: {error}") from None
     if at.unit is Unit.SECOND or (at.unit is Unit.DURATION and at.value >= 1):
         raise PluginConfigError(
-            f"The stage {dict(given)!r} begins at '{given['at']}'. Give a time that is the same in every run, and on all ranks: "
-            "epochs ('2ep'), batches ('500ba'), samples, tokens, or a fraction of the duration below 1 ('0.3dur')."
+            f"The stage {dict(given)!r} begins at '{given['at']}'. Give a time that is the same in every run, and on all "
+            "ranks: epochs ('2ep'), batches ('500ba'), samples, tokens, or a fraction of the duration below 1 ('0.3dur')."
         )
     train, freeze = (_patterns(given, key) for key in ("train", "freeze"))
     if not train and not freeze:
