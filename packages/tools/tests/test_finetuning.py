@@ -227,7 +227,8 @@ def test_two_fits_and_a_fit_after_an_exception_continue_the_stages() -> None:
         parts.fit(until)
     with pytest.raises(RuntimeError, match="planted"):
         raising.fit()
-    raising.fit()
+    with pytest.warns(UserWarning, match="Training continues with that batch"):
+        raising.fit()
     assert equal(parts.model_state_dict(), whole.model_state_dict())
     assert equal(raising.model_state_dict(), whole.model_state_dict())
 

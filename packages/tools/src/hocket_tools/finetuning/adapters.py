@@ -172,8 +172,8 @@ def _inject(model: nn.Module, given: Any) -> dict[str, Any]:
         ]
         raise WrongValue(
             f"«peft={given!r}» fits no adapters to {type(model).__name__}: {str(error).rstrip('.')}. Its linear and "
-            f"convolutional modules are {', '.join(fitting[:12])}{' …' if fitting[12:] else ''}: write for instance peft={{'r': 8, "
-            f"'target_modules': {fitting[-2:]!r}}}."
+            f"convolutional modules are {', '.join(fitting[:12])}{' …' if fitting[12:] else ''}: write for instance "
+            f"peft={{'r': 8, 'target_modules': {fitting[-2:]!r}}}."
         ) from error
     _nlp().check_targets(model)
     return dict(getattr(model, "peft_config", None) or {"default": config})
