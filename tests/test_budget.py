@@ -13,16 +13,18 @@ PACKAGES = Path(__file__).parent.parent / "packages"
 #: Lines of code of each package's sources.
 BUDGETS = {
     "algorithms-general": 3610,
-    "algorithms-nlp": 3490,
+    "algorithms-nlp": 3500,
     "algorithms-vision": 2420,
     "checkpoints": 5210,
     "cli": 5670,
     "cli": 5570,
+    "checkpoints": 5320,
+    "cli": 5650,
     "core": 15990,
     "data": 500,
     "insight": 4940,
     "loggers": 1450,
-    "migration": 10160,
+    "migration": 10170,
     "report": 1070,
     "strategies": 4570,
     "streaming": 5120,
@@ -31,6 +33,7 @@ BUDGETS = {
     "tools": 1930,
     "tools": 1282,
     "tools": 1105,
+    "tools": 450,
 }
 #: Most lines of a file of core, and the files that may have more: a step's actions, the fit loop, the Trainer's documentation.
 LINES, LONGER = 400, {"loop/actions.py", "loop/fit.py", "run/trainer.py"}

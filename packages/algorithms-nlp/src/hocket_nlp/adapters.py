@@ -21,27 +21,25 @@ _HEADS = {
 }
 
 
-def with_adapters(model: Any, config: Any) -> nn.Module:
-    """Return the model with adapters, its own weights but for a classifier's head frozen, by ``peft.get_peft_model``.
+def read_config(config: Any, model: nn.Module) -> Any:
+    """Return a configuration of peft for a model.
 
     Args:
-        model: a transformers model.
-        config: a configuration of peft, or the arguments of ``peft.LoraConfig`` (Hu et al. 2021, arXiv 2106.09685).
+        config: the same, or the arguments of ``peft.LoraConfig`` (Hu et al. 2021, arXiv 2106.09685).
+        model: of transformers, or any other.
 
     Raises:
         ImportError: peft is not installed.
         TypeError: ``config`` is neither, or has an argument that LoRA does not know.
-        ValueError: the model has adapters already, none of its layers fits, or one computes further with its output; the
-            model is then as it was.
+        ValueError: the model has adapters already.
     """
     try:
         import peft
     except ModuleNotFoundError as error:
         raise MissingPackage(
-            "HuggingFaceTask(peft=…) needs peft, which is not installed. Type: "
-            f"{installing.command('peft', 'hocket-algorithms-nlp')}."
+            f"peft= needs peft, which is not installed. Type: {installing.command('peft', 'hocket-algorithms-nlp')}."
         ) from error
-    if isinstance(model, peft.PeftModel):
+    if isinstance(model, peft.PeftModel) or hasattr(model, "peft_config"):
         raise WrongValue("The model has adapters already: omit peft=, or give the model without them.")
     if isinstance(config, Mapping):
         try:
@@ -59,6 +57,22 @@ def with_adapters(model: Any, config: Any) -> nn.Module:
     if config.task_type is None:  # so that a new head is trained and saved beside the adapters
         kind = type(model).__name__
         config.task_type = next((task for name, task in _HEADS.items() if name in kind), None)
+    return config
+
+
+def with_adapters(model: Any, config: Any) -> nn.Module:
+    """Return the model with adapters, its own weights but for a classifier's head frozen, by ``peft.get_peft_model``.
+
+    Args:
+        model: a transformers model. The algorithm ``adapters`` of hocket_tools gives them to any other.
+        config: as in `read_config`, whose errors it raises.
+
+    Raises:
+        ValueError: none of its layers fits, or one computes further with its output; the model is then as it was.
+    """
+    config = read_config(config, model)
+    import peft
+
     training, required = model.training, {each: each.requires_grad for each in model.parameters()}
     adapted: Any = peft.get_peft_model(model, config)
     try:
@@ -109,7 +123,7 @@ class AdapterSettings(Component):
         ]
         message = (
             f"The adapters are configured differently from the checkpoint's: {'; '.join(found)}. To continue as before, give "
-            "HuggingFaceTask the same peft= as then."
+            "the same peft= as then."
         )
         return Check(warnings=[message] if found else [])
 

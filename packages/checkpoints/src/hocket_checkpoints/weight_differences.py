@@ -13,7 +13,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The misfits: names missing from the weights, names missing from the module, and names with different shapes.
+    """What was loaded, and the misfits: names missing from the weights, or from the module, and names with different shapes.
+
+    It is true if there are misfits; ``str(report)`` counts and lists them.
 
     Example:
         >>> import torch
@@ -21,18 +23,35 @@ class Report:
         >>> report = load_weights(torch.nn.Linear(2, 1), {"weight": torch.ones(1, 2)}, strict=False)
         >>> report.missing
         ('bias',)
+        >>> print(report)
+        1 tensor loaded, 1 missing
+        missing from the weights: bias
     """
 
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
     mismatched: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()
     """Name, shape in the weights, shape in the module."""
+    loaded: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    """Names of the module that ``ignore`` matches."""
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.unexpected or self.mismatched)
 
     def __str__(self) -> str:
         lines = []
+        if self.loaded:
+            others = {
+                "ignored": self.ignored,
+                "missing": self.missing,
+                "not in the module": self.unexpected,
+                "of another shape": self.mismatched,
+            }
+            counts = [f"{len(names)} {what}" for what, names in others.items() if names]
+            lines.append(", ".join([f"{len(self.loaded)} tensor{'s' if self.loaded[1:] else ''} loaded", *counts]))
+        if self.ignored:
+            lines.append(f"ignored: {some(self.ignored)}")
         if self.missing:
             lines.append(f"missing from the weights: {some(self.missing)}")
         if self.unexpected:
@@ -40,7 +59,7 @@ class Report:
         if self.mismatched:
             shapes = [f"{name} ({list(given)}, the module has {list(own)})" for name, given, own in self.mismatched]
             lines.append(f"of another shape: {some(shapes)}")
-        return "\n".join(lines) or "everything fits"
+        return "\n".join(lines if self else [*lines, "everything fits"])
 
 
 def some(names: Sequence[str], most: int = 20) -> str:
@@ -58,3 +77,24 @@ def listed(paths: list[str], most: int = 6) -> str:
     """Return the first paths as a Python list to type."""
     shown = [f"'{path}'" for path in paths[:most]]
     return f"[{', '.join([*shown, '…'] if len(paths) > most else shown)}]"
+
+
+def suggested_remap(report: Report, given: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[dict[str, str], int]:
+    """Return the prefixes by which most unexpected weights fit the missing ones, and how many fit by them.
+
+    Such as ``{"module.": ""}``; an empty dict and 0 if fewer than half of the smaller number fit.
+    """
+    missing, shapes, wanted = set(report.missing), shapes_of(given), shapes_of(own)
+    best: tuple[dict[str, str], int] = ({}, 0)
+    first = report.unexpected[0].split(".") if report.unexpected else []
+    for name in report.missing:
+        parts, common = name.split("."), 0
+        while common < min(len(parts), len(first)) and parts[-1 - common] == first[-1 - common]:
+            common += 1
+        if not common:
+            continue
+        old, new = ("".join(f"{part}." for part in names[: len(names) - common]) for names in (first, parts))
+        moved = {each: new + each[len(old) :] for each in report.unexpected if each.startswith(old)}
+        fit = sum(to in missing and shapes.get(each) == wanted.get(to) for each, to in moved.items())
+        best = max(best, ({old: new}, fit), key=lambda each: each[1])
+    return best if 2 * best[1] >= min(len(report.missing), len(report.unexpected)) else ({}, 0)

@@ -14,7 +14,7 @@ from torch import Tensor
 from hocket.basics import safe_files
 from hocket.basics.plain_data import decode
 from hocket.errors import CheckpointError
-from hocket_checkpoints import pickles
+from hocket_checkpoints import hub, pickles
 from hocket_checkpoints.storage import format as formats, manifest as manifests, shards
 from hocket_checkpoints.storage.store import Store
 from hocket_checkpoints.storage.urls import local_folder
@@ -68,7 +68,7 @@ class Weights(dict[str, Tensor]):
         return [{beginning + name: tensor for name, tensor in self.items()} for beginning in beginnings]
 
 
-def read_weights(path: Path | str) -> dict[str, Tensor]:
+def read_weights(path: Path | str, network: bool = False) -> dict[str, Tensor]:
     """Return weights by name, on the CPU.
 
     Args:
@@ -77,9 +77,14 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
             Composer, or a folder of Hugging Face, sharded or not.
             Prefixes of all names are removed if they come from a wrapper: ``module.``, ``_orig_mod.``, and for Lightning
             and Composer ``model.``. `load_weights` still knows them, for a module that has such a submodule itself.
+            ``hub:org/name`` is a model in the cache of Hugging Face on this machine (``hub:org/name@revision``,
+            ``hub:org/name/file.safetensors``), which huggingface_hub finds.
+        network: whether to download a model of the hub that is not in the cache.
 
     Raises:
-        CheckpointError: the file has another format, is damaged, or could be read only by executing code.
+        CheckpointError: the file has another format, is damaged, or could be read only by executing code; or a model is not
+            in the cache.
+        ImportError: huggingface_hub is not installed, for ``hub:``.
 
     Example:
         >>> import tempfile, torch
@@ -90,6 +95,8 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
         >>> list(weights)
         ['weight', 'bias']
     """
+    if str(path).startswith(hub.PREFIX):
+        return _read(hub.cached(str(path), network))
     with local_folder(path, _OF_OURS) as local:
         return _read(local)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from hocket.basics import safe_files
 from hocket.errors import CheckpointError, WrongValue
-from hocket_checkpoints.weight_differences import Report, some
+from hocket_checkpoints.weight_differences import Report, some, suggested_remap
 from hocket_checkpoints.weight_files import Weights, is_extra, read_weights
 
 if TYPE_CHECKING:
@@ -151,13 +152,16 @@ def _choose(
     ]
     report = Report(tuple(missing), tuple(unexpected), tuple(mismatched))
     if strict and report:
+        remap, fit = suggested_remap(report, given, own)
+        write = f"remap={remap!r}, by which {fit} of them fit" if fit else "remap={'old.': 'new.'} for other names"
         raise CheckpointError(
             f"The weights do not fit {what}, and nothing was loaded.\n{report}\n"
-            "«Pass remap={'old.': 'new.'} for other names, ignore=['head.*'] to leave parts alone, or strict=False¦"
+            f"«Pass {write}, ignore=['head.*'] to leave parts alone, or strict=False¦"
             "Give the configuration that they were trained with, such as config.yaml in the folder of their run»."
         )
     other = {name for name, _, _ in mismatched}
-    return {name: value for name, value in given.items() if name in own and name not in other}, report
+    chosen = {name: value for name, value in given.items() if name in own and name not in other}
+    return chosen, replace(report, loaded=tuple(chosen), ignored=tuple(filter(ignored, own)))
 
 
 def _renamed(state: Mapping[str, Any], remap: Mapping[str, str]) -> dict[str, Any]:

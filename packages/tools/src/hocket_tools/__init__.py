@@ -31,5 +31,7 @@ if TYPE_CHECKING:
     from hocket_tools.compression.quantization_aware_training import (
         QuantizationAwareTraining as QuantizationAwareTraining,
         fake_quantize as fake_quantize,
+    from hocket_tools.finetuning.adapters import Adapters as Adapters, merge_adapters as merge_adapters
+    from hocket_tools.finetuning.algorithm import Finetuning as Finetuning
 
 __getattr__, __dir__ = lazy(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hocket.basics.plain_data import json_like
@@ -51,8 +51,8 @@ def make_groups(
     for group in check_groups(groups):
         patterns = [group["match"]] if isinstance(group["match"], str) else group["match"]
         for pattern in patterns:
-            _check_pattern(pattern, parameters)
-        matched = [name for name, item in parameters.items() if any(_matches(name, item, p) for p in patterns)]
+            check_pattern(pattern, parameters)
+        matched = [name for name, item in parameters.items() if any(matches(name, item, p) for p in patterns)]
         if taken.issuperset(matched):
             raise PluginConfigError(
                 f"The group {group!r} gets no parameter: groups before it match all of {_some(matched)}, and the first match "
@@ -146,7 +146,8 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _matches(name: str, parameter: nn.Parameter, pattern: str) -> bool:
+def matches(name: str, parameter: Tensor, pattern: str) -> bool:
+    """Whether a glob matches the name of a parameter; ``"1d"`` matches parameters of at most one dimension."""
     if pattern == "1d":
         return parameter.ndim <= 1
     return fnmatchcase(name, pattern) or fnmatchcase(
@@ -173,14 +174,15 @@ def check_groups(groups: object) -> Sequence[Mapping[str, Any]]:
     return groups
 
 
-def _check_pattern(pattern: str, parameters: Mapping[str, nn.Parameter]) -> None:
-    if any(_matches(name, parameter, pattern) for name, parameter in parameters.items()):
+def check_pattern(pattern: str, parameters: Mapping[str, nn.Parameter], option: str = "match") -> None:
+    """Raise PluginConfigError if the pattern of an option matches no parameter."""
+    if any(matches(name, parameter, pattern) for name, parameter in parameters.items()):
         return
     word = pattern.strip("*.")
     parts = dict.fromkeys(part for name in parameters for part in (name, *name.split(".")) if not part.isdigit())
     near = difflib.get_close_matches(word, list(parts), 3, 0.5) or list(parameters)[:3]
     names = " or ".join(repr(match if match in parameters else f"*{match}*") for match in near)
-    raise PluginConfigError(f"«match={pattern!r}» matches none of the {len(parameters)} parameters. Write {names}.")
+    raise PluginConfigError(f"«{option}={pattern!r}» matches none of the {len(parameters)} parameters. Write {names}.")
 
 
 def _factors(part: nn.Module, names: Sequence[str], decay: object) -> dict[str, float]:

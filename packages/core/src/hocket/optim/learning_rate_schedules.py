@@ -134,7 +134,7 @@ class Stepped(TimeOnly):
 
 
 def _notice_added_groups(scheduler: LRScheduler) -> None:
-    """Have a torch scheduler schedule groups that were added to its optimizer, from their learning rates on.
+    """Have a torch scheduler schedule groups that were added to its optimizer, and base rates (``initial_lr``) that changed.
 
     It keeps the base rate of each group, and LambdaLR a function of each, from when it was made.
     """
@@ -142,7 +142,7 @@ def _notice_added_groups(scheduler: LRScheduler) -> None:
         _notice_added_groups(inner)
     groups = scheduler.optimizer.param_groups
     rates: list[Any] = getattr(scheduler, "base_lrs", [])
-    rates.extend(group.setdefault("initial_lr", float(group["lr"])) for group in groups[len(rates) :] if rates)
+    rates[:] = [group.setdefault("initial_lr", float(group["lr"])) for group in groups if rates]
     functions: list[Any] = getattr(scheduler, "lr_lambdas", [])
     if 0 < len(functions) < len(groups):
         if any(function is not functions[0] for function in functions):

@@ -256,6 +256,7 @@ class LightningTask(TrainedModule):
         return {
             "counters": {name: getattr(trainer, name) for name in _COUNTERS},
             "in_epoch": self._in_epoch,
+            "epoch_stepped": self._epoch_stepped,
             "plateau_waits": self._plateau_waits,
             "metrics": trainer.callback_metrics,
             "world_size": trainer.world_size,
@@ -291,6 +292,7 @@ class LightningTask(TrainedModule):
         for name, value in state["counters"].items():
             setattr(trainer, name, value)
         self._in_epoch, self._plateau_waits = state["in_epoch"], state.get("plateau_waits", False)
+        self._epoch_stepped = state.get("epoch_stepped", False)
         trainer._callback_metrics.update(state.get("metrics", {}))
         if state.get("world_size") == trainer.world_size:  # other ranks have other parts of an epoch's means
             self._results.load_state_dict(state["logged"], trainer.strategy.root_device)
@@ -304,6 +306,10 @@ class LightningTask(TrainedModule):
         for callback in trainer.callbacks:
             if callback.state_key in state["callbacks"]:
                 callback.load_state_dict(state["callbacks"][callback.state_key])
+                if hasattr(
+                    callback, "_internal_optimizer_metadata"
+                ):  # of BaseFinetuning: its groups as they were added
+                    callback._restarting = False  # the optimizer has them again, with the rates that they have come to
         if state["gradients"] is not None:
             for parameter, gradient in zip(self.parameters(), state["gradients"], strict=True):
                 parameter.grad = None if gradient is None else gradient.to(parameter.device)

@@ -1,0 +1,203 @@
+"""Adapters of peft, such as LoRA, in linear and convolutional modules of any model, and their merging into the weights."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from hocket.errors import WrongValue
+from hocket.help import optional_packages
+from hocket.hookspecs import Event
+from hocket.hookspecs.algorithm import Algorithm, Phase
+from hocket.state.component import Component
+from hocket.state.state import State
+from hocket.surgery import Replacement
+from hocket_tools.finetuning.norms import check_batch_norm, norms_of, said
+
+
+class Adapters(Algorithm):
+    """Train low-rank adapters of a model's linear and convolutional modules, and freeze its own weights.
+
+    Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv 2106.09685), section 4.1; the
+    modules are those of `peft`. They are put in place of the model's modules as a Trainer is made, before its optimizer;
+    names of weights get ``base_layer``. `merge_adapters` merges them afterwards. Models of transformers have ``peft=`` of
+    `hocket_nlp.HuggingFaceTask`.
+
+    Args:
+        peft: arguments of ``peft.LoraConfig``, or a configuration of peft: ``target_modules`` are names of modules, or what
+            they end with (``["conv2", "fc"]``), or a regular expression for full names; ``modules_to_save`` are those to
+            train as they are, such as a new head.
+        batch_norm: ``"eval"``: frozen norms with running statistics are in eval mode; ``"train"``: they update them.
+
+    Raises:
+        PluginConfigError: ``batch_norm`` is neither. As a Trainer is made also:
+        ImportError: peft or hocket-algorithms-nlp, which reads its configurations, is not installed.
+        TypeError: ``peft`` is no configuration. ValueError: no module has such a name or fits, or the model has adapters.
+
+    Example:
+        >>> import hocket, torch
+        >>> from hocket_tools import Adapters, merge_adapters
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(16, 2))
+        >>> trainer = hocket.Trainer(
+        ...     model=model, loss="cross_entropy", optimizer="adamw(lr=1e-2)", duration="1ep", device="cpu",
+        ...     train_data=[(torch.randn(8, 3, 4, 4), torch.zeros(8, dtype=torch.long))],
+        ...     algorithms=[Adapters({"r": 2, "target_modules": ["0", "2"]})],
+        ... )
+        >>> result = trainer.fit()
+        >>> merge_adapters(model)[0]
+        Conv2d(3, 4, kernel_size=(3, 3), stride=(1, 1))
+    """
+
+    events = {Event.INIT, Event.FIT_START}
+    phase = Phase.MODEL
+
+    def __init__(self, peft: Any, batch_norm: str = "eval") -> None:
+        check_batch_norm(batch_norm)
+        self.peft = peft
+        self.batch_norm = batch_norm
+        self._frozen_norms: list[str] = []
+        #: The configurations of peft, by the name of the adapter.
+        self._configurations: dict[str, Any] = {}
+
+    def apply(self, event: Event, state: State) -> None:
+        """Insert adapters once; put frozen norms in eval mode at the beginning of every fit."""
+        if event is Event.INIT:
+            before = dict(state.model.named_modules())
+            self._configurations = _inject(state.model, self.peft)
+            changed = [(name, before[name], new) for name, new in _adapted(state.model).items()]
+            state.replacements += [Replacement(name, old, new, state.model) for name, old, new in changed]
+            self._frozen_norms = [
+                name
+                for name, module in norms_of(state.model)
+                if not any(parameter.requires_grad for parameter in module.parameters())
+            ]
+            self._say(state, len(changed))
+        if self.batch_norm == "eval":
+            for name in self._frozen_norms:
+                state.model.get_submodule(name).training = False
+
+    def _say(self, state: State, modules: int) -> None:
+        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in state.model.parameters()]
+        trained, total = sum(size for size, trains in sizes if trains), sum(size for size, _ in sizes)
+        state.log({"adapters/modules": modules, "adapters/parameters": trained})
+        if state.strategy.rank == 0:
+            print(
+                f"hocket: adapters in {modules} modules: {trained:,} of {total:,} parameters train"
+                f"{said(len(self._frozen_norms), self.batch_norm)}.",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def touches(self, model: nn.Module) -> Sequence[str]:
+        """Return one line for each module that gets an adapter, or is trained as it is."""
+        config = _nlp().read_config(self.peft, model)
+        wanted = {"gets an adapter": config.target_modules, "is trained": getattr(config, "modules_to_save", None)}
+        return [
+            f"{name}: {type(module).__name__} {what}"
+            for name, module in model.named_modules()
+            for what, targets in wanted.items()
+            if name and _matches(name, targets)
+        ]
+
+    def checkpoint_components(self, state: State) -> list[Component]:
+        """Return the configurations of the adapters, of whose changes a resumed run warns."""
+        return [_nlp().AdapterSettings(self._configurations)]
+
+
+def merge_adapters(model: nn.Module) -> nn.Module:
+    """Merge the adapters of a model into its weights, and return the model without them, which computes the same.
+
+    Args:
+        model: changed in place: of `Adapters`, of ``peft.inject_adapter_in_model`` or of ``peft.get_peft_model``. Copy it
+            (``copy.deepcopy``) to train further.
+
+    Raises:
+        ImportError: peft is not installed.
+        ValueError: the model has no adapters, or merged weights would not be finite.
+
+    Example:
+        >>> import peft, torch
+        >>> from hocket_tools import merge_adapters
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+        >>> adapted = peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["0"]), model)
+        >>> merge_adapters(adapted)
+        Sequential(
+          (0): Linear(in_features=4, out_features=2, bias=True)
+        )
+    """
+    import peft
+
+    if isinstance(model, peft.PeftModel):
+        merged: nn.Module = model.merge_and_unload(safe_merge=True)
+        return merged
+    adapted = _adapted(model)
+    if not adapted:
+        raise WrongValue(
+            f"{type(model).__name__} has no adapters to merge. Give the model that was trained with `Adapters`, or of peft."
+        )
+    for name, layer in adapted.items():
+        parent, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, _merged(layer))
+    if hasattr(model, "peft_config"):
+        del model.peft_config
+    return model
+
+
+def _merged(layer: Any) -> nn.Module:
+    if hasattr(layer, "modules_to_save"):
+        saved: nn.Module = layer.modules_to_save[layer.active_adapter]
+        return saved
+    if hasattr(layer, "unload_and_optionally_merge_module"):  # of MultiheadAttention
+        module: nn.Module = layer.unload_and_optionally_merge_module(merge=True, safe_merge=True, adapter_names=None)
+        return module
+    layer.merge(safe_merge=True)
+    base: nn.Module = layer.get_base_layer()
+    return base
+
+
+def _inject(model: nn.Module, given: Any) -> dict[str, Any]:
+    """Insert adapters in place, and return their configurations by name. Raises the errors of `Adapters`."""
+    config = _nlp().read_config(given, model)
+    import peft
+
+    try:
+        peft.inject_adapter_in_model(config, model)
+    except ValueError as error:
+        fitting = [
+            name for name, each in model.named_modules() if name and isinstance(each, nn.Linear | nn.Conv1d | nn.Conv2d)
+        ]
+        raise WrongValue(
+            f"«peft={given!r}» fits no adapters to {type(model).__name__}: {str(error).rstrip('.')}. Its linear and "
+            f"convolutional modules are {', '.join(fitting[:12])}{' …' if fitting[12:] else ''}: write for instance "
+            f"peft={{'r': 8, 'target_modules': {fitting[-2:]!r}}}."
+        ) from error
+    _nlp().check_targets(model)
+    return dict(getattr(model, "peft_config", None) or {"default": config})
+
+
+def _adapted(model: nn.Module) -> dict[str, Any]:
+    """Return the outermost modules of peft in a model, by name."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import AuxiliaryTrainingWrapper
+
+    found: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in found)
+        if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper) and not inside:
+            found[name] = module
+    return found
+
+
+def _matches(name: str, targets: Any) -> bool:
+    """Whether peft's ``target_modules`` or ``modules_to_save`` mean the module of this name."""
+    if isinstance(targets, str):
+        return re.fullmatch(targets, name) is not None
+    return any(name == target or name.endswith(f".{target}") for target in targets or ())
+
+
+def _nlp() -> Any:
+    return optional_packages.module("hocket_nlp.adapters", "adapters")
