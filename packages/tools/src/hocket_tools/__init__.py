@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from hocket.help.lazy import lazy
 
 if TYPE_CHECKING:
-    pass
+    from hocket_tools.tuning.batch_size_finder import BatchSize as BatchSize
+    from hocket_tools.tuning.lr_finder import LearningRate as LearningRate, LearningRates as LearningRates
+    from hocket_tools.tuning.tune import tune as tune
 
 __getattr__, __dir__ = lazy(__name__)

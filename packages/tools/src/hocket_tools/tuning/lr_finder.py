@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.errors import WrongValue
-from hocket_tools.tuning import range_test
-from hocket_tools.tuning.trial import EndOfTrial, loss_of, take_steps
+from hocket_tools.tuning import plotting, range_test
+from hocket_tools.tuning.trial import EndOfTrial, Progress, loss_of, take_steps
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch.optim import Optimizer
 
     from hocket.run.trainer import Trainer
@@ -44,31 +45,88 @@ class LearningRate:
     #: Short runs at constant rates, and their mean loss in the last fifth of the steps; infinite after a divergence.
     runs: tuple[tuple[float, float], ...] = ()
 
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data, with None for infinity."""
+        plain = {name: getattr(self, name) for name in ("optimizer", "suggestion", "reason", "current", "ended")}
+        return {
+            **plain,
+            **{
+                name: [[rate, loss if math.isfinite(loss) else None] for rate, loss in getattr(self, name)]
+                for name in ("table", "runs")
+            },
+        }
 
-def find(
-    trainer: Trainer, *, low: float, high: float, steps: int, run_steps: int, progress: Callable[[str], None]
-) -> list[LearningRate]:
+    def __str__(self) -> str:
+        if self.suggestion is None:
+            return f"no learning rate\n  because {self.reason}. The range test ended with {self.ended}"
+        return f"learning rate: {self.suggestion:.2g} (now {self.current:.2g})\n  because {self.reason}"
+
+    def figure(self) -> Figure:
+        """Return a figure of matplotlib with losses by learning rate. Raises ImportError without matplotlib."""
+        return plotting.figure([self])
+
+
+class LearningRates(tuple[LearningRate, ...]):
+    """The suggestions for all optimizers, in their order.
+
+    Example:
+        >>> import hocket, hocket_tools, torch
+        >>> data = [(torch.ones(8, 1), torch.zeros(8, 1))] * 4
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Linear(1, 1), loss="mse_loss", optimizer="sgd(lr=1e-4)", train_data=data, device="cpu"
+        ... )
+        >>> rate = hocket_tools.tune(trainer, "lr").suggestion  # the loss is a parabola of curvature 4 along (1, 1)
+        >>> 1 / 4 / 3 < rate < 3 / 4
+        True
+    """
+
+    __slots__ = ()
+
+    @property
+    def suggestion(self) -> float | None:
+        """The learning rate of the only optimizer. Raises ValueError if there are several."""
+        if len(self) != 1:
+            names = ", ".join(repr(each.optimizer) for each in self)
+            raise WrongValue(
+                f"There are several optimizers, {names}. Read the suggestion of each: result[0].suggestion."
+            )
+        return self[0].suggestion
+
+    def __str__(self) -> str:
+        if len(self) == 1:
+            return str(self[0])
+        return "\n".join(f"optimizer {each.optimizer}, {each}" for each in self)
+
+    def figure(self) -> Figure:
+        """Return a figure of matplotlib with a chart for each optimizer. Raises ImportError without matplotlib."""
+        return plotting.figure(self)
+
+
+def find(trainer: Trainer, *, low: float, high: float, steps: int, run_steps: int, progress: Progress) -> LearningRates:
     """Return a suggestion for each optimizer; see `hocket_tools.tune`."""
     if not 0 < low < high:
-        raise WrongValue(f"«low={low:g}, high={high:g}» is not a range of learning rates. Write «low=1e-7, high=1000.0».")
+        raise WrongValue(
+            f"«low={low:g}, high={high:g}» is not a range of learning rates. Write «low=1e-7, high=1000.0»."
+        )
     if steps < 20 or (run_steps and run_steps < 5):
         raise WrongValue(
             f"«steps={steps}, run_steps={run_steps}» are too few steps to tell learning from noise. Write at least «steps=20», "
             "and «run_steps=5» or 0."
         )
-    return [
+    return LearningRates(
         _Search(trainer, index, progress).result(range_test.rates(low, high, steps), run_steps)
         for index in range(len(trainer.state.optimizers))
-    ]
+    )
 
 
 class _Search:
     """The search for the learning rate of one optimizer. The others keep the rates that they were made with."""
 
-    def __init__(self, trainer: Trainer, index: int, progress: Callable[[str], None]) -> None:
+    def __init__(self, trainer: Trainer, index: int, progress: Progress) -> None:
         self._trainer, self._index, self._progress = trainer, index, progress
         state = trainer.state
         self.name = state.optimizer_names[index]
+        self._label = f"optimizer {self.name}: " if len(state.optimizers) > 1 else ""
         self._base = [_initial(group, self.name) for group in state.optimizers[index].param_groups]
         self.current = max(self._base)
 
@@ -82,7 +140,9 @@ class _Search:
         found = range_test.between(after)
         if found is None:
             return self._none(
-                f"the loss did not fall below its noise at any rate from {rates[0]:.2g} to {table[-1][0]:.2g}", table, ended
+                f"the loss did not fall below its noise at any rate from {rates[0]:.2g} to {table[-1][0]:.2g}",
+                table,
+                ended,
             )
         half, last = (table[step][0] for step in found)
         where = f"in the range test the loss had fallen by half at {half:.2g} and rose again after {last:.2g}"
@@ -121,7 +181,7 @@ class _Search:
                         raise EndOfTrial
                     if range_test.diverges(losses):
                         raise EndOfTrial("the loss diverged")
-                    self._progress(f"{what}, step {len(losses)} of {len(rates)}")
+                    self._progress(f"{self._label}{what}, step", len(losses), len(rates))
                     self._set(optimizer, rates[len(losses) - 1])
                 else:
                     self._keep(state, optimizer)

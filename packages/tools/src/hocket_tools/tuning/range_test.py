@@ -64,8 +64,8 @@ def between(losses: Sequence[float]) -> tuple[int, int] | None:
     The first is where the moving average has covered half of the way to its minimum. The second is the last step, at or after
     the minimum, up to which it was not more than a tenth of the way back.
     """
-    average = centred(losses)
-    first = statistics.fmean(losses[:_FIRST])
+    first, most = statistics.fmean(losses[:_FIRST]), max(losses[:_FIRST])
+    average = centred([min(loss, most) for loss in losses])  # how far it diverged does not matter
     lowest = min(average)
     fallen = first - lowest
     if fallen <= max(2 * statistics.pstdev(losses[:_FIRST]), 1e-6 * abs(first)):

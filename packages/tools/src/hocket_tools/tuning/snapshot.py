@@ -51,7 +51,7 @@ class Snapshot:
     """
 
     def __init__(self, roots: Iterable[Any], data: Iterable[Any] = (), without: Iterable[Any] = ()) -> None:
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
         #: The objects that were visited, by id; held, so that no other object gets the id.
         self._seen: dict[int, Any] = {id(each): each for each in without}
         self._generators = seeding.capture()
@@ -166,7 +166,7 @@ class Snapshot:
 
             self._undo.append(undo)
             yield from items.values()
-        for name in _slots(type(value)):
+        for name in _slots(type(value)):  # type: ignore[arg-type]  # mypy: a type is not Hashable
             item = getattr(value, name, _MISSING)
             self._undo.append(functools.partial(_set, value, name, item))
             if item is not _MISSING:

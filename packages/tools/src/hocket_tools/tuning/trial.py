@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _ACTIONS = HOOKS - {event.value for event in Event}
 #: Returns the functions to call instead of some hooks, by name, from the state whose bus has the hooks of training.
 Hooks = Callable[["State"], Mapping[str, Callable[..., Any]]]
+#: Called with what is done, such as "range test, step", with the number of it and the number of all.
+Progress = Callable[[str, int, int], None]
 
 
 class EndOfTrial(BaseException):
@@ -67,9 +69,7 @@ def take_steps(trainer: Trainer, batches: int, hooks: Hooks) -> str:
             snapshot.restore()
 
 
-def _take(
-    trainer: Trainer, batches: int, hooks: Hooks, quiet: list[Attachment], interruption: Interruption
-) -> str:
+def _take(trainer: Trainer, batches: int, hooks: Hooks, quiet: list[Attachment], interruption: Interruption) -> str:
     state, loop, error, why = trainer.state, trainer._loop, None, ""
     bus, progress = state.bus, state.progress
     bus.replace({hook: bus.compiled(hook, quiet) for hook in HOOKS})
