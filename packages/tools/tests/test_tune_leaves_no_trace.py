@@ -28,7 +28,9 @@ import hocket_tools
 
 pytestmark = [
     pytest.mark.usefixtures("in_an_empty_folder"),
-    pytest.mark.filterwarnings("ignore:.* changed in training, and no checkpoint holds", "ignore:The training data has no length"),
+    pytest.mark.filterwarnings(
+        "ignore:.* changed in training, and no checkpoint holds", "ignore:The training data has no length"
+    ),
 ]
 
 QUICK: dict[str, Any] = {"low": 1e-5, "high": 100.0, "steps": 24, "run_steps": 5}
@@ -42,7 +44,12 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.norm, self.drop, self.last = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 3)
+        self.first, self.norm, self.drop, self.last = (
+            nn.Linear(8, 16),
+            nn.BatchNorm1d(16),
+            nn.Dropout(0.3),
+            nn.Linear(16, 3),
+        )
         self.register_buffer("sums", torch.zeros(16), persistent=False)
         self.cache: Tensor | None = None
         self.times, self.generator = 0, np.random.default_rng(3)
@@ -174,7 +181,17 @@ def test_a_run_with_searches_between_is_the_run_without(optimizer: str, seed: in
         results.append((everything(run), weights, run.evaluate(), random.random(), CALLS["forward"], len(on_disk())))
         os.chdir("..")
     (one, *others_of_one), (other, *others) = results
-    for ids in ("optimizer", "parameters", "grads", "plug-ins", "schedules", "disk", "checkpoint", "history", "globals"):
+    for ids in (
+        "optimizer",
+        "parameters",
+        "grads",
+        "plug-ins",
+        "schedules",
+        "disk",
+        "checkpoint",
+        "history",
+        "globals",
+    ):
         one.pop(ids), other.pop(ids)  # identities and times
     check_same(one, other)
     assert equal(others_of_one, others)
@@ -321,7 +338,9 @@ class Batches(hocket.Callback):
 def test_data_that_can_be_read_once_is_refused_and_keeps_all_batches() -> None:
     batches = iter([*make_data(batch_size=8)])
     run = make_trainer(train_data=batches, device="cpu", duration="4ba")
-    with pytest.raises(ValueError, match="is an iterator, which would lose the batches that the search reads. Pass what it"):
+    with pytest.raises(
+        ValueError, match="is an iterator, which would lose the batches that the search reads. Pass what it"
+    ):
         hocket_tools.tune(run, "lr", **QUICK)
     assert len([*batches]) == 11
 

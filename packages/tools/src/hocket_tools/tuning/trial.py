@@ -37,6 +37,16 @@ class EndOfTrial(BaseException):
     """Ends a trial early. Like KeyboardInterrupt it is no Exception, which a task might catch."""
 
 
+def check(trainer: Trainer) -> None:
+    """Raise ValueError without an optimizer, and RuntimeError during a fit or after loading a checkpoint has failed."""
+    state = trainer.state
+    if trainer._loop.stage is not None:
+        raise WrongState("A search cannot run during a fit. Call tune(trainer, …) before fit, or between two fits.")
+    of_run(state).check_loaded()
+    if not state.optimizers:
+        raise WrongValue("There is no optimizer to search with. Write «optimizer='adamw(lr=1e-3)'».")
+
+
 def take_steps(trainer: Trainer, batches: int, hooks: Hooks) -> str:
     """Train on some batches, with other functions for some hooks. Every rank has to call it.
 
@@ -46,18 +56,10 @@ def take_steps(trainer: Trainer, batches: int, hooks: Hooks) -> str:
     checkpoint and no callback that only observes is called. Afterwards, after an exception too, everything in memory is
     bitwise as before, and nothing was written.
 
-    Raises:
-        ValueError: there is no optimizer, or no training data that can be iterated again.
-        RuntimeError: a fit is running, or loading a checkpoint has failed.
+    Raises ValueError without training data that can be iterated again.
     """
-    state = trainer.state
-    if trainer._loop.stage is not None:
-        raise WrongState("A search cannot run during a fit. Call tune(trainer, …) before fit, or between two fits.")
-    of_run(state).check_loaded()
-    if not state.optimizers:
-        raise WrongValue("There is no optimizer to search with. Write «optimizer='adamw(lr=1e-3)'».")
+    state, settings = trainer.state, trainer.settings
     quiet = [each for each in state.bus.attachments if not _needed(each)]
-    settings = trainer.settings
     data = [state.train_data, state.train_loader, settings.train_data, settings.eval_data, settings.data]
     data += [each.data for each in state.eval_sets.values()]
     snapshot = Snapshot([trainer], [each for each in data if each is not None], [each.obj for each in quiet])

@@ -83,11 +83,14 @@ def tune(
     if what not in ("lr", "batch_size"):
         near = closest(str(what).replace("-", "_"), ("lr", "batch_size"), 0.5) or "lr"
         raise WrongValue(f"tune(trainer, {what!r}): it tunes 'lr' and 'batch_size'. Write tune(trainer, {near!r}).")
+    from hocket_tools.tuning.trial import check
+
     given: dict[str, Any] = {"tune(what)": what, "tune(low, high)": (low, high), "tune(steps)": (steps, run_steps)}
     state = trainer.state
     same_on_ranks.over_ranks(
         state.bus, state.strategy.world_size, same_on_ranks.of_values({**given, "tune(limit)": limit})
     )
+    check(trainer)
     if what == "batch_size":
         from hocket_tools.tuning import batch_size_finder
 
