@@ -71,7 +71,9 @@ class BatchSize:
 def find(trainer: Trainer, *, limit: int | None, progress: Progress) -> BatchSize:
     """Return the largest batch that fits; see `hocket_tools.tune`."""
     if limit is not None and limit < 1:
-        raise WrongValue(f"«limit={limit}» is not a number of samples. Write «limit=4096», or omit it.")
+        raise WrongValue(
+            f"«limit={limit}¦--limit {limit}» is not a number of samples. Write «limit=4096¦--limit 4096», or omit it."
+        )
     if Need.FULL_PARAMETERS not in trainer.state.strategy.offers:
         raise WrongValue(
             f"{type(trainer.state.strategy).__name__} shards parameters, so that a forward pass needs the other ranks, which "
@@ -80,7 +82,7 @@ def find(trainer: Trainer, *, limit: int | None, progress: Progress) -> BatchSiz
     if limit is None and trainer.state.device.type == "cpu":
         warn(
             "Where the memory of a CPU runs out, the system may end the process instead of raising an error, and nothing is "
-            "found. Give a number of samples that certainly is not too many, such as «limit=4096»."
+            "found. Give a number of samples that certainly is not too many, such as «limit=4096¦--limit 4096»."
         )
     memory = optional_packages.module("hocket_general.auto_microbatch", "the search for a batch size")
     found: list[BatchSize] = []
