@@ -328,7 +328,7 @@ def test_wrong_arguments(what: str, options: dict[str, Any], message: str) -> No
 
 
 def test_without_an_optimizer_or_data() -> None:
-    with pytest.raises(ValueError, match="There is no optimizer to search with. Write optimizer="):
+    with pytest.raises(ValueError, match=r"There is no optimizer to search with\. Write optimizer="):
         hocket_tools.tune(
             hocket.Trainer(make_model(), loss="cross_entropy", train_data=make_data(), device="cpu"), "lr"
         )

@@ -96,8 +96,8 @@ def test_no_suggestion_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--plot", "lr.txt"], "--plot lr.txt draws losses by learning rate into a file that ends in .png, .pdf, .svg"),
         (["--batch-size", "--plot", "lr.png"], "Write --lr --plot lr.png"),
-        (["--lr", "--steps", "2"], "`--steps 2 --run-steps 40` are too few steps"),
-        (["--batch-size", "--limit", "0"], "`--limit 0` is not a number of samples. Write `--limit 4096`"),
+        (["--lr", "--steps", "2"], "--steps 2 --run-steps 40 are too few steps"),
+        (["--batch-size", "--limit", "0"], "--limit 0 is not a number of samples. Write --limit 4096"),
         (["optimizer=", "--lr"], "optimizer"),
     ],
 )

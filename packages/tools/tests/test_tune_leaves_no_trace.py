@@ -93,14 +93,23 @@ class Writer(hocket.Callback):
 
 
 def trainer(**changes: Any) -> hocket.Trainer:
-    return make_trainer(
-        **{
-            "model": Net(), "optimizer": "sgd(lr=0.05, momentum=0.9)", "schedule": "cosine(warmup=0.1dur)", "duration": "4ep", "seed": 3,
-            "algorithms": ["ema", Drift(), "sam"], "callbacks": [Writer(), "lr-monitor", {"early-stopping": {"monitor": "test/loss", "patience": 9}}],
-            "loggers": ["jsonl"], "run_name": "a", "checkpoints": "checkpoints", "device": "cpu",
-            "eval_data": {"test": make_data()}, "metrics": ["accuracy"], "train_metrics": ["accuracy"], **changes,
-        }
-    )  # fmt: skip
+    arguments = {
+        "model": Net(),
+        "optimizer": "sgd(lr=0.05, momentum=0.9)",
+        "schedule": "cosine(warmup=0.1dur)",
+        "duration": "4ep",
+        "seed": 3,
+        "algorithms": ["ema", Drift(), "sam"],
+        "callbacks": [Writer(), "lr-monitor", {"early-stopping": {"monitor": "test/loss", "patience": 9}}],
+        "loggers": ["jsonl"],
+        "run_name": "a",
+        "checkpoints": "checkpoints",
+        "device": "cpu",
+        "eval_data": {"test": make_data()},
+        "metrics": ["accuracy"],
+        "train_metrics": ["accuracy"],
+    }
+    return make_trainer(**{**arguments, **changes})
 
 
 def on_disk() -> dict[str, str]:
@@ -118,6 +127,10 @@ def equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+def rates(optimizer: torch.optim.Optimizer) -> list[float]:
+    return [group["lr"] for group in optimizer.param_groups]
+
+
 def everything(of: hocket.Trainer) -> dict[str, Any]:
     """Copies of what a checkpoint holds, and of what it does not."""
     net = of.state.model
@@ -126,7 +139,7 @@ def everything(of: hocket.Trainer) -> dict[str, Any]:
         "checkpoint": torch.utils._pytree.tree_map(
             lambda each: each.clone() if isinstance(each, Tensor) else each, of.state_dict()
         ),
-        "optimizer": [(id(each), len(each.state), [group["lr"] for group in each.param_groups]) for each in of.state.optimizers],
+        "optimizer": [(id(each), len(each.state), rates(each)) for each in of.state.optimizers],
         "parameters": [(id(each), each.data_ptr(), each.requires_grad, each.detach().clone()) for each in parameters],
         "grads": [None if each.grad is None else (id(each.grad), each.grad.clone()) for each in parameters],
         "buffers": [each.clone() for each in net.buffers()],
@@ -338,9 +351,7 @@ class Batches(hocket.Callback):
 def test_data_that_can_be_read_once_is_refused_and_keeps_all_batches() -> None:
     batches = iter([*make_data(batch_size=8)])
     run = make_trainer(train_data=batches, device="cpu", duration="4ba")
-    with pytest.raises(
-        ValueError, match="is an iterator, which would lose the batches that the search reads. Pass what it"
-    ):
+    with pytest.raises(ValueError, match=r"is an iterator, which would lose the batches that the search reads\. Pass"):
         hocket_tools.tune(run, "lr", **QUICK)
     assert len([*batches]) == 11
 

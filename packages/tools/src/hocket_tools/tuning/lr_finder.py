@@ -110,8 +110,8 @@ def find(trainer: Trainer, *, low: float, high: float, steps: int, run_steps: in
         )
     if steps < 20 or (run_steps and run_steps < 5):
         raise WrongValue(
-            f"«steps={steps}, run_steps={run_steps}¦--steps {steps} --run-steps {run_steps}» are too few steps to tell learning "
-            "from noise. Write at least «steps=20¦--steps 20», and «run_steps=5¦--run-steps 5» or 0."
+            f"«steps={steps}, run_steps={run_steps}¦--steps {steps} --run-steps {run_steps}» are too few steps to tell "
+            "learning from noise. Write at least «steps=20¦--steps 20», and «run_steps=5¦--run-steps 5» or 0."
         )
     return LearningRates(
         _Search(trainer, index, progress).result(range_test.rates(low, high, steps), run_steps)

@@ -78,8 +78,8 @@ def _take(trainer: Trainer, batches: int, hooks: Hooks, quiet: list[Attachment],
     trainer._data.make("train", running=trainer._running)
     state.data.eval_sets, state.optimization.schedules = {}, []
     for each in bus.attachments:
-        if hasattr(each.obj, "_cache"):  # of microbatch="auto"
-            each.obj._cache = None
+        if each.name == "auto-microbatch":
+            each.obj._cache = None  # so that it writes no file
     loop.interrupted_at, loop._due = None, None
     loop._guard = guard = _Guard()  # type: ignore[assignment]  # it warns, and counts skipped batches
     if loop.steps is not None:
