@@ -12,7 +12,7 @@ import pytest
 PACKAGES = Path(__file__).parent.parent / "packages"
 #: Lines of code of each package's sources.
 BUDGETS = {
-    "algorithms-general": 3610,
+    "algorithms-general": 3620,
     "algorithms-nlp": 3490,
     "algorithms-vision": 2420,
     "checkpoints": 5210,
@@ -26,7 +26,7 @@ BUDGETS = {
     "strategies": 4570,
     "streaming": 5150,
     "testkit": 4090,
-    "tools": 640,
+    "tools": 840,
 }
 #: Most lines of a file of core, and the files that may have more: a step's actions, the fit loop, the Trainer's documentation.
 LINES, LONGER = 400, {"loop/actions.py", "loop/fit.py", "run/trainer.py"}
