@@ -175,20 +175,31 @@ def largest_microbatch(state: State, mine: int, known: int | None = None) -> int
 
 def _bisect(state: State, batch: Batch, samples: int, most: int) -> int:
     """Return the best size up to ``most``, or 0 if none fits. If a size does not fit, larger ones are assumed not to either."""
-    if _fits(state, batch, most):
+    if fits(state, batch, most):
         return most
-    fits, too_large = 0, most
-    while too_large - fits > 1:
-        middle = (fits + too_large) // 2
-        if _fits(state, batch, middle):
-            fits = middle
+    largest, too_large = 0, most
+    while too_large - largest > 1:
+        middle = (largest + too_large) // 2
+        if fits(state, batch, middle):
+            largest = middle
         else:
             too_large = middle
-    # If 31 of 32 samples fit, use 16 twice: a microbatch of one sample would be slow, and too small for batch norm.
-    return math.ceil(samples / math.ceil(samples / fits)) if fits else 0
+    return evenly(samples, largest) if largest else 0
 
 
-def _fits(state: State, batch: Batch, size: int) -> bool:
+def evenly(samples: int, most: int) -> int:
+    """Return the size of the fewest microbatches of at most so many samples, evenly sized.
+
+    If 31 of 32 samples fit, use 16 twice: a microbatch of one sample would be slow, and too small for batch norm.
+    """
+    return math.ceil(samples / math.ceil(samples / most))
+
+
+def fits(state: State, batch: Batch, size: int) -> bool:
+    """Whether a microbatch of so many samples of a batch fits in memory, with gradients and the optimizer's state.
+
+    Forward and backward run on this rank alone, and leave no trace.
+    """
     # Most optimizers allocate two more values for each parameter in their first step.
     reserved = [
         torch.empty_like(parameter)

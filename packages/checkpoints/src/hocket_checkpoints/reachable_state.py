@@ -172,7 +172,7 @@ def _children(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, types.FunctionType):
         yield from _of_function(path, value)
     elif isinstance(value, type):
-        if _is_own(value.__module__):
+        if is_own(value.__module__):
             yield from _of_class(value)
     elif not isinstance(value, types.ModuleType):
         yield from _of_object(path, value)
@@ -204,7 +204,7 @@ def _of_type(kind: Any) -> tuple[tuple[str, ...], tuple[type, ...], bool]:
     """Return the names of slots, the classes of own files among the bases, and whether it is one of them."""
     given = (vars(each).get("__slots__", ()) for each in kind.__mro__)
     slots = tuple(name for names in given for name in ([names] if isinstance(names, str) else names))
-    return slots, tuple(each for each in kind.__mro__ if _is_own(each.__module__)), _is_own(kind.__module__)
+    return slots, tuple(each for each in kind.__mro__ if is_own(each.__module__)), is_own(kind.__module__)
 
 
 def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
@@ -217,7 +217,7 @@ def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def _of_function(path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    if not _is_own(function.__module__):
+    if not is_own(function.__module__):
         return
     name = path if "." not in path and "[" not in path else function.__name__
     for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -228,25 +228,25 @@ def _of_function(path: str, function: types.FunctionType) -> Iterator[tuple[str,
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     yield from ((f"{name}:default", each) for each in defaults if not isinstance(each, _CONSTANTS))
     yield from ((f"{name}.{key}", each) for key, each in vars(function).items())
-    for variable in _names(function.__code__):
+    for variable in names_in(function.__code__):
         each = function.__globals__.get(variable)
         if isinstance(each, types.ModuleType):
-            if _is_own(each.__name__):
+            if is_own(each.__name__):
                 yield from (
-                    (f"{variable}.{key}", vars(each)[key]) for key in _names(function.__code__) if key in vars(each)
+                    (f"{variable}.{key}", vars(each)[key]) for key in names_in(function.__code__) if key in vars(each)
                 )
         elif each is not None:
             yield f"{name}:{variable}" if isinstance(each, _CONSTANTS) else variable, each
 
 
 @functools.lru_cache(maxsize=4096)
-def _names(code: types.CodeType) -> tuple[str, ...]:
-    inner = (_names(each) for each in code.co_consts if isinstance(each, types.CodeType))
+def names_in(code: types.CodeType) -> tuple[str, ...]:
+    inner = (names_in(each) for each in code.co_consts if isinstance(each, types.CodeType))
     return tuple(dict.fromkeys(itertools.chain(code.co_names, *inner)))
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_own(module: str | None) -> bool:
+def is_own(module: str | None) -> bool:
     """Whether a module is neither installed nor hocket's."""
     if module is None or is_ours(module) or module not in sys.modules:
         return False

@@ -33,5 +33,8 @@ if TYPE_CHECKING:
         fake_quantize as fake_quantize,
     from hocket_tools.finetuning.adapters import Adapters as Adapters, merge_adapters as merge_adapters
     from hocket_tools.finetuning.algorithm import Finetuning as Finetuning
+    from hocket_tools.tuning.batch_size_finder import BatchSize as BatchSize
+    from hocket_tools.tuning.lr_finder import LearningRate as LearningRate, LearningRates as LearningRates
+    from hocket_tools.tuning.tune import tune as tune
 
 __getattr__, __dir__ = lazy(__name__)

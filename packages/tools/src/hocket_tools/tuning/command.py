@@ -1,0 +1,123 @@
+"""``hocket tune config.yaml``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hocket.hookspecs.command import Command
+from hocket.plugins import PluginError
+from hocket_cli.common_options import add_arguments as add_configuration
+from hocket_cli.exit_codes import ExitCode
+from hocket_cli.template import print_config
+
+if TYPE_CHECKING:
+    from hocket_tools.tuning.lr_finder import LearningRates
+
+_FORMATS = (".png", ".pdf", ".svg")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the configuration, and what to search for."""
+    add_configuration(parser)
+    parser.add_argument("--lr", action="store_true", help="search for the learning rate of every optimizer")
+    parser.add_argument("--batch-size", action="store_true", help="search for the largest batch that fits in memory")
+    parser.add_argument("--steps", type=int, default=100, metavar="N", help="steps of the range test (100)")
+    parser.add_argument(
+        "--run-steps",
+        type=int,
+        default=40,
+        metavar="N",
+        help="steps of each short run after it; 0 for no such runs (40)",
+    )
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="samples of the largest batch to try; an epoch by default"
+    )
+    parser.add_argument("--plot", metavar="FILE", help="draw losses by learning rate into a .png, .pdf or .svg file")
+    parser.add_argument("--json", action="store_true", help="print JSON, with the table of learning rates and losses")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print suggestions: a batch size, a learning rate, or, without options, both. Nothing is trained or logged."""
+    if args.print_config:
+        return print_config(args)
+    both = not (args.lr or args.batch_size)
+    if args.plot is not None and (Path(args.plot).suffix not in _FORMATS or not (both or args.lr)):
+        raise PluginError(
+            f"--plot {args.plot} draws losses by learning rate into a file that ends in {', '.join(_FORMATS)}. Write --lr "
+            "--plot lr.png."
+        )
+    from hocket_cli.config import trainer_from
+    from hocket_tools.tuning.tune import tune
+
+    found: dict[str, Any] = {}
+    line = _Line()
+    instead: dict[str, Any] = {"loggers": [], "callbacks": [], "summary": False, "profile": None}
+    with trainer_from(args, ("train_data",), **instead) as trainer, line:
+        prints = trainer.state.strategy.rank == 0
+        if both or args.batch_size:
+            size = tune(trainer, "batch_size", limit=args.limit, progress=line.show)
+            found["batch_size"] = size.as_json()
+            if prints and not args.json:
+                line.say(str(size))
+        if both or args.lr:
+            rates = tune(trainer, "lr", steps=args.steps, run_steps=args.run_steps, progress=line.show)
+            found["learning_rates"] = [each.as_json() for each in rates]
+            if prints and not args.json:
+                line.say(str(rates))
+            if prints and args.plot is not None:
+                _draw(rates, args.plot)
+    if prints and args.json:
+        print(json.dumps(found, indent=1))
+    missing = any(each["suggestion"] is None for each in found.get("learning_rates", ()))
+    return ExitCode.FAILED if missing else ExitCode.DONE
+
+
+def _draw(rates: LearningRates, file: str) -> None:
+    from hocket.basics import safe_files
+
+    figure = rates.figure()
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
+    with safe_files.replacing(file) as out:
+        figure.savefig(out, format=os.path.splitext(file)[1][1:])
+
+
+class _Line:
+    """One line of stderr with progress and the time left, if that is a terminal; at most ten times a second."""
+
+    def __init__(self) -> None:
+        self._visible, self._what, self._began, self._shown = sys.stderr.isatty(), "", 0.0, 0.0
+
+    def show(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if what != self._what:
+            self._what, self._began = what, now
+        if not self._visible or now - self._shown < 0.1:
+            return
+        self._shown = now
+        left = (now - self._began) / max(done - 1, 1) * (total - done)
+        text = f"{what} {done} of {total}" + (f", {left:.0f} s left" if done > 1 and " of " not in what else "")
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+    def say(self, text: str) -> None:
+        """Print a result, in place of the line."""
+        self._clear()
+        print(text, flush=True)
+
+    def _clear(self) -> None:
+        if self._visible:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> _Line:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._clear()
+
+
+command = Command("Find a learning rate and a batch size for a configuration", add_arguments, run)

@@ -1,0 +1,107 @@
+"""``hocket tune``: what it prints, its exit codes, and that it writes nothing but the plot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hocket_cli import main
+
+MODULE = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, inputs):
+        if len(inputs) > 11:
+            raise torch.OutOfMemoryError(f"{len(inputs)} samples")
+        return inputs * self.w
+
+def data():
+    return [(torch.full((8, 1), 2.0), torch.zeros(8, 1))] * 10
+
+def flat(outputs, targets):
+    return 0 * outputs.sum()
+"""
+CONFIGURATION = """
+model: tune_project:Model
+loss: mse_loss
+train_data: tune_project:data
+optimizer: sgd(lr=1e-3)
+duration: 1ep
+callbacks: [lr-monitor]
+loggers: [progress, jsonl]
+checkpoints: runs/a/checkpoints
+run_name: a
+seed: 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def project(in_an_empty_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    Path("tune_project.py").write_text(MODULE)
+    Path("config.yaml").write_text(CONFIGURATION)
+
+
+def files() -> set[str]:
+    return {str(path) for path in Path().rglob("*") if path.is_file() and "__pycache__" not in str(path)}
+
+
+def test_both_suggestions(capsys: pytest.CaptureFixture[str]) -> None:
+    """The loss is 4 w², of curvature 8."""
+    before = files()
+    assert main(["tune", "config.yaml", "--limit", "64", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["batch_size"] == {"largest": 11, "batch": 8, "ranks": 1, "limited": False, "microbatch": None}
+    (rate,) = found["learning_rates"]
+    assert 1 / 3 <= rate["suggestion"] * 8 <= 2 and rate["current"] == 1e-3
+    assert len(rate["table"]) > 40 and len(rate["runs"]) >= 3
+    assert files() == before
+
+
+def test_a_learning_rate_with_overrides_and_a_plot(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib").use("agg")
+    before = files()
+    assert (
+        main(
+            ["tune", "config.yaml", "optimizer.sgd.momentum=0.5", "--lr", "--run-steps", "8", "--plot", "plots/lr.png"]
+        )
+        == 0
+    )
+    printed = capsys.readouterr().out
+    assert (
+        printed.startswith("learning rate: 0.")
+        and "(now 0.001)\n  because in the range test the loss had fallen" in printed
+    )
+    assert "batch size" not in printed
+    assert files() == {*before, "plots/lr.png"}
+    assert Path("plots/lr.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_suggestion_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "config.yaml", "loss=tune_project:flat", "--lr", "--steps", "30"]) == 1
+    assert capsys.readouterr().out.startswith(
+        "no learning rate\n  because the loss did not fall below its noise at any rate"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--plot", "lr.txt"], "--plot lr.txt draws losses by learning rate into a file that ends in .png, .pdf, .svg"),
+        (["--batch-size", "--plot", "lr.png"], "Write --lr --plot lr.png"),
+        (["--lr", "--steps", "2"], "--steps 2 --run-steps 40 are too few steps"),
+        (["--batch-size", "--limit", "0"], "--limit 0 is not a number of samples. Write --limit 4096"),
+        (["optimizer=", "--lr"], "optimizer"),
+    ],
+)
+def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "config.yaml", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err and not printed.out
