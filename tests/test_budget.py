@@ -12,16 +12,11 @@ import pytest
 PACKAGES = Path(__file__).parent.parent / "packages"
 #: Lines of code of each package's sources.
 BUDGETS = {
-    "algorithms-general": 3610,
-    "algorithms-nlp": 3500,
     "algorithms-general": 3620,
-    "algorithms-nlp": 3490,
+    "algorithms-nlp": 3500,
     "algorithms-vision": 2420,
-    "checkpoints": 5210,
-    "cli": 5670,
-    "cli": 5570,
     "checkpoints": 5320,
-    "cli": 5650,
+    "cli": 5600,
     "core": 15990,
     "data": 500,
     "insight": 4940,
@@ -31,12 +26,7 @@ BUDGETS = {
     "strategies": 4570,
     "streaming": 5120,
     "testkit": 4090,
-    "tools": 740,
-    "tools": 1930,
-    "tools": 1282,
-    "tools": 1105,
-    "tools": 450,
-    "tools": 840,
+    "tools": 6300,
 }
 #: Most lines of a file of core, and the files that may have more: a step's actions, the fit loop, the Trainer's documentation.
 LINES, LONGER = 400, {"loop/actions.py", "loop/fit.py", "run/trainer.py"}

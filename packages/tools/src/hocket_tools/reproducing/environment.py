@@ -166,9 +166,9 @@ def _data(data: Any) -> dict[str, Any]:
     if (fingerprint := getattr(dataset, "_fingerprint", None)) is not None:  # of Hugging Face's datasets
         found["fingerprint"] = str(fingerprint)
     tensors = getattr(dataset, "tensors", None)
-    in_memory = isinstance(tensors, list | tuple) and all(isinstance(tensor, torch.Tensor) for tensor in tensors)
-    if in_memory and sum(tensor.nbytes for tensor in tensors) <= _LARGEST_DATA:
-        found["contents"] = digests.digest(list(tensors))
+    if isinstance(tensors, list | tuple) and all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+        if sum(tensor.nbytes for tensor in tensors) <= _LARGEST_DATA:
+            found["contents"] = digests.digest(list(tensors))
     return found
 
 
