@@ -165,10 +165,9 @@ def _data(data: Any) -> dict[str, Any]:
                 found["order"] = str(order)
     if (fingerprint := getattr(dataset, "_fingerprint", None)) is not None:  # of Hugging Face's datasets
         found["fingerprint"] = str(fingerprint)
-    tensors = getattr(dataset, "tensors", None)
-    if isinstance(tensors, list | tuple) and all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-        if sum(tensor.nbytes for tensor in tensors) <= _LARGEST_DATA:
-            found["contents"] = digests.digest(list(tensors))
+    tensors = list(getattr(dataset, "tensors", None) or ())
+    if tensors and all(isinstance(tensor, torch.Tensor) and tensor.nbytes <= _LARGEST_DATA for tensor in tensors):
+        found["contents"] = digests.digest(tensors)
     return found
 
 

@@ -29,8 +29,8 @@ def smoothed(losses: Sequence[float], beta: float = BETA) -> list[float]:
 
     Example:
         >>> from hocket_tools.tuning.range_test import smoothed
-        >>> smoothed([1.0, 1.0, 4.0], beta=0.5)
-        [1.0, 1.0, 2.714285714285714]
+        >>> [round(average, 3) for average in smoothed([1.0, 1.0, 4.0], beta=0.5)]
+        [1.0, 1.0, 2.714]
     """
     average, found = 0.0, []
     for step, loss in enumerate(losses, 1):
