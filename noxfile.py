@@ -48,16 +48,16 @@ INSIGHT = Package("insight", "hocket-insight", "[monitors]")
 TESTKIT = Package("testkit", "hocket-testkit")
 LOGGERS = Package("loggers", "hocket-loggers", "[tensorboard]")
 STRATEGIES = Package("strategies", "hocket-strategies", "[torchao]")
+TOOLS = Package("tools", "hocket-tools", "[onnx,torchao,pruning,parquet]")
 #: What the tests of every package need.
-STANDARD = (CORE, CHECKPOINTS, CLI, DATA, INSIGHT, LOGGERS, TESTKIT, STRATEGIES)
+STANDARD = (CORE, CHECKPOINTS, CLI, DATA, INSIGHT, LOGGERS, TESTKIT, STRATEGIES, TOOLS)
 GENERAL = Package("algorithms-general", "hocket-algorithms-general", "[optimizers]")
 VISION = Package("algorithms-vision", "hocket-algorithms-vision", "[datasets]")
 NLP = Package("algorithms-nlp", "hocket-algorithms-nlp", "[peft]")
 REPORT = Package("report", "hocket-report")
 STREAMING = Package("streaming", "hocket-streaming", "[s3,parquet,zstd]")
-TOOLS = Package("tools", "hocket-tools", "[onnx,torchao,pruning,parquet]")
 MIGRATION = Package("migration", "hocket-migration")
-PACKAGES = (*STANDARD, GENERAL, VISION, NLP, REPORT, STREAMING, TOOLS, MIGRATION)
+PACKAGES = (*STANDARD, GENERAL, VISION, NLP, REPORT, STREAMING, MIGRATION)
 
 
 def with_extra(package: Package, extra: str) -> tuple[Package, ...]:
