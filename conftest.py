@@ -53,6 +53,10 @@ _LONG = {
     "test_does_not_depend_on_the_rank", "test_does_not_swallow_exceptions", "test_leaves_the_process_as_it_was",
     "test_importing_it_brings_nothing_heavy", "test_importing_it_changes_nothing",
     "test_writes_into_the_run_folder_only", "test_does_not_print_in_every_batch", "test_does_not_sleep_in_every_batch",
+    "test_an_exception_leaves_nothing_behind", "test_trains_a_task_of_two_steps", "test_two_trainers_in_turns",
+    "test_two_trainers_do_not_notice_each_other", "test_changes_nothing_unless_attached", "test_is_deterministic",
+    "test_trains_the_same_when_pickled", "test_an_evaluation_leaves_the_weights_alone", "test_leaves_the_data_alone",
+    "test_logs_the_same_in_turns", "test_works_with_microbatches", "test_refuses_a_state_that_is_not_its_own",
 }  # fmt: skip
 _LONGER = {"test_works_on_two_ranks", "test_works_in_every_combination"}
 

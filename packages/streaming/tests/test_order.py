@@ -59,7 +59,7 @@ def test_every_sample_once_and_the_same_from_any_position(sizes, batch, lanes, w
         assert list(rest) == lists[skip:] and done == min(skip, len(lists))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(**shapes, ranks=st.integers(1, 4))
 def test_ranks_have_parts_of_the_same_lists(sizes, batch, lanes, window, ranks):
     order = GlobalOrder([Chunks(sizes)], batch, seed=1, lanes=lanes, window=window)

@@ -53,6 +53,7 @@ def run(in_an_empty_folder, capsys, monkeypatch):
     sys.modules.pop("digits_of_this_test", None)
 
 
+@pytest.mark.long
 def test_a_table_of_a_run(run, capsys):
     before = sorted(map(str, Path.cwd().rglob("*")))
     assert (

@@ -22,6 +22,7 @@ class TestChannelPruning(AlgorithmConformance):
 
 class TestQuantizationAwareTraining(AlgorithmConformance):
     heavy = {"torchao"}
+    exempt = {"test_works_with_microbatches": "ranges of inputs move with every forward pass"}
 
     def make(self):
         pytest.importorskip("torchao")

@@ -98,6 +98,7 @@ def typed(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return call
 
 
+@pytest.mark.long
 def test_a_run_is_judged_as_the_trainer_measures_it(typed: Any) -> None:
     code, plain, _ = typed("c.yaml", "--weights", "runs/a")
     expected = dict(line.split() for line in plain.splitlines())
@@ -122,6 +123,7 @@ def test_a_run_is_judged_as_the_trainer_measures_it(typed: Any) -> None:
     assert "runs/a on test: 300 samples" in typed("runs/a", "test")[1]
 
 
+@pytest.mark.long
 def test_the_worst_samples_are_those_of_highest_loss_and_in_the_report(typed: Any, project: Path) -> None:
     code, found, said = typed("runs/a", "test", "--worst", "5", "--json", "--report")
     assert code == 0, said
@@ -147,6 +149,7 @@ def test_the_worst_samples_are_those_of_highest_loss_and_in_the_report(typed: An
     assert main(["report", "runs/a", "--out", "r.html"]) == 0 and "judgement/test/worst" in Path("r.html").read_text()
 
 
+@pytest.mark.long
 def test_two_runs_are_compared_on_the_same_samples(typed: Any) -> None:
     code, found, said = typed(
         "runs/a", "runs/b", "test", "--compare", "--metrics", "accuracy,loss,top3", "--json", "--resamples", "150"
@@ -165,6 +168,7 @@ def test_two_runs_are_compared_on_the_same_samples(typed: Any) -> None:
     assert "1 run is named" in typed("runs/a", "test", "--compare")[2]
 
 
+@pytest.mark.long
 def test_corrupted_images_are_those_of_the_function(typed: Any) -> None:
     words = (
         "runs/a",

@@ -65,6 +65,7 @@ def test_both_suggestions(capsys: pytest.CaptureFixture[str]) -> None:
     assert files() == before
 
 
+@pytest.mark.long
 def test_a_learning_rate_with_overrides_and_a_plot(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib").use("agg")
     before = files()

@@ -241,6 +241,7 @@ def test_control_c_stops_after_the_batch_and_restores() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.long
 def test_killed_in_the_middle_nothing_on_disk_has_changed() -> None:
     """SIGKILL leaves no time to restore anything, so nothing may ever be written."""
     Path("search.py").write_text(
