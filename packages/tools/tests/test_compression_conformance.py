@@ -15,6 +15,8 @@ class TestPruning(AlgorithmConformance):
 
 
 class TestChannelPruning(AlgorithmConformance):
+    exempt = {"test_keeps_no_tensors": "torch-pruning keeps the last layer of the copy that it pruned"}
+
     def make(self):
         pytest.importorskip("torch_pruning")
         return ChannelPruning(example=(2, 3, 8, 8))

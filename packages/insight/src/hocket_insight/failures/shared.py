@@ -99,7 +99,9 @@ def not_tensor(failure: Failure) -> str:
     if isinstance(inputs, Tensor):
         return ""
     if type(inputs).__module__ == "numpy":
-        return "The model got a NumPy array. Write torch.from_numpy(inputs).float(), or a DataLoader, which makes tensors."
+        return (
+            "The model got a NumPy array. Write torch.from_numpy(inputs).float(), or a DataLoader, which makes tensors."
+        )
     what = (
         "text" if isinstance(inputs, list | tuple) and inputs and isinstance(inputs[0], str) else type(inputs).__name__
     )

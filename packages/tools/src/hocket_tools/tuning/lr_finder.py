@@ -42,7 +42,7 @@ class LearningRate:
     table: tuple[tuple[float, float], ...]
     #: What ended the range test.
     ended: str
-    #: Short runs at constant rates, and their mean loss in the last fifth of the steps; infinite after a divergence.
+    #: Short runs at constant rates, and their mean loss in the second half of the steps; infinite after a divergence.
     runs: tuple[tuple[float, float], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -150,11 +150,19 @@ class _Search:
         if not run_steps:
             return self._some(middle, f"{where}; this is the geometric mean", table, ended)
         runs = _descend(middle, lambda rate: self._run(rate, run_steps))
-        best = min(runs, key=runs.__getitem__)
-        if not math.isfinite(runs[best]):
+        means = tuple((rate, statistics.fmean(losses)) for rate, losses in sorted(runs.items()))
+        best, lowest = min(means, key=lambda run: run[1])
+        if not math.isfinite(lowest):
             return self._none(f"{where}, but all short runs diverged", table, ended)
-        reason = f"{where}; of {len(runs)} short runs of {run_steps} steps, this ended with the lowest loss, {runs[best]:.4g}"
-        return self._some(best, reason, table, ended, tuple(sorted(runs.items())))
+        equal = [rate for rate in sorted(runs) if range_test.equal(runs[rate], runs[best])]
+        which = f"this had the lowest mean loss in the second half, {lowest:.4g}"
+        if len(equal) > 1:
+            which = (
+                f"those from {equal[0]:.2g} to {equal[-1]:.2g} had, but for noise, the same lowest mean loss in the second "
+                f"half, {lowest:.4g}; this is the geometric mean"
+            )
+        reason = f"{where}; of {len(runs)} short runs of {run_steps} steps, {which}"
+        return self._some(math.sqrt(equal[0] * equal[-1]), reason, table, ended, means)
 
     def _none(self, reason: str, table: tuple[tuple[float, float], ...], ended: str) -> LearningRate:
         return LearningRate(self.name, None, reason, self.current, table, ended)
@@ -162,10 +170,10 @@ class _Search:
     def _some(self, rate: float, reason: str, *rest: Any) -> LearningRate:
         return LearningRate(self.name, float(f"{rate:.2g}"), reason, self.current, *rest)
 
-    def _run(self, rate: float, steps: int) -> float:
-        """Return the mean loss in the last fifth of a run at a constant rate; infinity if it diverges."""
+    def _run(self, rate: float, steps: int) -> list[float]:
+        """Return the losses in the second half of a run at a constant rate; infinity if it diverges."""
         losses, why = self._losses([rate] * steps, f"run at {rate:.2g}")
-        return math.inf if why else statistics.fmean(losses[-max(steps // 5, 1) :])
+        return [math.inf] if why else losses[-max(steps // 2, 1) :]
 
     def _losses(self, rates: Sequence[float], what: str) -> tuple[list[float], str]:
         """Take a step with each rate. Return the loss before each step, and after the last; and why it ended before."""
@@ -225,14 +233,14 @@ def _set(group: dict[str, Any], rate: float) -> None:
         group["lr"] = rate
 
 
-def _descend(middle: float, run: Callable[[float], float]) -> dict[float, float]:
+def _descend(middle: float, run: Callable[[float], list[float]]) -> dict[float, list[float]]:
     """Run at rates around ``middle``, in the direction of lower losses, until there is a minimum. Return losses by rate."""
-    runs: dict[int, float] = {}  # by the exponent, in quarters of a decade
+    runs: dict[int, list[float]] = {}  # by the exponent, in quarters of a decade
 
     def at(quarters: int) -> float:
         if quarters not in runs:
             runs[quarters] = run(middle * 10 ** (quarters / 4))
-        return runs[quarters]
+        return statistics.fmean(runs[quarters])
 
     best = 0
     for width in (2, 1):

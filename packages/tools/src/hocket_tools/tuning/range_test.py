@@ -39,6 +39,20 @@ def smoothed(losses: Sequence[float], beta: float = BETA) -> list[float]:
     return found
 
 
+def equal(losses: Sequence[float], best: Sequence[float]) -> bool:
+    """Whether a run has the losses of the best one but for noise: on the same batches, 2 standard errors more at most.
+
+    Example:
+        >>> from hocket_tools.tuning.range_test import equal
+        >>> equal([1.1, 0.9, 1.0], [1.0, 1.0, 0.9]), equal([1.6, 1.5, 1.4], [1.0, 1.0, 0.9])
+        (True, False)
+    """
+    if len(losses) != len(best) or len(losses) < 2:
+        return list(losses) == list(best)
+    differences = [one - other for one, other in zip(losses, best, strict=True)]
+    return statistics.fmean(differences) <= 2 * statistics.stdev(differences) / len(differences) ** 0.5
+
+
 def diverges(losses: Sequence[float]) -> bool:
     """Whether the moving average has risen above the first losses by more than it had fallen below, and beyond their noise.
 
