@@ -6,6 +6,7 @@ rises from step to step, and the loss shows at which rates the model learns and 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -50,7 +51,8 @@ def equal(losses: Sequence[float], best: Sequence[float]) -> bool:
     if len(losses) != len(best) or len(losses) < 2:
         return list(losses) == list(best)
     differences = [one - other for one, other in zip(losses, best, strict=True)]
-    return statistics.fmean(differences) <= 2 * statistics.stdev(differences) / len(differences) ** 0.5
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    return statistics.fmean(differences) <= 2 * error
 
 
 def diverges(losses: Sequence[float]) -> bool:
