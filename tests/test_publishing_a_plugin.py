@@ -24,8 +24,16 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [build(ROOT / "packages" / name, folder) for name in KIT]
 
 
+#: Kinds whose environments, half a minute each, are for a run that names this file.
+_PATIENT = ("actions", "callbacks", "devices", "precisions", "schedules")
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_passes_its_tests_and_checks_with_core_and_the_kit_alone(kind: str, kit: list[Path], tmp_path: Path) -> None:
+def test_it_passes_its_tests_and_checks_with_core_and_the_kit_alone(
+    kind: str, kit: list[Path], tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    if kind in _PATIENT and not any("publishing" in argument for argument in pytestconfig.args):
+        pytest.skip("takes minutes: nox -s long -- tests/test_publishing_a_plugin.py")
     name = f"new-{kind}"
     assert main(["plugins", "new", kind, name, "--into", str(tmp_path)]) == 0
     folder = tmp_path / f"hocket-{name}"
