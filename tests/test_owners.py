@@ -24,10 +24,13 @@ OWNERS = {
         "loop/fit.py", "loop/evaluate.py", "loop/predict.py", "loop/accumulation.py",
         "checkpoints/src/hocket_checkpoints/components/step.py", "algorithms-general/src/hocket_general/auto_microbatch.py",
         "algorithms-general/src/hocket_general/swa.py",  # in a step of its own
+        "tools/src/hocket_tools/judging/judgement.py", "tools/src/hocket_tools/judging/recording.py",  # as evaluations do
+        "tools/src/hocket_tools/tuning/batch_size_finder.py",  # while it tries
     },
     "progress": {
         "loop/fit.py", "loop/fit_duration.py", "run/data.py", "run/assembly.py",
         "checkpoints/src/hocket_checkpoints/components/data.py",
+        "tools/src/hocket_tools/tuning/trial.py",  # until it has restored everything
     },
     "timestamp": {"state/progress.py"},
     "previous": {"state/progress.py"},
@@ -37,12 +40,14 @@ OWNERS = {
     "identity": {
         "checkpoints/src/hocket_checkpoints/resuming.py", "cli/src/hocket_cli/config.py",
         "cli/src/hocket_cli/train.py",  # with what an earlier part of the run had
+        "tools/src/hocket_tools/exporting/run_source.py",  # with the name of the run whose weights these are
         "run/summary.py",  # the checkpoint that it resumed from is shown once
     },
     "optimization": {
         "run/assembly.py", "loop/fit.py", "loop/manual_steps.py",  # while it clips
         "strategies/src/hocket_strategies/custom_loops/loop_steps.py",
         "insight/src/hocket_insight/memory/rehearsal.py",
+        "tools/src/hocket_tools/tuning/trial.py",  # until it has restored everything
     },
     "values": {
         "state/scalars.py", "loop/evaluate.py",

@@ -258,7 +258,7 @@ def _compare_outputs(model: nn.Module, pruned: nn.Module, inputs: Inputs) -> Non
     try:
         found: Any = shapes(pruned)
     except Exception as error:
-        found = f"the error «{error}»".splitlines()[0]
+        found = f"an error, {str(error).partition(chr(10))[0]},"
     if found != expected:
         raise WrongValue(
             f"Without these channels {type(model).__name__} would give {found} instead of outputs of {expected}: its forward "

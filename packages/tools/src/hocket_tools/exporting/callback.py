@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,8 @@ def _predict(state: State) -> Any:
     """Return a function that predicts batches during a fit, each on every rank."""
 
     def predicted(batches: Sequence[Any]) -> list[Any]:
-        return predict(state, [batch for batch in batches for _ in range(state.strategy.data_ranks)])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Every rank reads all")  # which is meant
+            return predict(state, [batch for batch in batches for _ in range(state.strategy.data_ranks)])
 
     return predicted

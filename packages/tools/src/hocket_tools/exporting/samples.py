@@ -10,7 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from hocket.basics import seeding
+from hocket.data.adapters import adapt
+from hocket.data.batches import unpadded
+from hocket.data.loaders import independent
 from hocket.data.nesting import map_tensors
+from hocket.data.source import Source, one_epoch
 from hocket.errors import WrongValue
 from hocket.state.state import State
 from hocket.state.task import Task
@@ -31,13 +35,25 @@ def data_of(state: State) -> tuple[Iterable[Any], Any]:
     """
     if state.eval_sets:
         data = next(iter(state.eval_sets.values())).data
-        return data, data
+        return _evaluation_batches(data), data
     if state.another_epoch is None:
         raise WrongValue(
             "An export is verified on real samples, and this run has no data. Pass «data=loader to export, or eval_data= to "
             "the Trainer¦Write `eval_data: {test: module:loader}`»."
         )
     return _training_batches(state), state.train_data
+
+
+def _evaluation_batches(data: Any) -> Generator[Any, None, None]:
+    """Yield batches, and leave loaders with generators of their own as they were."""
+    source: Source = adapt(independent(data), given=data)
+    position = source.position()
+    try:
+        with one_epoch(source) as batches:
+            yield from (batch for batch, is_real in map(unpadded, batches) if is_real)
+    finally:
+        source.close()
+        source.restore(position)
 
 
 def _training_batches(state: State) -> Generator[Any, None, None]:
