@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 
-def traced(
+def exported_program(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any, strict: bool = False
 ) -> ExportedProgram:
     """Return ``torch.export.export(model, …)``.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hocket.errors import WrongValue
 from hocket_tools.compression.libraries import torchao
 from hocket_tools.compression.model_inputs import Inputs, leaves
-from hocket_tools.tracing import traced
+from hocket_tools.tracing import exported_program
 
 
 class StaticInt8(nn.Module):
@@ -73,7 +73,7 @@ def exported(model: nn.Module, example: Inputs) -> nn.Module:
     args, kwargs = torch.utils._pytree.tree_map(any_batch_size, tuple(example))
     try:
         # strict: the quantizer finds residual connections by the calls that it records.
-        program = traced(model, example.args, example.kwargs, _shapes(model, args, kwargs), strict=True)
+        program = exported_program(model, example.args, example.kwargs, _shapes(model, args, kwargs), strict=True)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise WrongValue(

@@ -23,7 +23,7 @@ import hocket
 from hocket.errors import Unsupported
 from hocket_tools.exporting.axes import Axes
 from hocket_tools.exporting.portable import PortableModel
-from hocket_tools.tracing import traced
+from hocket_tools.tracing import exported_program
 
 #: Folders whose lines are not the user's.
 _NOT_USERS = tuple(
@@ -53,7 +53,7 @@ def traced(model: PortableModel, inputs: Mapping[str, Tensor], axes: Axes) -> tu
     for attempt in range(_ATTEMPTS):
         try:
             with _quiet():
-                program = traced(named, (), inputs, shapes)
+                program = exported_program(named, (), inputs, shapes)
             break
         except Exception as error:
             # torch says which sizes the model's code allows, such as those up to its number of positions.
