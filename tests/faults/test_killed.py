@@ -60,13 +60,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("ranks", "asynchronous", "kills"),
-    [
-        (1, False, 3),
-        *(
-            pytest.param(*each, marks=pytest.mark.long)
-            for each in ((1, False, 20), (2, False, 20), (1, True, 6), (2, True, 4))
-        ),
-    ],
+    [(1, False, 20), (2, False, 20), (1, True, 6), (2, True, 4)],
 )
 def test_killed_at_random_moments(
     tmp_path: Path, uninterrupted: Any, ranks: int, asynchronous: bool, kills: int
