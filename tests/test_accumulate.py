@@ -281,6 +281,7 @@ class Taken(hocket.Callback):
 @pytest.mark.filterwarnings("ignore:.*has no position to save", "ignore:train_batch of Two called step")
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("own_steps", [False, True])
+@pytest.mark.long
 def test_a_run_resumes_bitwise_after_every_window(source: str, own_steps: bool) -> None:
     def make(**options: Any) -> hocket.Trainer:
         model: Any = Two() if own_steps else make_model(dropout=0.3)

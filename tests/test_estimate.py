@@ -100,6 +100,7 @@ def test_the_peak_is_within_15_percent_of_the_measured_one(
     assert sum(guess.kinds.values()) == guess.peak
 
 
+@pytest.mark.long
 def test_the_kinds_are_those_of_a_hand_count(process: ProcessPoolExecutor) -> None:
     found = process.submit(estimated, "small", optimizer="adamw(lr=1e-3)").result()
     weights = 4 * 4 * (256 * 256 + 256)

@@ -187,6 +187,7 @@ def cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_nothing_that_reads_executes_anything(cases: Path) -> None:
     done = subprocess.run(
         [sys.executable, audited.__file__, str(cases)], capture_output=True, text=True, timeout=120, check=False,

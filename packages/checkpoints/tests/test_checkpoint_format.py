@@ -107,6 +107,7 @@ trees = st.dictionaries(
 
 @given(tree=trees)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@pytest.mark.long
 def test_any_tree_comes_back(tmp_path, tree):
     formats.write(tmp_path / "c", tree, {"n": 1})
     assert formats.verify(tmp_path / "c") == []
@@ -293,6 +294,7 @@ def test_damage_is_refused_by_name(tmp_path, kind, damage):
     assert name in problem
 
 
+@pytest.mark.long
 def test_every_flipped_bit_is_found(tmp_path):
     formats.write(tmp_path / "c", {"a": torch.arange(5.0), "b": "text", "c": [1, 2.5]}, {"x": [1, "y"]})
     whole = formats.read(tmp_path / "c")
@@ -460,6 +462,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked ch
 
 @needs_fork
 @pytest.mark.parametrize("there", ["new", "replaced"])
+@pytest.mark.long
 def test_killed_at_any_moment(tmp_path, there, monkeypatch):
     """Twenty kills spread over the time that a write takes: the old checkpoint or the new one, always whole."""
     monkeypatch.setattr(formats, "SHARD", 400_000)

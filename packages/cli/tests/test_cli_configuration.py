@@ -861,6 +861,7 @@ def test_the_file_of_a_sweep_is_no_configuration(
     assert said.count("\n") == 1 and "`hocket sweep s.yaml`, or give the configuration that it names: c.yaml." in said
 
 
+@pytest.mark.long
 def test_control_c_ends_with_one_sentence_and_no_traceback(
     hocket: Hocket, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
