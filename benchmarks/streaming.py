@@ -99,7 +99,7 @@ def _cases(litdata: str | None, mosaic: str | None, short: bool) -> Any:
                 yield (size, place, f"hocket, {name}"), "hocket", f"{size}/{folder}"
             if litdata:
                 yield (size, place, LITDATA), "litdata", f"{size}/litdata"
-                if not short:
+                if not short and place == "local":  # its reader of Parquet knows no endpoint of S3
                     yield (size, place, PARQUET), "litdata", f"{size}/parquet"
             if mosaic:
                 yield (size, place, MOSAIC), "mosaic", f"{size}/mds"
@@ -111,11 +111,11 @@ def asked(ask: Mapping[str, Any], python: str = sys.executable) -> dict[str, Any
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what is not installed would be compiled by every process
     try:
         done = subprocess.run(
-            [python, str(READER), json.dumps(ask)], capture_output=True, text=True, timeout=300, env=environment
+            [python, str(READER), json.dumps(ask)], capture_output=True, text=True, timeout=90, env=environment
         )
         answer: dict[str, Any] = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
-        return {"error": "no end in 300 s"}
+        return {"error": "no end in 90 s"}
     except ValueError:
         return {"error": (done.stderr.strip().splitlines() or ["nothing"])[-1]}
     return answer
