@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
-from sklearn import metrics as sklearn_metrics
 
 from hocket_tools import Statistic, bootstrap, mcnemar, paired_test
 from hocket_tools.judging.samples import Samples, joined, per_class, statistic
+
+stats = pytest.importorskip("scipy.stats")
+sklearn_metrics = pytest.importorskip("sklearn.metrics")
 
 
 def classified(targets: Any, predicted: Any, classes: int = 3, losses: Any = None) -> Samples:

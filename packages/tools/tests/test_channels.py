@@ -11,10 +11,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket_general import EMA, Distillation
 from hocket_testkit import run_ranks
 from hocket_tools import ChannelPruning, prune_channels
-from hocket_vision.models import small_resnet
+
+EMA = pytest.importorskip("hocket_general").EMA
+Distillation = pytest.importorskip("hocket_general").Distillation
+small_resnet = pytest.importorskip("hocket_vision.models").small_resnet
 
 pytest.importorskip("torch_pruning")
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")

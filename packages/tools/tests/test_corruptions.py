@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from scipy import ndimage, stats
-from sklearn.datasets import load_sample_image
 
 from hocket_tools import CORRUPTIONS, corrupt
+
+Image = pytest.importorskip("PIL.Image")
+ndimage = pytest.importorskip("scipy.ndimage")
+stats = pytest.importorskip("scipy.stats")
+load_sample_image = pytest.importorskip("sklearn.datasets").load_sample_image
 
 PHOTO = np.array(load_sample_image("china.jpg"), dtype=np.float64)[100:180, 200:300] / 255
 SMALL = torch.tensor(PHOTO).permute(2, 0, 1)[None, :, :32, :40]

@@ -10,10 +10,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket_general import EMA, SWA, Distillation
 from hocket_testkit import run_ranks
 from hocket_tools import Pruning, magnitude_masks
 from hocket_tools.compression.pruning import cubic_amount
+
+EMA = pytest.importorskip("hocket_general").EMA
+SWA = pytest.importorskip("hocket_general").SWA
+Distillation = pytest.importorskip("hocket_general").Distillation
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 

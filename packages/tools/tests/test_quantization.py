@@ -11,11 +11,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket_general import EMA, Distillation
 from hocket_testkit import run_ranks
 from hocket_tools import ChannelPruning, Pruning, QuantizationAwareTraining, compare_compressed, fake_quantize, quantize
 from hocket_tools.compression.comparison import ORIGINAL, bytes_on_disk, table
 from hocket_tools.compression.quantization_aware_training import FakeQuantized
+
+EMA = pytest.importorskip("hocket_general").EMA
+Distillation = pytest.importorskip("hocket_general").Distillation
 
 pytest.importorskip("torchao")
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
