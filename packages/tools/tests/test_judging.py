@@ -20,10 +20,11 @@ from hocket_tools import How, corrupt, judge, mcnemar, withstand
 from hocket_tools.judging.evaluate import command as evaluate
 from hocket_tools.judging.predict import command as predict
 
-load_digits = pytest.importorskip("sklearn.datasets").load_digits
+pytest.importorskip("sklearn")
 
 MINE = """
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
