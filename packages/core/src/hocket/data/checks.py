@@ -40,12 +40,11 @@ def check_batches(data: object, argument: str) -> None:
         return
     kind = type(data).__name__
     _check_not_data(data, argument)
-    wrap = "Wrap it in a loader:"
     libraries = {base.__module__.partition(".")[0] for base in type(data).__mro__}
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        what = f"a data set ({kind}), which has samples and not batches"
+        pass
     elif "datasets" in libraries:
-        what = f"a data set ({kind} of Hugging Face), which has samples and not batches"
+        kind += " of Hugging Face"
     elif isinstance(data, torch.Tensor) or "numpy" in libraries:
         raise WrongType(
             f"{argument} is one {kind}, and not batches. Give a loader: "
@@ -85,11 +84,12 @@ def check_batches(data: object, argument: str) -> None:
             raise WrongType(
                 f"{argument} is {kind}, which cannot be iterated. Give an iterable of batches: {_loader(argument)}."
             )
-        what = f"a data set ({kind}), which has samples and not batches"
     else:
         return
-    loader = _loader(argument, "data")
-    raise WrongType(f"{argument} is {what}. {wrap} {loader}, or «batch_size=None» if its items are batches.")
+    raise WrongType(
+        f"{argument} is a data set ({kind}), which has samples and not batches. Wrap it in a loader: "
+        f"{_loader(argument, 'data')}, or «batch_size=None» if its items are batches."
+    )
 
 
 def _yields_samples(loader: DataLoader[Any]) -> bool:

@@ -147,8 +147,7 @@ def _check_foreign(kind: str, obj: object) -> None:
         write = others.elsewhere(kind, cls.__name__)
         write = write or (f"Write {near!r}" if near else f"Write one of {', '.join(known)}")
         raise PluginConfigError(
-            f"{cls.__name__} is one of the {kind} of {library}, which hocket does not call. {write}; or subclass "
-            f"{_base(kind)}."
+            f"{cls.__name__} is one of the {kind} of {library}, which hocket does not call. {write}; or subclass {_base(kind)}."
         )
     if kind in ("callbacks", "loggers") and not any(hasattr(obj, hook) for hook in HOOKS - {"close", "flush"}):
         raise PluginConfigError(

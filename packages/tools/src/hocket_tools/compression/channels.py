@@ -59,7 +59,7 @@ def prune_channels(
 ) -> tuple[nn.Module, list[PrunedLayer]]:
     """Remove the output channels of least norm from each convolution and linear layer, in place.
 
-    Layers that depend on each other, such as those that a residual connection adds up, lose the same channels; norms and the
+    Layers that depend on each other, such as two that a residual connection joins, lose the same channels; norms and the
     next layers lose what belongs to them. The norm of a channel is that of all its weights in these layers (Fang et al. 2023).
     The outputs of the model keep their shape. Parameters stay the same objects, so that optimizers hold them still.
 

@@ -1,4 +1,4 @@
-"""Which axes of the inputs vary: those that differ between predictions of different numbers of samples, or lengths."""
+"""Which axes of the inputs vary between predictions of different numbers of samples, or lengths."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def varying(traced: Mapping[str, Tensor], other: Sequence[Mapping[str, Tensor]],
 
 
 def lengths(inputs: Mapping[str, Tensor], dynamic: Dynamic, axes: Axes) -> dict[tuple[str, int], str]:
-    """Return the axes of lengths: those that users name, and of matrices of integers the one that is not the batch.
+    """Return the axes of lengths: axes that users name, and of matrices of integers the one that is not the batch.
 
     Raises WrongValue for an input or axis that does not exist.
     """

@@ -190,7 +190,7 @@ class HuggingFace:
     graph = False
 
     def check(self, subject: Subject) -> None:
-        """Raise Unsupported for models of other libraries, and those that from_pretrained would make differently."""
+        """Raise Unsupported for models of other libraries, and models that from_pretrained would make differently."""
         network = subject.model.network
         if not hasattr(network, "save_pretrained"):
             raise Unsupported(

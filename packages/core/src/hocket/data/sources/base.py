@@ -213,8 +213,7 @@ class DataSource:
         if "start" in positions[0] and positions[0]["of_rank"]:
             raise DataError(
                 f"{len(positions)} ranks, each with data of its own, were in the middle of an epoch, which {ranks} cannot "
-                "continue. Start as many ranks, or let the strategy divide the data: remove DistributedSampler and "
-                "split_data."
+                "continue. Start as many ranks, or let the strategy divide the data: remove DistributedSampler and split_data."
             )
         return positions[0]
 
