@@ -17,6 +17,7 @@ from hocket_streaming.errors import AccessDenied, DamagedData, MissingData, Stre
 from hocket_streaming.store.cache import Cache
 from hocket_streaming.store.fetching import Chunks
 from hocket_streaming.store.files import Files
+from hocket_streaming.store.retrying import Attempts
 
 DATA = os.urandom(5000)
 
@@ -99,6 +100,14 @@ def test_tries_again_after_what_may_pass(files: Files, server: StandIn, fault: i
     server.rules = [Rule("a.bin", fault, 2)]
     assert files.read("a.bin", 0, 5000) == DATA
     assert files.local or server.gets("a.bin") == 3  # no further attempts of the client libraries
+
+
+def test_a_slow_process_tries_as_often_after_answers(files: Files, server: StandIn) -> None:
+    if files.local:
+        return
+    server.rules = [Rule("a.bin", 503, 3)]
+    assert files.read("a.bin", 0, 5000, Attempts(seconds=0)) == DATA
+    assert server.gets("a.bin") == 4
 
 
 @pytest.mark.parametrize(("fault", "kind"), [(403, AccessDenied), (404, MissingData), (400, AccessDenied)])

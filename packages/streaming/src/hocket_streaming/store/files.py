@@ -201,7 +201,7 @@ class Files:
                 if isinstance(error, _Short):
                     if self.local or not attempts.again(most=3):
                         raise DamagedData(f"{error}. Write this file, or the index of the data, again.") from None
-                elif final(error, url) or self.local or not attempts.again():
+                elif final(error, url) or self.local or not attempts.again(error):
                     raise failed(error, url, attempts) from error
 
     def _read_local(self, name: str, start: int, size: int | None) -> bytes:

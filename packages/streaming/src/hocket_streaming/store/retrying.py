@@ -10,7 +10,7 @@ from hocket.basics.masking import masked
 from hocket.errors import MissingPackage, Mistake
 from hocket_streaming.errors import AccessDenied, DamagedData, MissingData, StreamError, Unreachable
 
-#: Seconds after which no further attempt begins, except for the second one.
+#: Seconds after which no further attempt begins, except for the second one and for those after an answer.
 SECONDS = 4.5
 #: Seconds without a byte from the store after which an attempt has failed. Two silent attempts take less than 10 s.
 SILENCE = 4.0
@@ -29,9 +29,17 @@ class Attempts:
         self.number = 1
         self._until = time.monotonic() + seconds
 
-    def again(self, most: int | None = None) -> bool:
-        """Wait, and return True; or return False if the attempt that failed was the last one. ``most`` allows fewer."""
-        if self.number >= (most or self.most) or (self.number > 1 and time.monotonic() >= self._until):
+    def again(self, error: BaseException | None = None, most: int | None = None) -> bool:
+        """Wait, and return True; or return False if the attempt that failed was the last one.
+
+        Args:
+            error: of a store that answered, as with 503 or half a body. Only the number limits attempts then: a process that
+                waits long for its turn on a busy machine tries as often as another one. None where time counts: for damage.
+            most: allows fewer attempts.
+        """
+        if self.number >= (most or self.most):
+            return False
+        if self.number > 1 and time.monotonic() >= self._until and (error is None or _is_timeout(error)):
             return False
         time.sleep(random.uniform(0.5, 1.0) * min(0.1 * 2**self.number, 1.5))
         self.number += 1
@@ -74,6 +82,10 @@ def failed(error: BaseException, url: str, attempts: Attempts) -> Exception:
     return final(error, url) or Unreachable(
         f"{url} could not be read in {attempts.number} attempts: {_short(error)}. Check the network and the state of the store."
     )
+
+
+def _is_timeout(error: BaseException) -> bool:
+    return any(re.search(r"time(d )?out", f"{type(one).__name__} {one}", re.I) for one in (error, error.__cause__))
 
 
 def _status(error: BaseException) -> int | None:
