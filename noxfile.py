@@ -268,6 +268,7 @@ def streaming(session: nox.Session) -> None:
     """Run all tests of hocket-streaming, beside the libraries whose formats it reads, each in an environment of its own."""
     settle(session)
     others = ("pytest-xdist", "moto[server]", "brotli", "datasets", "pillow", "python-snappy", "safetensors")
+    others += ("tokenizers",)
     install_editable(session, (*STANDARD, STREAMING), *TESTS, *others, compile_bytecode=False)
     pythons = {}
     for library, needed in STREAMED.items():
