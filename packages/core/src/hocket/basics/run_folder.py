@@ -47,17 +47,6 @@ def is_url(place: str | os.PathLike[str]) -> bool:
     return "://" in os.fspath(place)
 
 
-def local(folder: str | Path) -> Path:
-    """Return the folder of runs. Raises ValueError for a URL, which would be a folder of this machine with its name."""
-    if is_url(folder):
-        raise WrongValue(
-            f"«folder={str(folder)!r}» is a URL, and the files of runs are written on this machine. Write «folder='runs'», and "
-            f"copy them while training goes on: «loggers=[{{'artifacts': {{'url': {str(folder)!r}}}}}]»; «checkpoints=» takes "
-            "URLs."
-        )
-    return Path(folder)
-
-
 def check_name(name: object) -> str | None:
     """Return the name if it is valid for a folder, or None if none was given. Raises TypeError, ValueError."""
     if name is None:
