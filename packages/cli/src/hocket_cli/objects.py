@@ -22,6 +22,7 @@ from hocket.basics.time import Interval, Time
 from hocket.errors import Mistake
 from hocket.help.raised import raised
 from hocket.plugins import signatures
+from hocket_cli.annotations import callables, described, mapping_hint, sequence_hints
 from hocket_cli.call_arguments import BY_NAME, almost, lacking, lacks, takes, unexpected
 from hocket_cli.document import ConfigError, Node, flow, parse_value, suggestion
 from hocket_cli.error_places import blamed
@@ -82,7 +83,7 @@ def _only_text(hint: Any) -> bool:
 
 
 def _mapping(node: Node, hint: Any, at: str) -> Any:
-    accepts = signatures.mapping_hint(hint)
+    accepts = mapping_hint(hint)
     cls = None if accepts in (Any, object) else _described_by_arguments(hint)
     several = len(node.value) > 1 and set(node.value) <= inspect.signature(cls).parameters.keys() if cls else False
     if cls is not None and (accepts is None or several):
@@ -92,9 +93,7 @@ def _mapping(node: Node, hint: Any, at: str) -> Any:
     inner = typing.get_args(accepts)
     made = {key: build(child, inner[1] if inner else Any, f"{at}.{key}") for key, child in node.value.items()}
     if inner and (wrong := next((key for key in made if not signatures.fits(key, inner[0])), None)) is not None:
-        raise ConfigError(
-            node.value[wrong].key, f"The key {wrong!r} of {at} should be {signatures.described(inner[0])}."
-        )
+        raise ConfigError(node.value[wrong].key, f"The key {wrong!r} of {at} should be {described(inner[0])}.")
     return made
 
 
@@ -117,7 +116,7 @@ def _described_by_arguments(hint: Any) -> type | None:
 
 def _list(node: Node, hint: Any, at: str) -> Any:
     length = len(node.value)
-    for each in signatures.sequence_hints(hint):
+    for each in sequence_hints(hint):
         if (inner := signatures.item_hints(each, length)) is not None:
             made = [
                 build(child, one, f"{at}.{i}") for i, (child, one) in enumerate(zip(node.value, inner, strict=True))
@@ -150,7 +149,7 @@ def _scalar(node: Node, hint: Any, at: str) -> Any:
 
 
 def _misfit(node: Node, hint: Any, at: str) -> ConfigError:
-    value, should = node.plain(), signatures.described(hint)
+    value, should = node.plain(), described(hint)
     literals = [
         each for one in signatures.members(hint) if typing.get_origin(one) is typing.Literal for each in typing.get_args(one)
     ]  # fmt: skip
@@ -210,7 +209,7 @@ def make(found: Reference, hint: Any, at: str) -> Any:
         if given is not None and given.value:
             raise ConfigError(given.where, f"{found.path} is an object and takes no arguments. Remove them.")
         return target
-    arity = {_arity(each) for each in signatures.callables(hint)}
+    arity = {_arity(each) for each in callables(hint)}
     if given is None and _wants_class(target, hint):
         return target
     if given is None and not isinstance(target, type) and _may_be_function(hint):
@@ -228,7 +227,7 @@ def _is_code(target: Any) -> bool:
 
 
 def _may_be_function(hint: Any) -> bool:
-    return bool(signatures.callables(hint)) or any(each in (Any, object) for each in signatures.members(hint))
+    return bool(callables(hint)) or any(each in (Any, object) for each in signatures.members(hint))
 
 
 def _wants_class(target: Any, hint: Any) -> bool:
@@ -239,7 +238,7 @@ def _wants_class(target: Any, hint: Any) -> bool:
         inner = typing.get_args(each)
         if (typing.get_origin(each) or each) is type:
             return True
-        if signatures.callables(each) and inner:
+        if callables(each) and inner:
             returned = typing.get_origin(inner[-1]) or inner[-1]
             if isinstance(returned, type) and returned is not type(None) and issubclass(target, returned):
                 return True

@@ -8,7 +8,7 @@ import inspect
 import os
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hocket.help.ours import is_ours
@@ -73,18 +73,18 @@ def _fits(value: object, hint: object) -> bool:
         return value in cls.__members__ or isinstance(value, cls)
     if is_ours(cls.__module__):
         return _is(value, cls)  # so that 5 is not a Time
-    if isinstance(value, list | tuple) and cls in _SEQUENCES:
+    if isinstance(value, list | tuple) and cls in SEQUENCES:
         kinds = item_hints(hint, len(value))
         return kinds is not None and all(map(fits, value, kinds))
-    if isinstance(value, dict) and cls in _MAPPINGS:
+    if isinstance(value, dict) and cls in MAPPINGS:
         return not inner or all(fits(key, inner[0]) and fits(item, inner[1]) for key, item in value.items())
-    if isinstance(value, str) and cls in _SEQUENCES:
+    if isinstance(value, str) and cls in SEQUENCES:
         return False  # a text is a sequence of letters, which nobody means
     return _is(value, cls) or not isinstance(value, _TEXT_AND_NUMBERS)
 
 
-_SEQUENCES = (list, tuple, Sequence, Iterable, collections.abc.Collection, collections.abc.MutableSequence)
-_MAPPINGS = (dict, Mapping, collections.abc.MutableMapping)
+SEQUENCES = (list, tuple, Sequence, Iterable, collections.abc.Collection, collections.abc.MutableSequence)
+MAPPINGS = (dict, Mapping, collections.abc.MutableMapping)
 
 
 def _is(value: object, cls: type) -> bool:
@@ -102,53 +102,3 @@ def item_hints(hint: object, length: int) -> list[Any] | None:
     if len(inner) == 2 and inner[1] is ...:
         return [inner[0]] * length
     return list(inner) if len(inner) == length else None
-
-
-def mapping_hint(hint: object) -> Any:
-    """Return the member of an annotation that accepts a mapping as it is; None if there is none."""
-    accepting = [part for part in members(hint) if (typing.get_origin(part) or part) in (*_MAPPINGS, Any, object)]
-    return accepting[0] if accepting else None
-
-
-def sequence_hints(hint: object) -> list[Any]:
-    """Return the members of an annotation that accept a list."""
-    return [member for member in members(hint) if (typing.get_origin(member) or member) in (*_SEQUENCES, Any, object)]
-
-
-def callables(hint: object) -> list[Any]:
-    """Return the members of an annotation that are functions."""
-    return [member for member in members(hint) if (typing.get_origin(member) or member) is Callable]
-
-
-def described(hint: object) -> str:
-    """Describe the values that an annotation accepts: ``a number or null``."""
-    words = list(dict.fromkeys(word for member in members(hint) for word in _described(member)))
-    if set(words) & {"a number", "an integer", "text"}:  # what a file can say
-        words = [word for word in words if not word.startswith("an object")]
-    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
-
-
-_WORDS = {float: "a number", int: "an integer", bool: "true, false", str: "text", type(None): "null", None: "null"}
-
-
-def _described(hint: object) -> list[str]:
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    cls = origin or hint
-    if origin is typing.Literal:
-        return [repr(choice) for choice in inner]
-    if hint in _WORDS:
-        return _WORDS[hint].split(", ")
-    if cls is Callable:
-        return ["a function"]
-    if cls in _MAPPINGS:
-        return ["a mapping"]
-    if cls is tuple and inner and ... not in inner:
-        return [f"a list of {len(inner)} ({'; '.join(map(described, inner))})"]
-    if cls in _SEQUENCES:
-        plain = not inner or inner[0] is Any or isinstance(inner[0], typing.TypeVar)
-        return ["a list" if plain else f"a list (each {described(inner[0])})"]
-    if not isinstance(cls, type):
-        return ["any value"]
-    if issubclass(cls, enum.Enum):
-        return [repr(name) for name in cls.__members__]
-    return ["a path" if issubclass(cls, os.PathLike) else f"an object of class {cls.__qualname__}"]
