@@ -52,11 +52,11 @@ class TrainingIterator:
         self._handed_out = 0
         self._once = isinstance(source.data, Iterator)
         self._read = 0  # batches of earlier epochs, if the data is an iterator
-        #: Batches that were returned by `next` and `more` and not trained on.
+        #: Batches that were returned by `next` and not trained on.
         self._back: list[tuple[Any, bool]] = []
         #: The source's position before `is_last` read a batch, if the source knows only that after it.
         self._before: Mapping[str, Any] | None = None
-        #: Whether `more` has found the end of the epoch.
+        #: Whether `next` has found the end of the epoch, and not ended it.
         self._ended = False
         #: Whether the data raised an exception, which its iterator may not survive.
         self._failed = False
@@ -128,8 +128,12 @@ class TrainingIterator:
         self._source = as_recorded(self._source, position["pass"]["kind"])
         self._batches = self._source.begin(epoch, {**position["pass"], "earlier": self._read})
 
-    def next(self) -> tuple[Any, bool] | None:
-        """Return the next batch, and whether it counts (see `Padding`); None at the end of the epoch."""
+    def next(self, ends: bool = True) -> tuple[Any, bool] | None:
+        """Return the next batch, and whether it counts (see `Padding`); None at the end of the epoch.
+
+        Args:
+            ends: whether to end the epoch there, and not in a later call.
+        """
         assert self._batches is not None, "start comes first"
         self._before = None
         if self._back:
@@ -147,6 +151,10 @@ class TrainingIterator:
 
                 failures.explain(error, "collate")
                 raise
+            if not ends:
+                self._batches, self._ended = iter(()), True
+        if not ends:
+            return None
         if not self._handed_out:
             self.close()
             raise DataError(self._empty_message())
@@ -162,29 +170,6 @@ class TrainingIterator:
         self._batches = None
         return None
 
-    def more(self) -> tuple[Any, bool] | None:
-        """As :meth:`next`, but at the end of the epoch return None and leave it to `next` to end the epoch."""
-        assert self._batches is not None, "next comes first"
-        self._before = None
-        if self._back:
-            return self._back.pop(0)
-        if self._handed_out == self._limit:
-            return None
-        try:
-            for batch in self._batches:
-                self._handed_out += 1
-                if self._handed_out == self._too_many:
-                    self._warn_of_more()
-                return unpadded(batch)
-        except BaseException as error:
-            self._failed = True
-            from hocket.help import failures  # only needed for error messages
-
-            failures.explain(error, "collate")
-            raise
-        self._batches, self._ended = iter(()), True
-        return None
-
     def is_last(self) -> bool:
         """Whether no batch follows the latest in its epoch. If the length is unknown, the next one is read to know."""
         if self._batches is None or self._ended:
@@ -196,7 +181,7 @@ class TrainingIterator:
         from hocket.data.sources.replay import Replay
 
         before = None if isinstance(self._source, Replay) else self._source.position(self._handed_out)
-        following = self.more()
+        following = self.next(ends=False)
         if following is not None:
             self._back, self._before = [following], before
         return following is None
@@ -223,7 +208,7 @@ class TrainingIterator:
         return None if known is None or not self._handed_out else known(self._handed_out - 1 - len(self._back))
 
     def put_back(self, handed_out: Sequence[tuple[Any, bool]]) -> None:
-        """Have :meth:`next` and :meth:`more` return their last batches again."""
+        """Have :meth:`next` return its last batches again."""
         self._back = [*handed_out, *self._back]
 
     def suspend(self) -> None:

@@ -63,7 +63,7 @@ class Windows:
             padding, following = step.batch, None
             if len(self.handed_out) < self._size:
                 bus.before_dataloader(state)
-                following = data.more()
+                following = data.next(ends=False)
                 if following is not None:
                     self.handed_out.append(following)
         step.batch = window = self._as_batch(batches or [padding], sum(samples))
