@@ -48,7 +48,7 @@ def check(folder: Path) -> None:
     if not folder.is_dir():
         given = "is a file" if folder.exists() else "does not exist"
         raise WrongValue(f"{folder} {given}. Give the folder of a run, such as runs/a; `hocket runs` lists them.")
-    if not files.is_run(folder):
+    if not any((folder / name).is_file() for name in (files.MARK, files.METRICS, files.SUMMARY)):
         below = run_listing.find([folder])
         write = (
             f"It has runs: {shlex.join(['hocket', 'report', *map(str, below[:3])])}"

@@ -108,11 +108,6 @@ def inside(folder: Path, name: object) -> Path | None:
     return None
 
 
-def is_run(folder: Path) -> bool:
-    """Whether a run has written into the folder."""
-    return any((folder / name).is_file() for name in (MARK, METRICS, SUMMARY))
-
-
 def started(process: int) -> str | None:
     """Return when a process of this machine started, in ticks of its clock, or None if it does not exist or is unknown.
 
