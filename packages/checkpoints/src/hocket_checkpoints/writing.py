@@ -10,7 +10,7 @@ from typing import Any, Literal
 from hocket.basics import seeding
 from hocket.errors import CheckpointError
 from hocket.help import warn
-from hocket.state.ranks import Ranks, of_a_thread
+from hocket.state.ranks import Ranks
 from hocket.state.state import State
 from hocket_checkpoints.background import Background
 from hocket_checkpoints.ownership import Ownership
@@ -70,7 +70,7 @@ class Writer:
         if not self._asynchronous:
             return Ranks(strategy.rank, strategy.world_size, state.bus.all_gather_object)
         if self._threads is None:
-            self._threads = of_a_thread(strategy.rank, strategy.world_size)
+            self._threads = _of_a_thread(strategy.rank, strategy.world_size)
         return self._threads
 
     def _write(
@@ -130,3 +130,20 @@ class Writer:
 def _raise_if(problem: Exception | None) -> None:
     if problem is not None:
         raise problem
+
+
+def _of_a_thread(rank: int, size: int) -> Ranks:
+    """Return ranks with a separate process group, created here on all of them, whose collectives do not mix with training's."""
+    import torch.distributed as dist
+
+    from hocket.basics.objects import pack, unpack
+
+    group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)  # non-members get something else
+
+    def gather(item: Any) -> list[Any]:
+        items: list[Any] = [None] * size
+        dist.all_gather_object(items, pack(item), group=group)
+        return [unpack(item) for item in items]
+
+    return Ranks(rank, size, gather)

@@ -56,20 +56,3 @@ class Ranks:
 
 
 ALONE = Ranks()
-
-
-def of_a_thread(rank: int, size: int) -> Ranks:
-    """Return ranks with a separate process group, created here on all of them, whose collectives do not mix with training's."""
-    import torch.distributed as dist
-
-    from hocket.basics.objects import pack, unpack
-
-    group = dist.new_group(backend="gloo")
-    assert isinstance(group, dist.ProcessGroup)  # non-members get something else
-
-    def gather(item: Any) -> list[Any]:
-        items: list[Any] = [None] * size
-        dist.all_gather_object(items, pack(item), group=group)
-        return [unpack(item) for item in items]
-
-    return Ranks(rank, size, gather)
