@@ -221,20 +221,9 @@ class Trainer:
     ) -> None:
         from hocket.plugins import instance_owners  # here, so that importing this module stays cheap
 
+        given = {**locals(), "checkpoints": conversions.checkpoints(checkpoints, folder)}
         #: The arguments, checked and converted.
-        self.settings = settings = Settings(
-            train_data=train_data, loss=loss, loss_reduction=loss_reduction, inputs=inputs, targets=targets, outputs=outputs,
-            batch_transform=batch_transform, global_batch=global_batch, eval_data=eval_data, data=data, metrics=metrics,
-            train_metrics=train_metrics, optimizer=optimizer, schedule=schedule, schedule_every=schedule_every,
-            duration=duration, min_duration=min_duration, algorithms=algorithms, callbacks=callbacks, loggers=loggers,
-            strategy=strategy, precision=precision, device=device, devices=devices, actions=actions, microbatch=microbatch,
-            accumulate=accumulate, eval_every=eval_every, log_every=log_every, clip_gradients=clip_gradients,
-            nonfinite=nonfinite, seed=seed, deterministic=deterministic, compile=compile,
-            checkpoints=conversions.checkpoints(checkpoints, folder), resume=resume, run_name=run_name, folder=folder,
-            plugins=plugins, profile_plugins=profile_plugins, profile=profile, limit_train=limit_train,
-            limit_eval=limit_eval, limit_predict=limit_predict, fast_dev_run=fast_dev_run, overfit=overfit,
-            detect_anomaly=detect_anomaly, sanity_eval=sanity_eval, summary=summary,
-        )  # fmt: skip
+        self.settings = settings = Settings(**{name: given[name] for name in Settings.arguments()})
         #: The words of the command line that resumes this run, if one has started it; shown after a fit.
         self.command: Sequence[str] | None = None
         #: Whether loggers have the hyperparameters.
