@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from numbers import Number
 from typing import Any, ParamSpec, TypeVar
 
 from hocket.errors import WrongType
-from hocket.help import optional_packages
+from hocket.help import failures
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,7 +37,7 @@ def understood(
         try:
             bound = signature.bind(*positional, **kwargs)
         except TypeError as error:
-            raise WrongType(_explanation(function, signature, positional, kwargs) or str(error)) from None
+            raise _refusal(error, function, signature, positional, kwargs) from None
         for name, value in bound.arguments.items():
             if type(value).__module__ == "numpy" and isinstance(value, Number):
                 bound.arguments[name] = value.item()  # type: ignore[attr-defined]
@@ -58,7 +58,7 @@ def explained(function: Callable[P, R]) -> Callable[P, R]:
             try:
                 signature.bind(*args, **kwargs)
             except TypeError:
-                raise WrongType(_explanation(function, signature, args, kwargs) or str(error)) from None
+                raise _refusal(error, function, signature, args, kwargs) from None
             raise
 
     return call
@@ -66,21 +66,9 @@ def explained(function: Callable[P, R]) -> Callable[P, R]:
 
 def unknown(what: str, name: str, value: object) -> str:
     """Return what is wrong with an argument of a function that takes others by any name; empty if it is one of these."""
-    try:
-        calls = optional_packages.module("hocket_insight.failures.calls")
-    except optional_packages.NotInstalled:
-        return ""
-    text: str = calls.unknown(what, name, value)
-    return text
+    return str(failures.ask("failures.calls.unknown", what, name, value) or "")
 
 
-def _explanation(
-    function: Callable[..., object], signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> str:
-    """Return what is wrong with a call and what to write, or empty if it is not known."""
-    try:
-        calls = optional_packages.module("hocket_insight.failures.calls")
-    except optional_packages.NotInstalled:
-        return ""
-    text: str = calls.explanation(function, signature, args, kwargs)
-    return text
+def _refusal(error: TypeError, *call: object) -> WrongType:
+    """Return the error for a call that does not fit a signature, which says what to write if that is known."""
+    return WrongType(failures.ask("failures.calls.explanation", *call) or str(error))
