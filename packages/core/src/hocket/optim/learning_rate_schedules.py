@@ -13,7 +13,7 @@ from hocket.basics.time import Interval, Time, TimeError, Unit, time_of
 from hocket.basics.timestamp import Timestamp
 from hocket.data.stateful import has_state
 from hocket.errors import WrongType, WrongValue
-from hocket.help import warn
+from hocket.help import failures, warn
 from hocket.help.names import closest
 from hocket.plugins import registry
 from hocket.plugins.building import build
@@ -100,9 +100,7 @@ class Stepped(TimeOnly):
     def start(self, state: State) -> None:
         """Check the scheduler's lengths: it has set the first learning rate when it was created."""
         if self._every == Time(1, Unit.BATCH) and self._steps == 0:
-            from hocket.optim import scheduler_lengths
-
-            scheduler_lengths.check_lengths(self._scheduler, state, self.by_default)
+            failures.check_scheduler(self._scheduler, state, self.by_default)
 
     def step(self, state: State) -> None:
         """See :class:`LearningRate`."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hocket.state.state import State
 
 
-def check_lengths(scheduler: object, state: State, by_default: bool) -> None:
+def check(scheduler: object, state: State, by_default: bool) -> None:
     """Compare a torch scheduler's lengths, in steps, with those of a run that steps it after each batch.
 
     Raises ValueError for one whose steps are fewer than the run's. Warns of one that seems to count epochs, unless somebody
