@@ -11,7 +11,7 @@ from hocket.data import loaders
 from hocket.data.rank_slices import Slices
 from hocket.data.source import Position
 from hocket.data.sources.base import DataSource
-from hocket.help import warn
+from hocket.help import failures
 
 
 class Stateful(DataSource):
@@ -52,11 +52,8 @@ class Stateful(DataSource):
         """See :meth:`hocket.data.Source.position`."""
         position = super().position(batches)
         over = batches is not None and (self._over or self.has_ended())
-        if batches is not None and not over and _has_shuffle_buffer(self.data):
-            warn(
-                "The state of this data set of Hugging Face is without its shuffle buffer: a run that is resumed within an "
-                "epoch misses the samples in it. Shuffle the files instead, or read them by hocket_streaming.stream."
-            )
+        if batches is not None and not over:
+            failures.warn_of_state(self.data)
         owner = self.between if batches is None or over else self.within
         if owner is not None:
             position["own"] = encode(owner.state_dict(), "the data's state")
@@ -81,10 +78,3 @@ class Stateful(DataSource):
             return self._begin(read, at)
         self.within.load_state_dict(state)
         return self._begin(0, at)
-
-
-def _has_shuffle_buffer(loader: object) -> bool:
-    part = getattr(getattr(loader, "dataset", None), "_ex_iterable", None)
-    while part is not None and not hasattr(part, "buffer_size"):
-        part = getattr(part, "ex_iterable", None)
-    return part is not None
