@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import enum
-import inspect
-import re
-from collections.abc import Collection, Iterable
-from types import CodeType
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket.help import names
-from hocket.help.ours import is_ours
 
 T = TypeVar("T")
 
@@ -22,28 +18,6 @@ def missing(owner: str, name: str, obj: object) -> str:
     attributes = [attribute for attribute in dir(obj) if attribute[0] != "_"]
     advice = instead(owner, name, attributes)
     return f"{owner} has no {name!r}; it has {', '.join(attributes)}. {advice}".rstrip()
-
-
-def explain(error: BaseException) -> None:
-    """Add a note to an exception of a plug-in that uses the State in another way, such as ``state.log("a", 1)``.
-
-    ``__getattr__`` would slow down each access to the State in a step.
-    """
-    obj = getattr(error, "obj", None)
-    if isinstance(error, TypeError) and (called := re.match(r"State\.(log|request)\(\) ", str(error))):
-        text = {
-            "log": "state.log takes values by name. Write state.log({'name': value}).",
-            "request": "Write state.request(hocket.Decision.STOP, reason='…').",
-        }[called[1]]
-        keyword = re.search(r"State\.log\(\) got an unexpected keyword argument '(\w+)'", str(error))
-        if keyword and (theirs := names.listed(keyword[1], "log-arguments")):
-            text = f"Instead of {keyword[1]}= write {theirs}."
-        if text not in getattr(error, "__notes__", ()):
-            error.add_note(text)
-    if isinstance(error, AttributeError) and error.name and type(obj).__qualname__ == "State":
-        text = missing("State", error.name, obj)
-        if text not in getattr(error, "__notes__", ()):
-            error.add_note(text)
 
 
 def unset(owner: str, name: str, arguments: Iterable[str]) -> str:
@@ -107,50 +81,6 @@ def instead(owner: str, name: str, known: Iterable[str]) -> str:
         return f"Write {text}."
     near = names.closest(name, known)
     return f"Did you mean '{near}'?" if near else ""
-
-
-def uncalled(cls: type, base: type, events: Collection[str] = ()) -> str:
-    """Return which methods of a class are meant for a caller that does not exist, and what to write; or empty.
-
-    These are methods by the names of other libraries, and misspellings of methods of ``base``. Methods that other methods of
-    the class use are helpers.
-
-    Args:
-        cls: a subclass of ``base``; only it and its bases below ``base`` are examined.
-        events: names of methods that are called although ``base`` does not define them.
-    """
-    own = [ancestor for ancestor in cls.__mro__ if issubclass(ancestor, base) and not is_ours(ancestor.__module__)]
-    methods = {name: item for kind in reversed(own) for name, item in vars(kind).items() if inspect.isfunction(item)}
-    unknown = {
-        name: write
-        for name in methods
-        if name[0] != "_" and not hasattr(base, name) and (write := _called_here(name, base, events))
-    }
-    used = {name for method, body in methods.items() if method not in unknown for name in _names_in(body.__code__)}
-    listed = {name: write for name, write in unknown.items() if name not in used}
-    if not listed:
-        return ""
-    instead = "; ".join(f"instead of {name}: {write}" for name, write in listed.items())
-    return f"{cls.__name__} defines {', '.join(listed)}, which hocket never calls. Write {instead}."
-
-
-def _called_here(name: str, base: type, events: Collection[str]) -> str | None:
-    """Return what to define instead of a method by another library's name or with a typo, or None for other names."""
-    if name in events:
-        return None
-    if text := names.listed(name, "methods", base.__name__):
-        return text
-    hook = names.hook(name) if name.startswith("on_") or name.endswith(("_begin", "_end", "_start")) else None
-    if event := hook or names.closest(name, events, 0.85):
-        return f"{event}(self, state), here or in a hocket.Callback"
-    methods = {key: method for key, method in vars(base).items() if key[0] != "_" and inspect.isfunction(method)}
-    near = names.closest(name, methods, 0.85)
-    return f"{near}({', '.join(inspect.signature(methods[near]).parameters)})" if near else None
-
-
-def _names_in(code: CodeType) -> set[str]:
-    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return set(code.co_names).union(*map(_names_in, inner))
 
 
 class Columns:

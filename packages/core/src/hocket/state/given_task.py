@@ -10,7 +10,7 @@ from torch import nn
 
 from hocket.basics.short_repr import short
 from hocket.errors import WrongType
-from hocket.help import attributes, names, warn
+from hocket.help import failures, names
 from hocket.hookspecs.events import Event
 from hocket.state.task import SupervisedTask, Task
 
@@ -52,8 +52,7 @@ def _check(task: Task, loss: object, inputs: Where, targets: Where, outputs: Whe
     kind = type(task)
     if kind.loss is Task.loss and not task.owns_steps:
         _check_foreign(task)
-    if text := attributes.uncalled(kind, Task, [event.value for event in Event]):
-        warn(text)
+    failures.warn_of_uncalled(kind, Task, [event.value for event in Event])
     if inputs is not None or targets is not None or outputs is not None:
         raise WrongType(
             f"{kind.__name__} is a Task: its forward, loss and update_metric select their inputs from a batch and from the "

@@ -16,7 +16,7 @@ from torch import Tensor
 from hocket.help import names
 from hocket.loop.steps import RESULT
 from hocket.state.task import Task
-from hocket_insight.failures import collating, starting_workers
+from hocket_insight.failures import collating, starting_workers, state_calls
 from hocket_insight.failures.causes import CAUSES
 from hocket_insight.failures.failure import Failure
 
@@ -164,6 +164,7 @@ PLACES: Mapping[str, Callable[..., None]] = {
     "metric": _explain_metric,
     "step": _explain_step,
     "step.others": _explain_others,
+    "state": state_calls.explain,
     "collate": collating.explain,
     "workers": starting_workers.explain,
     "runtime.backward": _explain_backward,
