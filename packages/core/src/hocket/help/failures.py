@@ -10,7 +10,10 @@ from hocket.help import optional_packages, warn
 
 
 def ask(function: str, *facts: object) -> Any:
-    """Return what a function of hocket-insight, such as ``failures.calls.unknown``, returns; None if it is not installed."""
+    """Call a function of hocket-insight, such as ``failures.calls.unknown``, and return its result; None if it is absent.
+
+    Those named ``check`` or ``warn`` raise, or warn of, mistakes that are harmless or would be noticed later.
+    """
     module, _, name = function.rpartition(".")
     try:
         part = optional_packages.module(f"hocket_insight.{module}")
@@ -49,16 +52,6 @@ def warn_of_uncalled(cls: type, base: type, events: Collection[str] = ()) -> Non
     """Warn of methods of a class that nobody calls; see `hocket_insight.failures.uncalled`."""
     if text := ask("failures.uncalled.uncalled", cls, base, events):
         warn(text)
-
-
-def check_scheduler(scheduler: object, state: object, by_default: bool) -> None:
-    """Compare the lengths of a torch scheduler with the run's; see `hocket_insight.scheduler_lengths`."""
-    ask("scheduler_lengths.check", scheduler, state, by_default)
-
-
-def warn_of_state(data: object) -> None:
-    """Warn of data whose state does not say all; see `hocket_insight.data_states`."""
-    ask("data_states.warn_of", data)
 
 
 def _checks(module: str, *facts: object) -> AbstractContextManager[None]:
