@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from hocket.help import warn
+from hocket.help import failures, warn
 from hocket.state.task import Task
 
 
@@ -19,27 +19,15 @@ def train_mode(task: Task) -> None:
     themselves decide which of their submodules join them.
     """
     _call_own_train(task)
-    model, kind = task.model, type(task.model).__name__
-    names = [name for name, module in model.named_modules() if module.training]
-    if not names:
-        model.train()
-        message = (
-            f"{kind} was in eval mode, in which Dropout and BatchNorm do not train; it is put into train mode. To avoid this "
-            "warning, call model.train() yourself, and then eval() on the submodules that should stay in eval mode."
-        )
-    elif not model.training:
-        message = (
-            f"{kind} is in eval mode and parts of it in train mode ({_some(names)}). These modes are kept. Call "
-            "model.train() before fit to put all of it into train mode."
-        )
-    elif blocks := _blocks(model):
-        message = (
-            f"Submodules with parameters to train are in eval mode, in which Dropout and BatchNorm do not train: "
-            f"{_some(blocks)}. These modes are kept. Call model.train() before fit to put all of them into train mode."
-        )
-    else:
+    model = task.model
+    if any(module.training for module in model.modules()):
+        failures.ask("modes.warn_of_parts", model)
         return
-    warn(message)
+    model.train()
+    warn(
+        f"{type(model).__name__} was in eval mode, in which Dropout and BatchNorm do not train; it is put into train mode. To "
+        "avoid this warning, call model.train() yourself, and then eval() on the submodules that should stay in eval mode."
+    )
 
 
 def _call_own_train(task: Task) -> None:
@@ -60,21 +48,6 @@ def _restore(modes: list[tuple[nn.Module, bool]]) -> None:
             module.train(training)  # models may override it, as LoRA does to unmerge weights
     for module, training in modes:
         module.training = training
-
-
-def _blocks(model: nn.Module) -> list[str]:
-    """Return the outermost submodules in eval mode that have submodules and parameters to train."""
-    blocks: list[str] = []
-    for name, module in model.named_modules():
-        inside = any(name.startswith(f"{outer}.") for outer in blocks)
-        trained = any(parameter.requires_grad for parameter in module.parameters())
-        if not module.training and not inside and trained and any(True for _ in module.children()):
-            blocks.append(name)
-    return blocks
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 @contextmanager

@@ -14,8 +14,6 @@ from hocket.basics.timestamp import Timestamp
 from hocket.data.stateful import has_state
 from hocket.errors import WrongType, WrongValue
 from hocket.help import failures, warn
-from hocket.help.names import closest
-from hocket.plugins import registry
 from hocket.plugins.building import build
 from hocket.schedules import Clock, Plateau, Schedule
 from hocket.state.state import State
@@ -100,7 +98,7 @@ class Stepped(TimeOnly):
     def start(self, state: State) -> None:
         """Check the scheduler's lengths: it has set the first learning rate when it was created."""
         if self._every == Time(1, Unit.BATCH) and self._steps == 0:
-            failures.check_scheduler(self._scheduler, state, self.by_default)
+            failures.ask("scheduler_lengths.check", self._scheduler, state, self.by_default)
 
     def step(self, state: State) -> None:
         """See :class:`LearningRate`."""
@@ -254,11 +252,8 @@ def _make_all(given: object, optimizers: Sequence[Optimizer], every: Time, names
     if isinstance(given, Mapping) and names and given.keys() <= set(names):
         chosen = [(given[name], optimizer) for name, optimizer in zip(names, optimizers, strict=True) if name in given]
         return [_make(item, optimizer, every, number) for number, (item, optimizer) in enumerate(chosen)]
-    if isinstance(given, Mapping) and (wrong := _misnamed(given, names)):
-        raise WrongValue(
-            f"«schedule={{{wrong[0]!r}: …}}» names no optimizer; there {'is' if len(names) == 1 else 'are'} "
-            f"{', '.join(map(repr, names))}. Write {wrong[1]!r}."
-        )
+    if isinstance(given, Mapping):
+        failures.ask("failures.optimizers.check_names", given, names)
     schedules = list(given) if isinstance(given, list | tuple) else [given] * len(optimizers)
     if len(schedules) != len(optimizers):
         raise WrongValue(
@@ -266,18 +261,6 @@ def _make_all(given: object, optimizers: Sequence[Optimizer], every: Time, names
         )
     pairs = zip(schedules, optimizers, strict=True)
     return [_make(item, optimizer, every, number) for number, (item, optimizer) in enumerate(pairs)]
-
-
-def _misnamed(given: Mapping[Any, Any], names: Sequence[str]) -> tuple[str, str] | None:
-    """Return a key of a dict of schedules that is like the name of an optimizer, and that name; None for another dict."""
-    known = registry.names("schedules")
-    for key, item in given.items():
-        near = closest(key, names, 0.7)
-        if not near and len(names) > 1 and (callable(item) or isinstance(item, str)):
-            near = names[0]
-        if near and near != key and key not in known:
-            return str(key), near
-    return None
 
 
 def _make(given: Any, optimizer: Optimizer, every: Time, number: int) -> LearningRate:

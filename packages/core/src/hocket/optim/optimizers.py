@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hocket.basics import fast_paths
 from hocket.basics.short_repr import short
 from hocket.errors import WrongType, WrongValue
-from hocket.help import warn
+from hocket.help import failures, warn
 from hocket.optim.closures import gets_closure
 from hocket.optim.groups import OPTIONS, make_groups, scale_rates
 from hocket.plugins import registry
@@ -41,7 +41,7 @@ def make_optimizers(given: Any, task: Task, replacements: Sequence[Replacement])
     """
     if given is None:
         given = task.configure_optimizers()
-        _check_configured(given)
+        failures.ask("failures.optimizers.check_configured", given)
     elif type(task).configure_optimizers is not Task.configure_optimizers:
         warn(
             f"«optimizer=» is used, and configure_optimizers() of {type(task).__name__} is not called. Omit one of them."
@@ -165,17 +165,6 @@ def _from_name(given: str | Mapping[Any, Any], part: nn.Module, replacements: Se
     if isinstance(optimizer, Optimizer):
         scale_rates(optimizer)
     return optimizer
-
-
-def _check_configured(given: Any) -> None:
-    """Raise TypeError for what Lightning's ``configure_optimizers`` may return."""
-    nested = isinstance(given, tuple | list) and any(isinstance(item, tuple | list) for item in given)
-    if nested or (isinstance(given, Mapping) and {"lr_scheduler", "optimizer"} & given.keys()):
-        raise WrongType(
-            f"configure_optimizers() returned {'nested lists' if nested else 'a dict of ' + ', '.join(map(repr, given))}. "
-            "It returns an optimizer, a sequence of optimizers or a dict of optimizers by name, without schedules. Write "
-            "return optimizer, and Trainer(schedule='cosine(warmup=0.05dur)')."
-        )
 
 
 def _check(optimizers: Sequence[Optimizer], task: Task) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from hocket.basics.short_repr import short
 from hocket.errors import WrongType
-from hocket.help import failures, names
+from hocket.help import failures
 from hocket.hookspecs.events import Event
 from hocket.state.task import SupervisedTask, Task
 
@@ -37,13 +37,8 @@ def task_of(
     if isinstance(model, Task):
         _check(model, loss, inputs, targets, outputs)
         return model
-    if (
-        loss is None
-        or isinstance(inputs, list | set)
-        or isinstance(targets, list | set)
-        or isinstance(outputs, list | set)
-    ):
-        _check_module(model, loss, inputs, targets, outputs)
+    if loss is None or any(isinstance(where, list | set) for where in (inputs, targets, outputs)):
+        failures.ask("failures.models.check_arguments", model, loss, inputs, targets, outputs)
     return SupervisedTask(model, loss, inputs, targets, outputs)
 
 
@@ -51,7 +46,7 @@ def _check(task: Task, loss: object, inputs: Where, targets: Where, outputs: Whe
     """Raise TypeError for a Task that cannot be trained, or given with these arguments. Warn of methods that nothing calls."""
     kind = type(task)
     if kind.loss is Task.loss and not task.owns_steps:
-        _check_foreign(task)
+        failures.ask("failures.models.check_foreign", task)
     failures.warn_of_uncalled(kind, Task, [event.value for event in Event])
     if inputs is not None or targets is not None or outputs is not None:
         raise WrongType(
@@ -61,47 +56,6 @@ def _check(task: Task, loss: object, inputs: Where, targets: Where, outputs: Whe
     if loss is not None:
         raise WrongType(f"{kind.__name__} is a Task, which defines its own loss. Omit «loss=».")
     _check_methods(task)
-
-
-def _check_module(model: nn.Module, loss: object, inputs: Where, targets: Where, outputs: Where) -> None:
-    """Raise TypeError for a module that another library trains, or for several names in one of these arguments."""
-    if loss is None:
-        _check_foreign(model)
-    for name, given in (("inputs", inputs), ("targets", targets), ("outputs", outputs)):
-        if isinstance(given, list | set):
-            whole = "output" if name == "outputs" else "batch"
-            parts = ", ".join(f"{whole}[{key!r}]" for key in given)
-            omit = (
-                f" From a dict a model gets the entries by name: omit «inputs=», and write def forward(self, "
-                f"{', '.join(map(str, given))}, **others)."
-            )
-            raise WrongType(
-                f"{name}={short(given)} is a {type(given).__name__}; it should be one name, one index or a function. Write "
-                f"{name}=lambda {whole}: ({parts}), which passes on one tuple.{omit if name == 'inputs' else ''}"
-            )
-
-
-def _check_foreign(model: nn.Module) -> None:
-    """Raise TypeError for a model whose loss is in a method that another library calls."""
-    kind = type(model)
-    foreign = [(method, library) for method, library in names.table("steps").items() if hasattr(kind, method)]
-    if not foreign:
-        return
-    method, library = foreign[0]
-    runs = "Write"
-    if library == "Lightning" and hasattr(kind, "training_step") and not isinstance(model, Task):
-        from hocket.help import installing  # only needed for error messages
-
-        runs = (
-            f"hocket_migration runs it as it is: «model=hocket_migration.lightning.LightningTask({kind.__name__}(…))»; "
-            f"{installing.command('lightning', 'hocket-migration')}. Or write"
-        )
-    library = names.library(model) or library
-    raise WrongType(
-        f"{kind.__name__} has {method}(), which belongs to another library ({library}) and is not called here. {runs} a "
-        "hocket.Task with forward(self, batch) and loss(self, outputs, batch) instead; a task of several steps has "
-        "train_batch(self, batch, step). Or give the inner torch.nn.Module and «loss=»."
-    )
 
 
 def _check_methods(task: Task) -> None:

@@ -53,7 +53,7 @@ class Stateful(DataSource):
         position = super().position(batches)
         over = batches is not None and (self._over or self.has_ended())
         if batches is not None and not over:
-            failures.warn_of_state(self.data)
+            failures.ask("data_states.warn_of", self.data)
         owner = self.between if batches is None or over else self.within
         if owner is not None:
             position["own"] = encode(owner.state_dict(), "the data's state")
