@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -19,7 +18,7 @@ import pluggy
 
 from hocket.basics.kinds import singular
 from hocket.basics.plugin_errors import HookError
-from hocket.help import names
+from hocket.help import names, optional_packages
 from hocket.help.ours import is_ours
 from hocket.hookspecs import HOOKS, SPECS, Event
 from hocket.hookspecs.attachment import Attachment
@@ -86,9 +85,8 @@ class Bus(BusLike):
         for spec in SPECS:
             self._pluggy.add_hookspecs(spec)
         self.profile = profile
-        #: Whether a plug-in measures now, and what it marks each call with; see `measure`.
-        self._measuring = False
-        self._ranges: Callable[[str], AbstractContextManager[Any]] | None = None
+        #: Counts costs; None if nobody asked for them so far.
+        self._timer = self._make_timer() if profile else None
         self._attachments: dict[str, Attachment] = {}
         #: Kinds of plug-ins whose event listeners are currently disabled.
         self._muted: tuple[str, ...] = ()
@@ -99,8 +97,6 @@ class Bus(BusLike):
         self._at_intervals: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
         self._due: bool | None = None
         self.account, self.work = {}, {}
-        #: Seconds spent in nested calls so far, for each function being timed, outermost first.
-        self._nested_seconds: list[float] = []
         self.attach(*attachments)
 
     @property
@@ -137,8 +133,12 @@ class Bus(BusLike):
         self._compile()
 
     def measure(self, on: bool, ranges: Callable[[str], AbstractContextManager[Any]] | None = None) -> None:
-        self._measuring, self._ranges = on, ranges
+        self._timer = self._timer or self._make_timer()
+        self._timer.measuring, self._timer.ranges = on, ranges
         self._compile()
+
+    def _make_timer(self) -> Any:
+        return optional_packages.module("hocket_insight.profiling.timing", "profile_plugins=").Timer(self)
 
     def _writes(self, key: str) -> bool:
         attachment = self._attachments[key]
@@ -217,8 +217,8 @@ class Bus(BusLike):
                 self._note_intervals(hook, listeners, folded)
         for impl in reversed(wrappers):
             folded = self._wrap(hook, impl, spec.argnames, folded)
-        if (self.profile or self._measuring) and "closure" in spec.argnames:
-            return self._with_timed_closure(folded, spec.argnames.index("closure"))
+        if self._timer is not None and "closure" in spec.argnames:
+            folded = self._timer.without_closure(folded, spec.argnames.index("closure"))
         return folded
 
     def _acting(self, hook: str, without: Collection[Attachment]) -> list[pluggy.HookImpl]:
@@ -272,44 +272,11 @@ class Bus(BusLike):
         return self._measured(around(start, inner, origin_of(attachment, hook)), hook, attachment)
 
     def _measured(self, function: Callable[..., Any], hook: str, attachment: Attachment) -> Callable[..., Any]:
-        """Time an implementation if costs are counted, and mark its calls if there are ranges."""
-        if not (self.profile or self._measuring):
+        """Time an implementation if costs are counted."""
+        if self._timer is None:
             return function
-        transparent = attachment.kind in _TRANSPARENT
-        if self._ranges is not None:
-            function = _in_range(function, self._ranges, hook if transparent else f"{attachment.name}.{hook}")
-        if transparent and not self._measuring:
-            return self._timed(function, None)
-        entries = self.work if transparent else self.account
-        return self._timed(function, entries.setdefault((attachment.name, hook), [0, 0.0, 0.0]))
-
-    def _timed(self, function: Callable[..., Any], entry: list[float] | None) -> Callable[..., Any]:
-        """Time the function, and add to ``entry`` its own seconds and those of the timed functions that it calls."""
-        clock, nested = time.perf_counter, self._nested_seconds
-
-        def timed(*args: object) -> Any:
-            begin = clock()
-            nested.append(0.0)
-            try:
-                return function(*args)
-            finally:
-                took, others = clock() - begin, nested.pop()
-                if entry is not None:
-                    entry[0] += 1
-                    entry[1] += took - others
-                    entry[2] += others
-                if nested:
-                    nested[-1] += took
-
+        timed: Callable[..., Any] = self._timer.timed(function, hook, attachment.name, attachment.kind in _TRANSPARENT)
         return timed
-
-    def _with_timed_closure(self, function: Callable[..., Any], index: int) -> Callable[..., Any]:
-        """Exclude the loop's closure from the time of the plug-in that calls it."""
-
-        def call(*args: Any) -> Any:
-            return function(*args[:index], self._timed(args[index], None), *args[index + 1 :])
-
-        return call
 
     def _explain(self, attachment: Attachment, error: pluggy.PluginValidationError) -> str:
         for hook, function in _implementations(attachment).items():
@@ -323,16 +290,6 @@ class Bus(BusLike):
                         f"({', '.join(known)}).{hint} Use only these names."
                     )
         return f"{attachment.kind} '{attachment.name}' cannot be attached: {error}"
-
-
-def _in_range(
-    function: Callable[..., Any], ranges: Callable[[str], AbstractContextManager[Any]], name: str
-) -> Callable[..., Any]:
-    def call(*args: object) -> Any:
-        with ranges(name):
-            return function(*args)
-
-    return call
 
 
 def _implementations(attachment: Attachment) -> dict[str, Callable[..., Any]]:
