@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hocket.basics.display import listed, position
-from hocket.errors import CheckpointError
-from hocket.help import attributes
+from hocket.basics.display import position
+from hocket.help import attributes, failures
 from hocket.loop.agreement import ranks_of
 from hocket.run.result import Cost, Result
 
@@ -52,9 +50,9 @@ def of_trainer(state: State, plan: Plan, checkpoints: Checkpoints | None) -> tup
 
 
 def show(state: State, checkpoints: Checkpoints | None, command: Sequence[str] | None, interrupted: bool) -> None:
-    """Show the last lines of a fit; see `last_lines`."""
+    """Show the last lines of a fit; see `hocket_insight.last_lines`."""
     if _shows(state, command):
-        show_lines(state, last_lines(state, checkpoints, command, interrupted))
+        show_lines(state, failures.ask("last_lines.last_lines", state, checkpoints, command, interrupted) or ())
 
 
 def show_resumed(state: State, command: Sequence[str] | None) -> None:
@@ -78,48 +76,3 @@ def show_lines(state: State, lines: Sequence[str]) -> None:
     else:
         for line in lines:
             print(f"hocket: {line}", file=sys.stderr, flush=True)
-
-
-def last_lines(
-    state: State, checkpoints: Checkpoints | None, command: Sequence[str] | None, interrupted: bool
-) -> list[str]:
-    """Return at most three lines. Reads the store of the checkpoints, and never raises because of it.
-
-    Args:
-        checkpoints: those of this run, if it writes any.
-        command: the words of the command line that resumes the run, if it was started by one.
-        interrupted: whether a signal ended the fit before its duration.
-    """
-    if not state.folder.lasting:
-        return ["this was a test, which writes nothing"]
-    try:
-        written = "" if checkpoints is None else checkpoints.listing.summary()
-    except (CheckpointError, OSError) as error:
-        written = f"the checkpoints cannot be listed: {error}"
-    lines = [
-        f"{'interrupted' if interrupted else 'done'} at ep {state.timestamp.epoch} ba {state.timestamp.batch}: "
-        + (written or "no checkpoint was written")
-    ]
-    if state.timestamp.batch and (files := state.folder.files()):  # before the first step, the command removes them
-        lines.append(f"{listed(files)} in {state.folder.path}")
-    resumable = written and checkpoints is not None and checkpoints.listing.resumable
-    return [*lines, _how_to_continue(bool(resumable), command, interrupted)]
-
-
-def _how_to_continue(resumable: bool, command: Sequence[str] | None, interrupted: bool) -> str:
-    aim, here = ("continue", "trainer.fit()") if interrupted else ("train longer", "trainer.fit('1ep')")
-    longer = "" if interrupted else "duration=…"
-    # At a prompt or in a notebook the Trainer still exists, unless this is a fork of it.
-    interactive = hasattr(sys, "ps1") and multiprocessing.parent_process() is None
-    if not resumable and command is not None:
-        return f"to resume runs in another process, write `checkpoints: runs/…` and `resume: auto` in {command[2]}"
-    if not resumable:
-        later = "to resume runs in another process, pass checkpoints=hocket.Checkpoints('runs/…')"
-        return f"to {aim}: {here}; {later}" if interactive else later
-    if command is not None:
-        words = command if interrupted else [*(word for word in command if not word.startswith("duration=")), longer]
-        import shlex
-
-        return f"to {aim}: {' '.join(map(shlex.quote, words))}"
-    resume = ", ".join(filter(None, ["Trainer(…", longer, "resume='auto')"]))
-    return f"to {aim}: {here}, or in another process {resume}" if interactive else f"to {aim}: {resume}"
