@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.basics.dtensors import local, mesh_of, place
+from hocket.basics.dtensors import from_shard, local, place
 from hocket.basics.plain_data import DTYPES
 from hocket_checkpoints.storage import references as refs, shards
 from hocket_checkpoints.storage.header import Entry
@@ -95,7 +95,7 @@ class Assembly:
         """Return the tensor, once its files were read. Raises ValueError if the reference does not fit the stored data."""
         key = _key(reference)
         if (like := self._like.pop(key, None)) is not None:
-            self._made[key] = _from_shard(self._made[key].to(self._device), like)
+            self._made[key] = from_shard(self._made[key].to(self._device), like)
         elif "pieces" in reference:
             self._made[key] = self._made[key].to(self._device)
         elif key not in self._made:
@@ -128,19 +128,3 @@ def _restore(base: Tensor, reference: dict[str, Any]) -> Tensor:
     if stride is None:
         return base
     return torch.empty_strided(shape, stride, dtype=dtype, device=base.device).copy_(base)
-
-
-def _from_shard(shard: Tensor, like: Tensor) -> Tensor:
-    """Return the full tensor, distributed like ``like``, of which this rank holds ``shard``. Nothing is sent."""
-    from torch.distributed.tensor import DTensor
-
-    stride = torch.empty(like.shape, device="meta").stride()
-    distributed: Tensor = DTensor.from_local(
-        shard,
-        mesh_of(like),
-        like.placements,  # type: ignore[attr-defined]
-        run_check=False,
-        shape=like.shape,
-        stride=stride,
-    )
-    return distributed

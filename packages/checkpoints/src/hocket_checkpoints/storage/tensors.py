@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.basics.dtensors import local, mesh_of, place
+from hocket.basics.dtensors import leads, local, mesh_of, place
 from hocket.errors import WrongType
 from hocket_checkpoints.storage import header
 from hocket_checkpoints.storage.references import SIZES, is_dense
@@ -44,7 +44,7 @@ class Collector:
             self._found.append((path, tensor, reference))
             return reference
         reference["pieces"], piece = [], None
-        if tensor.numel() and _leads(value):
+        if tensor.numel() and leads(value):
             piece = {"begin": place(value), "shape": list(tensor.shape)}
             key = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
             self._shards.setdefault(key, []).append((path, tensor, piece))
@@ -152,15 +152,3 @@ def _common(group: list[Found]) -> Tensor:
     size = dtype.itemsize
     flat = torch.empty(0, dtype=dtype, device=group[0][1].device)
     return flat.set_(storage, (start - storage.data_ptr()) // size, ((end - start) // size,), (1,))
-
-
-def _leads(tensor: Tensor) -> bool:
-    """Whether this rank is the first of the ranks that hold the same shard.
-
-    If a tensor exists identically on several meshes, such as those of tensor-parallel neighbours, the mesh with rank 0 is
-    the first.
-    """
-    mesh = mesh_of(tensor)
-    placements = tensor.placements  # type: ignore[attr-defined]
-    copies = [at for at, kind in zip(mesh.get_coordinate() or (), placements, strict=False) if kind.is_replicate()]
-    return bool((mesh.mesh == 0).any()) and not any(copies)

@@ -46,6 +46,34 @@ def place(tensor: Tensor) -> list[int]:
     return list(chunk.offsets)
 
 
+def leads(tensor: Tensor) -> bool:
+    """Whether this rank is the first of the ranks that hold the same shard.
+
+    If a tensor exists identically on several meshes, such as those of tensor-parallel neighbours, the mesh with rank 0 is
+    the first.
+    """
+    mesh = mesh_of(tensor)
+    placements = tensor.placements  # type: ignore[attr-defined]
+    copies = [at for at, kind in zip(mesh.get_coordinate() or (), placements, strict=False) if kind.is_replicate()]
+    return bool((mesh.mesh == 0).any()) and not any(copies)
+
+
+def from_shard(shard: Tensor, like: Tensor) -> Tensor:
+    """Return the full tensor, distributed like ``like``, of which this rank holds ``shard``. Nothing is sent."""
+    from torch.distributed.tensor import DTensor
+
+    stride = torch.empty(like.shape, device="meta").stride()
+    distributed: Tensor = DTensor.from_local(
+        shard,
+        mesh_of(like),
+        like.placements,  # type: ignore[attr-defined]
+        run_check=False,
+        shape=like.shape,
+        stride=stride,
+    )
+    return distributed
+
+
 @torch.no_grad()
 def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
     """Distribute a full ``tensor`` like ``like``, keeping its dtype, and return this rank's part of it.
