@@ -62,6 +62,7 @@ MISSING: dict[str, tuple[Callable[[], Any], str]] = {
     "hocket.data.Several": (lambda: hocket.data.Several, "data"),
     "data=": (partial(trainer, data=object()), "data"),
     "profile=": (partial(trainer, profile=True), "insight"),
+    "profile_plugins=": (partial(trainer, profile_plugins=True), "insight"),
     "'early-stopping'": (partial(trainer, callbacks=["early-stopping"]), "insight"),
     "hocket.callbacks": (callbacks, "insight"),
     "summary=True": (partial(trainer, summary=True), "insight"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
 PACKAGES = Path(__file__).parent.parent / "packages"
+CORE = PACKAGES / "core/src/hocket"
 FOLDERS = sorted(path.parent for path in PACKAGES.glob("algorithms-*/pyproject.toml"))
 
 
@@ -45,3 +47,12 @@ def test_functional_only_re_exports(folder: Path) -> None:
             assert isinstance(node, ast.Expr) or ast.unparse(node).startswith("__all__ ="), ast.unparse(node)
     module = importlib.import_module(f"{path.parent.name}.functional")
     assert imported == set(module.__all__)
+
+
+def test_core_asks_insight_for_functions_that_exist() -> None:
+    """They are named by texts, since core imports no other package."""
+    asked = {name for file in CORE.rglob("*.py") for name in re.findall(r"""\bask\(\s*"([\w.]+)\"""", file.read_text())}
+    assert len(asked) > 10
+    for name in asked:
+        module, _, function = name.rpartition(".")
+        assert callable(getattr(importlib.import_module(f"hocket_insight.{module}"), function)), name
