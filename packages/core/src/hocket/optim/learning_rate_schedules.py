@@ -21,14 +21,20 @@ from hocket.state.substates import LearningRate
 from hocket.state.watching import label_of, warn_of_nothing, watch
 
 
-class TimeOnly:
-    """The base of learning rates that do not depend on metrics."""
+class Rates:
+    """The base of learning rates; by default nothing changes them."""
+
+    def step(self, state: State) -> None:
+        """See :class:`LearningRate`."""
+
+    def epoch_end(self, state: State) -> None:
+        """See :class:`LearningRate`."""
 
     def measured(self, state: State, names: Collection[str]) -> None:
-        """Do nothing."""
+        """See :class:`LearningRate`."""
 
 
-class Scheduled(TimeOnly):
+class Scheduled(Rates):
     """Base learning rates times a schedule's factor. The factor is a function of time, so only the base is stored."""
 
     def __init__(self, optimizer: Optimizer, schedule: Callable[[Clock], float]) -> None:
@@ -63,9 +69,6 @@ class Scheduled(TimeOnly):
             else:
                 group["lr"] = rate
 
-    def epoch_end(self, state: State) -> None:
-        """Do nothing: `step` keeps the rates up to date."""
-
     def state_dict(self) -> dict[str, Any]:
         """See :class:`LearningRate`. If a step was skipped, the learning rate lags the timestamp; it is restored as saved."""
         return {"duration": self._valid_for if self._clock is None else str(self._clock.max_duration)}
@@ -75,7 +78,7 @@ class Scheduled(TimeOnly):
         self._clock, self._valid_for = None, state_dict["duration"]
 
 
-class Stepped(TimeOnly):
+class Stepped(Rates):
     """A torch LRScheduler, or another object with a ``step`` without arguments, stepped every N *optimizer* steps or epochs."""
 
     def __init__(self, scheduler: Any, optimizer: Optimizer, every: Time) -> None:
@@ -105,8 +108,12 @@ class Stepped(TimeOnly):
         taken = state.step.taken
         for _ in range(1 if taken is None else taken.get(id(self._optimizer), 0)):
             self._steps += 1
-            if self._every.unit is Unit.BATCH and self._steps % self._every.value == 0:
-                self._step()
+            self._stepped()
+
+    def _stepped(self) -> None:
+        """Follow one step of the optimizer."""
+        if self._every.unit is Unit.BATCH and self._steps % self._every.value == 0:
+            self._step()
 
     def epoch_end(self, state: State) -> None:
         """See :class:`LearningRate`."""
@@ -152,19 +159,15 @@ def _notice_added_groups(scheduler: LRScheduler) -> None:
 class Updated(Stepped):
     """A scheduler of timm: ``step_update(num_updates)`` after each optimizer step, ``step(epoch)`` after each epoch."""
 
-    def step(self, state: State) -> None:
-        """See :class:`LearningRate`."""
-        taken = state.step.taken
-        for _ in range(1 if taken is None else taken.get(id(self._optimizer), 0)):
-            self._steps += 1
-            self._scheduler.step_update(self._steps)
+    def _stepped(self) -> None:
+        self._scheduler.step_update(self._steps)
 
     def epoch_end(self, state: State) -> None:
         """See :class:`LearningRate`."""
         self._scheduler.step(state.timestamp.epoch)
 
 
-class OnPlateau:
+class OnPlateau(Rates):
     """torch's ReduceLROnPlateau, stepped whenever there is a new value."""
 
     def __init__(self, optimizer: Optimizer, plateau: Plateau, number: int) -> None:
@@ -176,12 +179,6 @@ class OnPlateau:
     def start(self, state: State) -> None:
         """Check the name of the value."""
         watch(state, "schedule='plateau'", self._key, self._on)
-
-    def step(self, state: State) -> None:
-        """Do nothing."""
-
-    def epoch_end(self, state: State) -> None:
-        """Do nothing: metrics are computed later."""
 
     def measured(self, state: State, names: Collection[str]) -> None:
         """See :class:`LearningRate`. Raises ValueError if the metric's set was evaluated without it."""

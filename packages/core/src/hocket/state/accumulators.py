@@ -98,7 +98,9 @@ class Accumulator:
 
     def snapshot(self) -> Accumulator:
         """Return a copy, which later values do not change."""
-        return copy.copy(self)
+        copied = copy.copy(self)
+        vars(copied).update((name, copy.copy(part)) for name, part in vars(self).items() if isinstance(part, Total))
+        return copied
 
     def restore(self) -> Accumulator:
         """Return this `snapshot` as the one to continue from."""
@@ -166,11 +168,6 @@ class Mean(Accumulator):
         self._weights.add(weight)
         self.count += 1
 
-    def snapshot(self) -> Accumulator:
-        copied = copy.copy(self)
-        copied._values, copied._weights = copy.copy(self._values), copy.copy(self._weights)
-        return copied
-
     def tensors(self) -> list[Tensor]:
         return [*self._values.tensors(), *self._weights.tensors()]
 
@@ -208,11 +205,6 @@ class Sum(Accumulator):
     def add(self, value: float | Tensor, weight: float | Tensor) -> None:
         self._values.add(value if type(value) is float else self.prepared(value))  # type: ignore[arg-type]
         self.count += 1
-
-    def snapshot(self) -> Accumulator:
-        copied = copy.copy(self)
-        copied._values = copy.copy(self._values)
-        return copied
 
     def tensors(self) -> list[Tensor]:
         return self._values.tensors()
