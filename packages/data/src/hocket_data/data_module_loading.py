@@ -14,7 +14,7 @@ from hocket.basics.plain_data import encode
 from hocket.basics.short_repr import short
 from hocket.data.checks import whose_module
 from hocket.errors import WrongType
-from hocket.help import failures, names
+from hocket.help import names, optional_packages, warn
 from hocket.loop.agreement import ranks_of
 from hocket.state.state import State
 from hocket_data.data_module import DataModule
@@ -123,4 +123,5 @@ def check(data: object, train_data: object, eval_data: object) -> None:
             inspect.signature(method).bind(*arguments[1:])
         except TypeError as error:
             raise WrongType(f"{name} of «data={kind}(…)» takes other arguments: {error}. {write}") from None
-    failures.warn_of_uncalled(type(data), DataModule)
+    if message := optional_packages.ask("failures.uncalled.uncalled", type(data), DataModule):
+        warn(message)

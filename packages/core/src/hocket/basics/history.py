@@ -99,9 +99,9 @@ class History(attributes.Columns, dict[str, list[float]]):
         return f"History of {self.rows} rows: {', '.join(self) or 'no columns'}"
 
     def _repr_html_(self) -> str | None:
-        from hocket.help import failures
+        from hocket.help import optional_packages
 
-        table: str | None = failures.ask("history_table.html", self)
+        table: str | None = optional_packages.ask("history_table.html", self)
         return table
 
 

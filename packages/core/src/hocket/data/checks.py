@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from hocket.data.adapters import CombinedLoaders, serves_itself
 from hocket.errors import WrongType
-from hocket.help import failures
+from hocket.help import optional_packages
 
 #: The modes of `hocket.data.Several`: what each yields, and when its epoch ends.
 MODES: Mapping[str, str] = {
@@ -38,7 +38,7 @@ def check_batches(data: object, argument: str) -> None:
             )
         return
     kind = type(data).__name__
-    if text := failures.ask("failures.data.described", data, argument):
+    if text := optional_packages.ask("failures.data.described", data, argument):
         raise WrongType(f"{argument} is {text} {_loader(argument)}.")
     libraries = {base.__module__.partition(".")[0] for base in type(data).__mro__}
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):

@@ -7,7 +7,7 @@ import torch
 from hocket.basics.launch_environment import environment
 from hocket.devices.base import Device
 from hocket.errors import WrongState, WrongValue
-from hocket.help import failures
+from hocket.help import optional_packages
 
 #: Launchers that give every process of a machine the same environment, and so the same visible GPUs.
 _SHARING = ("torchrun", "hocket")
@@ -69,5 +69,5 @@ class CUDA(Device):
 
     def peak_flops(self, dtype: torch.dtype) -> float | None:
         """Return the dense tensor-core peak for 16-bit dtypes of the cards that hocket-insight knows, by their exact names."""
-        peak: float | None = failures.ask("peaks.of_card", torch.cuda.get_device_name(), dtype)
+        peak: float | None = optional_packages.ask("peaks.of_card", torch.cuda.get_device_name(), dtype)
         return peak

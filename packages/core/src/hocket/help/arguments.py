@@ -9,7 +9,7 @@ from numbers import Number
 from typing import Any, ParamSpec, TypeVar
 
 from hocket.errors import WrongType
-from hocket.help import failures
+from hocket.help import optional_packages
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,9 +66,9 @@ def explained(function: Callable[P, R]) -> Callable[P, R]:
 
 def unknown(what: str, name: str, value: object) -> str:
     """Return what is wrong with an argument of a function that takes others by any name; empty if it is one of these."""
-    return str(failures.ask("failures.calls.unknown", what, name, value) or "")
+    return str(optional_packages.ask("failures.calls.unknown", what, name, value) or "")
 
 
 def _refusal(error: TypeError, *call: object) -> WrongType:
     """Return the error for a call that does not fit a signature, which says what to write if that is known."""
-    return WrongType(failures.ask("failures.calls.explanation", *call) or str(error))
+    return WrongType(optional_packages.ask("failures.calls.explanation", *call) or str(error))

@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any
 
-from hocket.help import optional_packages, warn
-
-
-def ask(function: str, *facts: object) -> Any:
-    """Call a function of hocket-insight, such as ``failures.calls.unknown``, and return its result; None if it is absent.
-
-    Those named ``check`` or ``warn`` raise, or warn of, mistakes that are harmless or would be noticed later.
-    """
-    module, _, name = function.rpartition(".")
-    try:
-        part = optional_packages.module(f"hocket_insight.{module}")
-    except optional_packages.NotInstalled:
-        return None
-    return getattr(part, name)(*facts)
+from hocket.help.optional_packages import ask
 
 
 def explain(error: BaseException, place: str, *facts: object) -> None:
@@ -46,12 +31,6 @@ def first_step_checked(state: object, function: str, caller: str, unnamed: list[
 def arguments_checked(state: object, settings: object) -> AbstractContextManager[None]:
     """Return a context around a fit which warns of arguments without effect; ``settings`` are the Trainer's."""
     return _checks("fit_arguments", state, settings)
-
-
-def warn_of_uncalled(cls: type, base: type, events: Collection[str] = ()) -> None:
-    """Warn of methods of a class that nobody calls; see `hocket_insight.failures.uncalled`."""
-    if text := ask("failures.uncalled.uncalled", cls, base, events):
-        warn(text)
 
 
 def _checks(module: str, *facts: object) -> AbstractContextManager[None]:

@@ -45,6 +45,19 @@ def module(name: str, needing: str = "") -> ModuleType:
         raise NotInstalled(f"{what} is not installed. Type: {installing.library(part)}", name=package) from None
 
 
+def ask(function: str, *facts: object) -> Any:
+    """Call a function of hocket-insight, such as ``failures.calls.unknown``, and return its result; None if it is absent.
+
+    Those named ``check`` or ``warn`` raise, or warn of, mistakes that are harmless or would be noticed later.
+    """
+    place, _, name = function.rpartition(".")
+    try:
+        part = module(f"hocket_insight.{place}")
+    except NotInstalled:
+        return None
+    return getattr(part, name)(*facts)
+
+
 def names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a module of core that has the public names of a part of hocket."""
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from hocket.help import failures, warn
+from hocket.help import optional_packages, warn
 from hocket.state.task import Task
 
 
@@ -21,7 +21,7 @@ def train_mode(task: Task) -> None:
     _call_own_train(task)
     model = task.model
     if any(module.training for module in model.modules()):
-        failures.ask("modes.warn_of_parts", model)
+        optional_packages.ask("modes.warn_of_parts", model)
         return
     model.train()
     warn(

@@ -13,7 +13,7 @@ from hocket.basics.time import Interval, Time, TimeError, Unit, time_of
 from hocket.basics.timestamp import Timestamp
 from hocket.data.stateful import has_state
 from hocket.errors import WrongType, WrongValue
-from hocket.help import failures, warn
+from hocket.help import optional_packages, warn
 from hocket.plugins.building import build
 from hocket.schedules import Clock, Plateau, Schedule
 from hocket.state.state import State
@@ -101,7 +101,7 @@ class Stepped(Rates):
     def start(self, state: State) -> None:
         """Check the scheduler's lengths: it has set the first learning rate when it was created."""
         if self._every == Time(1, Unit.BATCH) and self._steps == 0:
-            failures.ask("scheduler_lengths.check", self._scheduler, state, self.by_default)
+            optional_packages.ask("scheduler_lengths.check", self._scheduler, state, self.by_default)
 
     def step(self, state: State) -> None:
         """See :class:`LearningRate`."""
@@ -250,7 +250,7 @@ def _make_all(given: object, optimizers: Sequence[Optimizer], every: Time, names
         chosen = [(given[name], optimizer) for name, optimizer in zip(names, optimizers, strict=True) if name in given]
         return [_make(item, optimizer, every, number) for number, (item, optimizer) in enumerate(chosen)]
     if isinstance(given, Mapping):
-        failures.ask("failures.optimizers.check_names", given, names)
+        optional_packages.ask("failures.optimizers.check_names", given, names)
     schedules = list(given) if isinstance(given, list | tuple) else [given] * len(optimizers)
     if len(schedules) != len(optimizers):
         raise WrongValue(

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hocket.basics import fast_paths
 from hocket.basics.short_repr import short
 from hocket.errors import WrongType, WrongValue
-from hocket.help import failures, warn
+from hocket.help import optional_packages, warn
 from hocket.optim.closures import gets_closure
 from hocket.optim.groups import OPTIONS, make_groups, scale_rates
 from hocket.plugins import registry
@@ -41,7 +41,7 @@ def make_optimizers(given: Any, task: Task, replacements: Sequence[Replacement])
     """
     if given is None:
         given = task.configure_optimizers()
-        failures.ask("failures.optimizers.check_configured", given)
+        optional_packages.ask("failures.optimizers.check_configured", given)
     elif type(task).configure_optimizers is not Task.configure_optimizers:
         warn(
             f"«optimizer=» is used, and configure_optimizers() of {type(task).__name__} is not called. Omit one of them."

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Protocol
 
 from hocket.basics.plugin_errors import HookError
 from hocket.basics.timestamp import Timestamp
-from hocket.help import failures
 from hocket.hookspecs import Event
 from hocket.hookspecs.attachment import Attachment
 from hocket.plugins.delivery import Delivery
@@ -212,6 +211,8 @@ def noted(function: Callable[..., Any], whose: str) -> Callable[..., Any]:
 
 def note(error: BaseException, whose: str) -> None:
     if isinstance(error, TypeError | AttributeError):
+        from hocket.help import failures  # only needed for error messages
+
         failures.explain(error, "state")
     note = f"Raised by {whose}."
     if whose and note not in getattr(error, "__notes__", ()):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hocket.basics.display import position
-from hocket.help import attributes, failures
+from hocket.help import attributes, optional_packages
 from hocket.loop.agreement import ranks_of
 from hocket.run.result import Cost, Result
 
@@ -52,7 +52,8 @@ def of_trainer(state: State, plan: Plan, checkpoints: Checkpoints | None) -> tup
 def show(state: State, checkpoints: Checkpoints | None, command: Sequence[str] | None, interrupted: bool) -> None:
     """Show the last lines of a fit; see `hocket_insight.last_lines`."""
     if _shows(state, command):
-        show_lines(state, failures.ask("last_lines.last_lines", state, checkpoints, command, interrupted) or ())
+        lines = optional_packages.ask("last_lines.last_lines", state, checkpoints, command, interrupted)
+        show_lines(state, lines or ())
 
 
 def show_resumed(state: State, command: Sequence[str] | None) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from hocket.basics.short_repr import short
 from hocket.errors import WrongType
-from hocket.help import failures
+from hocket.help import optional_packages, warn
 from hocket.hookspecs.events import Event
 from hocket.state.task import SupervisedTask, Task
 
@@ -38,7 +38,7 @@ def task_of(
         _check(model, loss, inputs, targets, outputs)
         return model
     if loss is None or any(isinstance(where, list | set) for where in (inputs, targets, outputs)):
-        failures.ask("failures.models.check_arguments", model, loss, inputs, targets, outputs)
+        optional_packages.ask("failures.models.check_arguments", model, loss, inputs, targets, outputs)
     return SupervisedTask(model, loss, inputs, targets, outputs)
 
 
@@ -46,8 +46,9 @@ def _check(task: Task, loss: object, inputs: Where, targets: Where, outputs: Whe
     """Raise TypeError for a Task that cannot be trained, or given with these arguments. Warn of methods that nothing calls."""
     kind = type(task)
     if kind.loss is Task.loss and not task.owns_steps:
-        failures.ask("failures.models.check_foreign", task)
-    failures.warn_of_uncalled(kind, Task, [event.value for event in Event])
+        optional_packages.ask("failures.models.check_foreign", task)
+    if text := optional_packages.ask("failures.uncalled.uncalled", kind, Task, [event.value for event in Event]):
+        warn(text)
     if inputs is not None or targets is not None or outputs is not None:
         raise WrongType(
             f"{kind.__name__} is a Task: its forward, loss and update_metric select their inputs from a batch and from the "

@@ -11,7 +11,7 @@ from hocket.data import loaders
 from hocket.data.rank_slices import Slices
 from hocket.data.source import Position
 from hocket.data.sources.base import DataSource
-from hocket.help import failures
+from hocket.help import optional_packages
 
 
 class Stateful(DataSource):
@@ -53,7 +53,7 @@ class Stateful(DataSource):
         position = super().position(batches)
         over = batches is not None and (self._over or self.has_ended())
         if batches is not None and not over:
-            failures.ask("data_states.warn_of", self.data)
+            optional_packages.ask("data_states.warn_of", self.data)
         owner = self.between if batches is None or over else self.within
         if owner is not None:
             position["own"] = encode(owner.state_dict(), "the data's state")
