@@ -17,7 +17,7 @@ BUDGETS = {
     "algorithms-vision": 2420,
     "checkpoints": 5332,
     "cli": 5637,
-    "core": 15579,
+    "core": 15576,
     "data": 500,
     "insight": 5315,
     "loggers": 1450,
