@@ -37,9 +37,8 @@ class Attempts:
                 waits long for its turn on a busy machine tries as often as another one. None where time counts: for damage.
             most: allows fewer attempts.
         """
-        if self.number >= (most or self.most):
-            return False
-        if self.number > 1 and time.monotonic() >= self._until and (error is None or _is_timeout(error)):
+        late = self.number > 1 and time.monotonic() >= self._until and (error is None or _is_timeout(error))
+        if late or self.number >= (most or self.most):
             return False
         time.sleep(random.uniform(0.5, 1.0) * min(0.1 * 2**self.number, 1.5))
         self.number += 1
@@ -113,14 +112,6 @@ def _short(error: BaseException) -> str:
 
 def _install(url: str) -> str:
     scheme = url.partition("://")[0]
-    packages = {
-        "s3": "s3fs",
-        "s3a": "s3fs",
-        "gs": "gcsfs",
-        "gcs": "gcsfs",
-        "az": "adlfs",
-        "abfs": "adlfs",
-        "hf": "huggingface_hub",
-    }
-    packages |= {"http": "aiohttp", "https": "aiohttp"}
+    packages = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub", "http": "aiohttp"}
+    packages |= {"s3a": "s3fs", "gcs": "gcsfs", "abfs": "adlfs", "https": "aiohttp"}
     return f"pip install {packages[scheme]}" if scheme in packages else f"the one that fsspec needs for {scheme}://"
