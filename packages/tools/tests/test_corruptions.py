@@ -35,11 +35,13 @@ def test_corruptions_grow_and_depend_on_nothing_but_seed_and_place(kind: str) ->
         assert not torch.equal(found, images)
         assert torch.equal(corrupt(images[1:2], kind, severity, seed=4, places=[8])[0], found[1])
     is_random = not torch.equal(found[0], found[1])
-    assert is_random == (kind.endswith("noise") or kind in ("motion-blur", "fog", "elastic-transform"))
+    seeded = ("motion-blur", "glass-blur", "snow", "frost", "fog", "spatter", "elastic-transform")
+    assert is_random == (kind.endswith("noise") or kind in seeded)
     if is_random:
         assert not torch.equal(corrupt(images, kind, severity, seed=5, places=[7, 8, 9])[0], found[0])
     away = [(corrupt(LARGE, kind, each) - LARGE).abs().mean().item() for each in (1, 3, 5)]
-    if kind not in ("saturate", "elastic-transform"):  # whose first severities are of another direction
+    # The first severities of three are of another kind, and the frost of one image is lighter than that of another.
+    if kind not in ("saturate", "elastic-transform", "spatter", "frost"):
         assert away == sorted(away)
 
 
@@ -96,6 +98,57 @@ def test_motion_keeps_constant_images_and_smears_points_along_a_line() -> None:
     rows, columns = np.nonzero(smeared > 1e-3)
     slope, *_ = np.polyfit(columns, rows, 1, w=smeared[rows, columns])
     assert abs(slope) <= 1.1 and columns.max() <= 33 and np.abs(rows - 32 - slope * (columns - 32)).max() < 1.5
+
+
+def test_glass_moves_pixels_to_neighbours_and_keeps_their_mean() -> None:
+    rows, columns = torch.meshgrid(torch.arange(32.0), torch.arange(32.0), indexing="ij")
+    places = torch.stack([rows, columns])[None].double() / 32
+    found = array(corrupt(places, "glass-blur", 1)) * 32  # its blur has a sigma of 0.05
+    pixels = sorted(map(tuple, found.reshape(2, -1).round(6).T))
+    assert pixels == [(row, column) for row in range(32) for column in range(32)]  # each once
+    away = np.abs(found - array(places) * 32).max(0)
+    assert np.median(away) == 1 and np.quantile(away, 0.9) <= 3 and away[0].max() < 1e-9
+    blurred = array(corrupt(LARGE, "glass-blur", 5))
+    assert np.allclose(blurred.mean((1, 2)), array(LARGE).mean((1, 2)))
+    twice = ndimage.gaussian_filter(array(LARGE), (0, 1.5 * 2**0.5, 1.5 * 2**0.5), mode="reflect")
+    assert 0.01 < np.abs(blurred - twice).mean() < 0.05  # that of two blurs, and the swaps
+
+
+@pytest.mark.parametrize("size", IMAGES)
+def test_frost_is_added_to_what_is_left_of_the_image(size: str) -> None:
+    for severity, kept, amount in {"small": [(1, 1, 0.2), (5, 0.75, 0.45)], "large": [(1, 1, 0.4), (5, 0.6, 0.75)]}[
+        size
+    ]:
+        crystals = array(corrupt(torch.zeros_like(IMAGES[size]), "frost", severity))
+        assert crystals.max() <= amount and 0.2 < crystals.mean() / amount < 0.8 and (crystals == crystals[:1]).all()
+        expected = np.clip(kept * array(IMAGES[size]) + crystals, 0, 1)
+        assert np.allclose(array(corrupt(IMAGES[size], "frost", severity)), expected)
+
+
+def test_snow_whitens_and_adds_flakes_in_pairs() -> None:
+    colour = torch.tensor([0.1, 0.3, 0.2], dtype=torch.float64).view(1, 3, 1, 1).expand(1, 3, 60, 72)
+    grey = 0.299 * 0.1 + 0.587 * 0.3 + 0.114 * 0.2
+    white = 0.8 * np.array([0.1, 0.3, 0.2]) + 0.2 * np.maximum([0.1, 0.3, 0.2], 1.5 * grey + 0.5)
+    found = array(corrupt(colour, "snow", 1))
+    flakes = found[0] - white[0]
+    assert flakes.min() >= -1e-9 and np.allclose(flakes, flakes[::-1, ::-1]) and 0.01 < flakes.mean() < 0.3
+    assert np.allclose(found, np.where(found[0] < 1, white[:, None, None] + flakes, 1).clip(0, 1))
+    # they fall, so that columns change less along their length than rows do
+    assert np.abs(np.diff(flakes, axis=0)).mean() < 0.8 * np.abs(np.diff(flakes, axis=1)).mean()
+
+
+@pytest.mark.parametrize("size", IMAGES)
+def test_water_is_light_and_mud_covers(size: str) -> None:
+    black, white = torch.zeros_like(IMAGES[size]), torch.ones_like(IMAGES[size])
+    water = array(corrupt(black, "spatter", 2))
+    most = {"small": 0.5, "large": 0.6}[size]
+    assert np.allclose(water.max((1, 2)), most * np.array([175, 238, 238]) / 255)
+    assert np.allclose(array(corrupt(white * 0.3, "spatter", 2)), 0.3 + water) and 0.02 < (water[0] > 0).mean() < 0.7
+    mud = array(corrupt(black, "spatter", 4))
+    cover = mud / np.array([63, 42, 20])[:, None, None] * 255
+    assert np.allclose(cover, cover[:1]) and ((cover[0] == 0) | (cover[0] > 0.8 - 1e-9)).all() and cover.max() > 0.9
+    assert np.allclose(array(corrupt(white, "spatter", 4)), 1 - cover + mud)
+    assert np.allclose(array(corrupt(black[:, :1], "spatter", 4)), mud.mean(0))  # grey
 
 
 @pytest.mark.parametrize(
