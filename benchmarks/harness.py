@@ -6,13 +6,16 @@ import json
 import math
 import os
 import platform
+import re
 import statistics
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+DOCS = HERE.parent / "docs"
 
 
 @dataclass
@@ -124,3 +127,12 @@ def table(rows: list[list[str]]) -> str:
     head, *body = rows
     lines = [head, ["---"] * len(head), *body]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def publish(name: str, found: Mapping[str, Any]) -> None:
+    """Replace the figures and the tables of a section of docs/, and leave those of the others."""
+    raw, page = DOCS / "benchmarks.json", DOCS / "explanation/benchmarks.md"
+    raw.write_text(json.dumps(json.loads(raw.read_text()) | {name: found}, indent=1) + "\n")
+    sections = re.split(r"^(?=## )", page.read_text().rstrip(), flags=re.MULTILINE)
+    kept = [section.rstrip() for section in sections if not section.startswith(f"## {name}\n")]
+    page.write_text("\n\n".join([*kept, f"## {name}\n\n{found['table']}"]) + "\n")

@@ -26,9 +26,8 @@ import ranks
 import start
 import steps
 import streaming
-from harness import Worker, machine
+from harness import DOCS, Worker, machine
 
-DOCS = Path(__file__).parents[1] / "docs"
 MARK = "<!-- What follows is written by `nox -s bench -- --publish`. -->"
 EVERYTHING = "every built-in callback, progress + jsonl"
 REALISTIC = (

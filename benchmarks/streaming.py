@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -24,10 +23,9 @@ from statistics import median
 from typing import Any
 
 import streaming_limits
-from harness import Series, machine, table
+from harness import Series, machine, publish, table
 from streaming_data import BUCKET, SIZES, Store, forget, write
 
-DOCS = Path(__file__).parents[1] / "docs"
 READER = Path(__file__).with_name("streaming_reader.py")
 FORMATS = {"MDS": "mds", "litdata's files": "litdata", "npy": "npy", "Parquet": "parquet"}
 MAP, LITDATA, MOSAIC = "memory map, full shuffle", "litdata's loader", "mosaic's data set"
@@ -165,15 +163,6 @@ def summary(found: Mapping[Key, Sequence[Rates]], loose: float | None = None) ->
     return {"values": values, "above": above, "table": table([[row[at] for at in used] for row in rows])}
 
 
-def publish(found: Mapping[str, Any]) -> None:
-    """Replace the figures and the tables of this section, and leave those of the others."""
-    raw, page = DOCS / "benchmarks.json", DOCS / "explanation/benchmarks.md"
-    raw.write_text(json.dumps(json.loads(raw.read_text()) | {"Streams": found}, indent=1) + "\n")
-    sections = re.split(r"^(?=## )", page.read_text().rstrip(), flags=re.MULTILINE)
-    kept = [section.rstrip() for section in sections if not section.startswith("## Streams\n")]
-    page.write_text("\n\n".join([*kept, f"## Streams\n\n{found['table']}"]) + "\n")
-
-
 def main() -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -188,7 +177,7 @@ def main() -> int:
     if arguments.out:
         arguments.out.write_text(json.dumps({"machine": machine(), "Streams": found}, indent=1) + "\n")
     if arguments.publish:
-        publish(found)
+        publish("Streams", found)
     print(found["table"])
     for each in found["above"]:
         print(f"MISSED: {each}")

@@ -220,6 +220,26 @@ def test_the_table_against_the_trainers_own_evaluation():
     assert ORIGINAL in text and "batch of 16" in text and len(text.splitlines()) == 5
 
 
+@pytest.mark.parametrize(("to", "error"), [("int8", 0.02), ("int4", 0.15)])
+def test_the_transposed_layers_of_gpt2_are_quantized(to, error):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        n_layer=1, n_embd=64, n_head=2, vocab_size=32, n_positions=16, bos_token_id=0, eos_token_id=0
+    )
+    model = transformers.GPT2Model(config).eval()  # without a head it has no torch.nn.Linear
+    small, tokens = quantize(model, to), torch.randint(32, (2, 16))
+    with torch.no_grad():
+        expected, found = (each(tokens).last_hidden_state for each in (model, small))
+    assert 0 < (found - expected).abs().mean() < error * expected.abs().mean()
+    blocks = {
+        name: each.numel() * 4 for name, each in model.named_parameters() if name.startswith("h.") and each.dim() > 1
+    }
+    saved = bytes_on_disk(model) - bytes_on_disk(small)
+    assert saved > {"int8": 0.7, "int4": 0.6}[to] * sum(blocks.values())
+    assert type(model.h[0].mlp.c_fc).__name__ == "Conv1D"  # the model itself is not changed
+
+
 def conditional():
     class Conditional(nn.Module):
         def __init__(self):

@@ -28,7 +28,7 @@ def quantize(
 ) -> nn.Module:
     """Return a quantized copy of ``model`` in eval mode, for inference; ``model`` is not changed.
 
-    By torchao. ``"int8"`` and ``"int4"`` replace the weights of each `torch.nn.Linear`. ``"int8-static"`` exports the model by
+    By torchao. ``"int8"`` and ``"int4"`` replace the weights of each `torch.nn.Linear`, and of `Conv1D` of transformers. ``"int8-static"`` exports the model by
     `torch.export`, folds batch norms, and quantizes linear layers and convolutions with their inputs (Jacob et al. 2017, arXiv
     1712.05877): the result is a graph whose int8 kernels `torch.compile` selects if the environment has
     ``TORCHINDUCTOR_FREEZING=1``; not compiled, the graph computes the same numbers in float32, and is not faster.
@@ -57,12 +57,16 @@ def quantize(
     check(model, to, calibrated=calibration is not None, group_size=group_size)
     from hocket_tools.compression.quantization_aware_training import without_fake_quantization
 
+    quantized = without_fake_quantization(copy.deepcopy(model)).eval()
+    for name, linear in _linears(quantized).items():
+        if quantized.get_submodule(name) is not linear:
+            linear.weight.data = linear.weight.data.contiguous()
+            quantized.set_submodule(name, linear)
     if to == "int8-static":
         from hocket_tools.compression.static_int8 import static_int8
 
-        plain = without_fake_quantization(copy.deepcopy(model)).eval()
-        return static_int8(plain, [on_device_of(model, as_inputs(batch)) for batch in calibration or ()])
-    quantized = without_fake_quantization(copy.deepcopy(model)).eval().requires_grad_(False)
+        return static_int8(quantized, [on_device_of(model, as_inputs(batch)) for batch in calibration or ()])
+    quantized.requires_grad_(False)
     quantization = torchao("quantization")
     if to == "int8":
         config = quantization.Int8DynamicActivationInt8WeightConfig(set_inductor_config=False)
@@ -98,10 +102,10 @@ def check(model: nn.Module, to: str, *, calibrated: bool, group_size: int = 32) 
                 "int8-static takes the ranges of activations from inputs, and got none. Give «calibration=», a list of a few "
                 "batches of inputs from the training data; or quantize to 'int8', which needs none."
             )
-        if not any(isinstance(module, (nn.Linear, *_CONVOLUTIONS)) for module in model.modules()):
+        if not _linears(model) and not any(isinstance(module, _CONVOLUTIONS) for module in model.modules()):
             raise WrongValue(f"{type(model).__name__} has no Linear and no convolution, so nothing would be quantized.")
         return
-    linears = [model.get_submodule(name) for name in _linears(model)]
+    linears = list(_linears(model).values())
     if not linears:
         raise WrongValue(
             f"{to} quantizes the weights of torch.nn.Linear, and {type(model).__name__} has none. Quantize to 'int8-static', "
@@ -112,15 +116,23 @@ def check(model: nn.Module, to: str, *, calibrated: bool, group_size: int = 32) 
 
 
 def _linears(model: nn.Module) -> dict[str, nn.Linear]:
-    """Return the linear layers by name, which are those whose subclasses multiply by ``weight`` as torch's do."""
+    """Return the linear layers by name, which are those whose subclasses multiply by ``weight`` as torch's do.
+
+    Transformers' `Conv1D`, which GPT-2 has, is a linear layer whose weight is transposed: it is returned as a `torch.nn.Linear`
+    that shares its weight.
+    """
     from hocket_tools.compression.quantization_aware_training import FakeQuantized
 
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-        and (type(module) is nn.Linear or isinstance(module, FakeQuantized) or "Linear" in type(module).__name__)
-    }
+    linears = {}
+    for name, module in model.named_modules():
+        if type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils":
+            linears[name] = nn.Linear(*module.weight.shape, device="meta")
+            linears[name].weight, linears[name].bias = nn.Parameter(module.weight.detach().t()), module.bias
+        elif isinstance(module, nn.Linear) and (
+            type(module) is nn.Linear or isinstance(module, FakeQuantized) or "Linear" in type(module).__name__
+        ):
+            linears[name] = module
+    return linears
 
 
 def _misfits_int4(linear: Any, group_size: int) -> str:
