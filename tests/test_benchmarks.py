@@ -1,4 +1,4 @@
-"""benchmarks/by_hand.py and functional.py: every algorithm is compared, with a loop that does the same; intervals; verdicts."""
+"""benchmarks/: every algorithm is compared, with a loop by hand that does the same; intervals; verdicts."""
 
 from __future__ import annotations
 
@@ -147,3 +147,26 @@ def test_functional_forms_are_measured_in_processes_of_their_own(bench: Any) -> 
     assert found["table"].splitlines()[0] == "| 2 × 3 × 16 × 16, 2 threads | hocket, ms |" and found["above"] == []
     assert all(len(each["hocket"]) == 2 and min(each["hocket"]) > 0 for each in found["ms"].values())
     assert list(found["ms"]) == ["cutmix", "blurpool, channels-last"]
+
+
+def test_the_interval_of_changes_counts_images_and_fits(bench: Any) -> None:
+    np, stats = pytest.importorskip("numpy"), pytest.importorskip("scipy.stats")
+    pytest.importorskip("sklearn")
+    smaller_models = importlib.import_module("smaller_models")
+    generator = np.random.default_rng(0)
+
+    fits = generator.normal(size=8)  # each image once, all of a fit alike: only fits count
+    found = smaller_models.interval([np.full(5, each) for each in fits], np.split(np.arange(40), 8))
+    expected = stats.t.interval(0.95, 7, fits.mean(), stats.sem(fits))
+    assert found == pytest.approx((fits.mean(), *expected))
+
+    covered = 0
+    for _ in range(200):  # 6 divisions of 100 images into 5 folds; images, fits and their combinations vary
+        by_image, images, changes = generator.normal(size=100), [], []
+        for _ in range(6):
+            for fold in np.split(generator.permutation(100), 5):
+                images.append(fold)
+                changes.append(by_image[fold] + 0.3 * generator.normal() + generator.normal(size=20))
+        _, low, high = smaller_models.interval(changes, images)
+        covered += low < 0 < high
+    assert 0.9 <= covered / 200 <= 0.99

@@ -28,10 +28,10 @@ def quantize(
 ) -> nn.Module:
     """Return a quantized copy of ``model`` in eval mode, for inference; ``model`` is not changed.
 
-    By torchao. ``"int8"`` and ``"int4"`` replace the weights of each `torch.nn.Linear`, and of `Conv1D` of transformers. ``"int8-static"`` exports the model by
-    `torch.export`, folds batch norms, and quantizes linear layers and convolutions with their inputs (Jacob et al. 2017, arXiv
-    1712.05877): the result is a graph whose int8 kernels `torch.compile` selects if the environment has
-    ``TORCHINDUCTOR_FREEZING=1``; not compiled, the graph computes the same numbers in float32, and is not faster.
+    By torchao. ``"int8"`` and ``"int4"`` replace the weights of each `torch.nn.Linear`, and of transformers' `Conv1D`.
+    ``"int8-static"`` exports the model by `torch.export`, folds batch norms, and quantizes linear layers and convolutions with
+    their inputs (Jacob et al. 2017, arXiv 1712.05877): the result is a graph whose int8 kernels `torch.compile` selects if the
+    environment has ``TORCHINDUCTOR_FREEZING=1``; not compiled, the graph computes the same numbers in float32, and is not faster.
     Layers of a model trained by `hocket_tools.QuantizationAwareTraining` are converted back first.
 
     Args:

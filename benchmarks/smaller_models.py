@@ -1,12 +1,12 @@
 """Compress the digits network: int8 after training, half of its channels with fine-tuning, and both. Cross-validated.
 
-    OMP_NUM_THREADS=1 python benchmarks/compression.py [--repeats 6] [--publish]
+    OMP_NUM_THREADS=1 python benchmarks/smaller_models.py [--repeats 6] [--publish]
 
 Each repeat divides the 1,797 images into 5 folds; each fold trains the small ResNet as examples/digits.py does on the other
 folds, compresses it, and tests all models on the fold: in each repeat every image is a test image once. Pruned nets are
 fine-tuned with distillation from the original. Prints the change of accuracy with its 95 % interval, sizes and latencies, and
 whether the bounds hold: the whole interval above a loss of 0.5 points; int8 at most 0.3 of the bytes; pruned at least 1.3 times
-faster. ``--publish`` writes them where `nox -s bench` does. Takes about 10 minutes on two quiet cores.
+faster. ``--publish`` writes them where `nox -s bench` does. Took 6.5 minutes on two cores.
 """
 
 from __future__ import annotations
