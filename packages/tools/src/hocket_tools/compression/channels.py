@@ -22,12 +22,10 @@ from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning
 from hocket_tools.compression.libraries import torch_pruning
 from hocket_tools.compression.model_inputs import Inputs, as_inputs, on_device_of
+from hocket_tools.compression.pruning import PRUNED
 
 if TYPE_CHECKING:
     from hocket.state.state import State
-
-#: Layers with channels that can be removed.
-_PRUNED = (nn.Linear, nn.modules.conv._ConvNd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ def prune_channels(
     trial = copy.deepcopy(model)
     kept.apply(trial)
     _compare_outputs(model, trial, inputs)
-    before = {name: _shape(each) for name, each in model.named_modules() if isinstance(each, _PRUNED)}
+    before = {name: _shape(each) for name, each in model.named_modules() if isinstance(each, PRUNED)}
     states = {} if optimizer is None else kept.states(model, optimizer)
     kept.apply(model)
     for parameter, state in states.items():
@@ -200,7 +198,7 @@ def _kept_elements(model: nn.Module, inputs: Inputs, amount: float, keep: Sequen
 def _of_outputs(graph: Any, model: nn.Module) -> Iterator[nn.Module]:
     """Yield the layers whose channels are those of the model's outputs, with no other layer between."""
     for module in model.modules():
-        if not isinstance(module, _PRUNED) or module not in graph.module2node:
+        if not isinstance(module, PRUNED) or module not in graph.module2node:
             continue
         waiting, seen = [graph.module2node[module]], set()
         while waiting:
@@ -209,7 +207,7 @@ def _of_outputs(graph: Any, model: nn.Module) -> Iterator[nn.Module]:
                 yield module
                 break
             for follower in node.outputs:
-                mixes = isinstance(follower.module, _PRUNED) and getattr(follower.module, "groups", 1) == 1
+                mixes = isinstance(follower.module, PRUNED) and getattr(follower.module, "groups", 1) == 1
                 if follower not in seen and not mixes:
                     seen.add(follower)
                     waiting.append(follower)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hocket.state.state import State
 
 Scope = Literal["layer", "model"]
-_PRUNED = (nn.Linear, nn.modules.conv._ConvNd)
+PRUNED = (nn.Linear, nn.modules.conv._ConvNd)
 _TIMES = "Give both as fractions of the duration such as '0.2dur', or both in ep, ba, sp or tok."
 
 
@@ -67,11 +67,9 @@ def magnitude_masks(
         for name, mask in (kept or {}).items():
             if name in sizes:
                 sizes[name] = sizes[name].masked_fill(~mask.flatten(), -1.0)  # below every magnitude
-        groups = [list(sizes)] if scope == "model" else [[name] for name in sizes]
+        groups = [list(sizes)] if scope == "model" and sizes else [[name] for name in sizes]
         masks: dict[str, Tensor] = {}
         for names in groups:
-            if not names:
-                continue
             together = torch.cat([sizes[name] for name in names])
             mask = torch.ones_like(together, dtype=torch.bool)
             # A stable sort: of equal weights the first ones are pruned, on every rank the same.
@@ -129,9 +127,7 @@ class Pruning(Algorithm):
     ) -> None:
         _check_amount("Pruning", amount)
         if not amount:
-            raise WrongValue(
-                "Pruning was given «amount=0», which prunes nothing. Give a fraction such as 0.5, or remove it."
-            )
+            raise WrongValue("Pruning was given «amount=0», which prunes nothing. Give a fraction such as 0.5.")
         self.start, self.stop = Time.parse(start), Time.parse(stop)
         if not self.start.value:
             self.start = Time(0, self.stop.unit)  # the beginning, in any unit
@@ -141,9 +137,7 @@ class Pruning(Algorithm):
             raise WrongValue(f"Pruning was given «start='{start}'» and «stop='{stop}'», which is not later. {_TIMES}")
         self.interval = Time.parse(interval)
         if self.interval.unit not in (Unit.BATCH, Unit.EPOCH) or self.interval.value < 1:
-            raise WrongValue(
-                f"Pruning was given «interval='{interval}'». Give batches or epochs, such as '10ba' or '1ep'."
-            )
+            raise WrongValue(f"Pruning was given «interval='{interval}'». Give batches or epochs: '10ba' or '1ep'.")
         if scope not in get_args(Scope):
             raise WrongValue(f"Pruning was given «scope={scope!r}». Give 'layer' or 'model'.")
         if isinstance(keep, str):
@@ -234,9 +228,8 @@ class Pruning(Algorithm):
                 ]
         for attachment in state.bus.attachments:
             if attachment.kind == "algorithms" and callable(getattr(attachment.obj, "averaged", None)):
-                averages = attachment.obj.state_dict().get(
-                    "averages", {}
-                )  # the tensors themselves, by the model's names
+                # The tensors themselves, by the model's names.
+                averages = attachment.obj.state_dict().get("averages", {})
                 held += [(averages[name], ~mask) for name, mask in self._masks.items() if name in averages]
         _zero(held)
 
@@ -265,18 +258,12 @@ def _zero(held: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 def _weights(model: nn.Module, keep: Sequence[str]) -> dict[str, Tensor]:
     """Return the weights that may be pruned, by name; shared ones once."""
-    found: dict[str, Tensor] = {}
+    weights: dict[int, tuple[str, Tensor]] = {}
     for name, module in model.named_modules():
-        weight = module._parameters.get("weight")
-        kept = any(fnmatchcase(name, pattern) for pattern in keep)
-        if (
-            isinstance(module, _PRUNED)
-            and weight is not None
-            and not kept
-            and not any(weight is w for w in found.values())
-        ):
-            found[f"{name}.weight" if name else "weight"] = weight
-    return found
+        weight = module._parameters.get("weight") if isinstance(module, PRUNED) else None
+        if weight is not None and not any(fnmatchcase(name, pattern) for pattern in keep):
+            weights.setdefault(id(weight), (f"{name}.weight" if name else "weight", weight))
+    return dict(weights.values())
 
 
 def _check_amount(who: str, amount: float) -> None:

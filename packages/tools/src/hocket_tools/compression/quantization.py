@@ -31,7 +31,7 @@ def quantize(
     By torchao. ``"int8"`` and ``"int4"`` replace the weights of each `torch.nn.Linear`, and of transformers' `Conv1D`.
     ``"int8-static"`` exports the model by `torch.export`, folds batch norms, and quantizes linear layers and convolutions with
     their inputs (Jacob et al. 2017, arXiv 1712.05877): the result is a graph whose int8 kernels `torch.compile` selects if the
-    environment has ``TORCHINDUCTOR_FREEZING=1``; not compiled, the graph computes the same numbers in float32, and is not faster.
+    environment has ``TORCHINDUCTOR_FREEZING=1``; not compiled, it computes the same numbers in float32, and is not faster.
     Layers of a model trained by `hocket_tools.QuantizationAwareTraining` are converted back first.
 
     Args:
@@ -73,9 +73,8 @@ def quantize(
         wanted = list(_linears(quantized))
     else:
         # The stable Int4WeightOnlyConfig has no kernels for CPUs in torchao 0.18; these are torch's own.
-        config = torchao("prototype.quantization.int4").PrototypeInt4WeightOnlyConfig(
-            group_size=group_size, set_inductor_config=False
-        )
+        int4 = torchao("prototype.quantization.int4")
+        config = int4.PrototypeInt4WeightOnlyConfig(group_size=group_size, set_inductor_config=False)
         wanted = [name for name in _linears(quantized) if not _misfits_int4(quantized.get_submodule(name), group_size)]
     quantization.quantize_(quantized, config, filter_fn=lambda module, name: name in wanted)
     _say_what_stays(quantized, to, wanted)
@@ -87,9 +86,7 @@ def check(model: nn.Module, to: str, *, calibrated: bool, group_size: int = 32) 
     if to not in KINDS:
         raise WrongValue(f"«to={to!r}» is no kind of quantization. Give one of {', '.join(map(repr, KINDS))}.")
     if group_size not in _GROUPS:
-        raise WrongValue(
-            f"«group_size={group_size}» is not one of {', '.join(map(str, _GROUPS))}. Give «group_size=32»."
-        )
+        raise WrongValue(f"«group_size={group_size}» is not one of {_GROUPS}. Give «group_size=32».")
     devices = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
     if to != "int8" and devices - {"cpu"}:
         raise WrongValue(
@@ -126,7 +123,7 @@ def _linears(model: nn.Module) -> dict[str, nn.Linear]:
     linears = {}
     for name, module in model.named_modules():
         if type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils":
-            linears[name] = nn.Linear(*module.weight.shape, device="meta")
+            linears[name] = nn.Linear(module.weight.shape[0], module.weight.shape[1], device="meta")
             linears[name].weight, linears[name].bias = nn.Parameter(module.weight.detach().t()), module.bias
         elif isinstance(module, nn.Linear) and (
             type(module) is nn.Linear or isinstance(module, FakeQuantized) or "Linear" in type(module).__name__
@@ -150,19 +147,11 @@ def _say_what_stays(model: nn.Module, to: str, wanted: Iterable[str]) -> None:
     sizes = {id(each): each.numel() for each in model.parameters()}
     kept = sum(size for key, size in sizes.items() if key not in quantized)
     if kept > sum(sizes.values()) / 10:
-        kinds = sorted(
-            {
-                type(module).__name__
-                for module in model.modules()
-                if (weight := module._parameters.get("weight")) is not None and id(weight) not in quantized
-            }
-        )
+        modules, floats = list(model.modules()), sizes.keys() - quantized
+        kinds = sorted({type(module).__name__ for module in modules if id(module._parameters.get("weight")) in floats})
+        convolutions = any(isinstance(module, _CONVOLUTIONS) for module in modules)
         warn(
             f"{to} quantizes linear layers only: {kept / sum(sizes.values()):.0%} of the weights of {type(model).__name__} "
             f"stay as they are, in {', '.join(kinds)}."
-            + (
-                " Quantize to 'int8-static' for convolutions."
-                if any(isinstance(module, _CONVOLUTIONS) for module in model.modules())
-                else ""
-            )
+            + (" Quantize to 'int8-static' for convolutions." if convolutions else "")
         )

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-from hocket_tools.judging.corruption_kinds.filters import filtered, smeared, smoothed, zoomed
+import numpy as np
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Image = NDArray[np.float64]
-    Generator = np.random.Generator
+from hocket_tools.judging.corruption_kinds.filters import Generator, Image, filtered, smeared, smoothed, zoomed
 
 
 def gaussian_blur(image: Image, sigma: float, generator: Generator) -> Image:
@@ -21,8 +15,6 @@ def gaussian_blur(image: Image, sigma: float, generator: Generator) -> Image:
 
 def defocus_blur(image: Image, parameters: tuple[float, float], generator: Generator) -> Image:
     """Filter with a disk whose edge is smoothed."""
-    import numpy as np
-
     radius, edge = parameters
     reach = max(math.ceil(radius), 1) + 1
     offsets = np.arange(-reach, reach + 1)
@@ -37,8 +29,6 @@ def motion_blur(image: Image, parameters: tuple[float, float], generator: Genera
 
 def glass_blur(image: Image, parameters: tuple[float, int, int], generator: Generator) -> Image:
     """Blur, swap each pixel with a neighbour, from the last to the first, several times, and blur again."""
-    import numpy as np
-
     sigma, reach, times = parameters
     height, width = image.shape[1:]
     rows, columns = np.mgrid[height - reach : reach : -1, width - reach : reach : -1]
@@ -47,14 +37,11 @@ def glass_blur(image: Image, parameters: tuple[float, int, int], generator: Gene
         down, right = generator.integers(-reach, reach, (2, len(here)))
         for one, other in zip(here.tolist(), (here + down * width + right).tolist(), strict=True):
             order[one], order[other] = order[other], order[one]
-    swapped = smoothed(image, sigma).reshape(len(image), -1)[:, order]
-    return smoothed(swapped.reshape(image.shape), sigma)
+    return smoothed(smoothed(image, sigma).reshape(len(image), -1)[:, order].reshape(image.shape), sigma)
 
 
 def zoom_blur(image: Image, parameters: tuple[float, float], generator: Generator) -> Image:
     """Average an image with enlargements about its centre."""
-    import numpy as np
-
     largest, step = parameters
     factors = np.arange(1, largest + step / 2, step)
-    return (image + sum(zoomed(image, each) for each in factors)) / (len(factors) + 1)  # type: ignore[no-any-return]
+    return (image + sum(zoomed(image, each) for each in factors)) / (len(factors) + 1)

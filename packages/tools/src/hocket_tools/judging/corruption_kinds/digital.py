@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from hocket.errors import WrongValue
-from hocket_tools.judging.corruption_kinds.filters import sampled, smoothed
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Image = NDArray[np.float64]
-    Generator = np.random.Generator
+from hocket_tools.judging.corruption_kinds.filters import Generator, Image, sampled, smoothed
 
 
 def elastic_transform(image: Image, parameters: tuple[float, float, float], generator: Generator) -> Image:
     """Move three corners of a triangle at random, and then each pixel by a smooth random displacement."""
-    import numpy as np
-
     height, width = image.shape[1:]
-    side = min(height, width)
-    amount, smoothness, shift = (each * side for each in parameters)
-    centre, reach = np.array([height // 2, width // 2]), side // 3
+    amount, smoothness, shift = (each * min(height, width) for each in parameters)
+    centre, reach = np.array([height // 2, width // 2]), min(height, width) // 3
     before = centre + reach * np.array([[1, 1], [1, -1], [-1, -1]])
     after = before + generator.uniform(-shift, shift, (3, 2))
-    ones = np.ones((3, 1))
-    back = np.linalg.solve(np.hstack([after, ones]), before.astype(float))  # from a pixel of the result to its origin
+    back = np.linalg.solve(np.c_[after, np.ones(3)], before.astype(float))  # from a pixel of the result to its origin
     rows, columns = np.mgrid[:height, :width].astype(float)
     draws = generator.uniform(-1, 1, (2, height, width))
     moved = amount * smoothed(draws, smoothness) if amount else np.zeros_like(draws)
@@ -37,8 +27,6 @@ def elastic_transform(image: Image, parameters: tuple[float, float, float], gene
 
 def pixelate(image: Image, factor: float, generator: Generator) -> Image:
     """Shrink and enlarge by boxes."""
-    import numpy as np
-
     for axis in (1, 2):
         length = image.shape[axis]
         less = max(int(length * factor), 1)
@@ -48,8 +36,6 @@ def pixelate(image: Image, factor: float, generator: Generator) -> Image:
 
 def _boxes(length: int, new: int) -> Image:
     """Return weights ``(length, new)`` of the box filter: the overlap of each new pixel with the old ones."""
-    import numpy as np
-
     support = max(length / new, 1.0) / 2
     centres = (np.arange(new) + 0.5) * length / new
     offsets = np.arange(length)[:, None] + 0.5 - centres
@@ -58,8 +44,6 @@ def _boxes(length: int, new: int) -> Image:
 
 
 def jpeg_compression(image: Image, quality: int, generator: Generator) -> Image:
-    import numpy as np
-
     from hocket.help import optional_packages
 
     pillow = optional_packages.module("PIL.Image", "jpeg-compression")

@@ -3,51 +3,39 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import NDArray
 
-    Image = NDArray[np.float64]
-    Generator = np.random.Generator
+#: Channels, height and width.
+Image = NDArray[np.float64]
+Generator = np.random.Generator
 
 
 def smoothed(image: Image, sigma: float, mode: str = "symmetric", width: int | None = None) -> Image:
     """Filter with a Gaussian, along the last two axes; ``width`` is its reach in pixels, 4 sigma unless given."""
-    import numpy as np
-
     reach = max(int(4 * sigma + 0.5), 1) if width is None else width
     offsets = np.arange(-reach, reach + 1)
     weights = np.exp(-(offsets**2) / (2 * max(sigma, 1e-6) ** 2))
     weights /= weights.sum()
     for axis in (-2, -1):
-        padded = np.pad(
-            image,
-            [(0, 0)] * (image.ndim + axis) + [(reach, reach)] + [(0, 0)] * (-1 - axis),
-            mode=mode,  # type: ignore[call-overload]
-        )
-        windows = np.lib.stride_tricks.sliding_window_view(padded, len(weights), axis=axis)
-        image = windows @ weights
+        widths = np.zeros((image.ndim, 2), int)
+        widths[axis] = reach
+        padded = np.pad(image, widths, mode=mode)  # type: ignore[call-overload]
+        image = np.lib.stride_tricks.sliding_window_view(padded, len(weights), axis=axis) @ weights
     return image
 
 
 def filtered(image: Image, kernel: Image) -> Image:
     """Correlate with a kernel of odd size."""
-    import numpy as np
-    import torch
-    from torch.nn import functional as F
-
     reach = len(kernel) // 2
     padded = np.pad(image, [(0, 0), (reach, reach), (reach, reach)], mode="symmetric")
-    weights = torch.from_numpy(kernel)[None, None]
-    return F.conv2d(torch.from_numpy(padded)[:, None], weights)[:, 0].numpy()
+    windows = np.lib.stride_tricks.sliding_window_view(padded, kernel.shape, axis=(1, 2))
+    return np.einsum("chwij,ij->chw", windows, kernel)  # type: ignore[no-any-return]
 
 
 def smeared(image: Image, radius: float, sigma: float, angle: float) -> Image:
     """Average along a line behind each pixel, at an angle in degrees from the horizontal, with Gaussian weights."""
-    import numpy as np
-
     steps = np.arange(2 * int(radius) + 1)
     weights = np.exp(-(steps**2) / (2 * sigma**2))
     down, right = math.sin(math.radians(angle)), math.cos(math.radians(angle))
@@ -58,8 +46,6 @@ def smeared(image: Image, radius: float, sigma: float, angle: float) -> Image:
 
 def zoomed(image: Image, factor: float) -> Image:
     """Enlarge about the centre; the size stays."""
-    import numpy as np
-
     centre = [(side - 1) / 2 for side in image.shape[1:]]
     rows, columns = np.mgrid[: image.shape[1], : image.shape[2]].astype(float)
     return sampled(image, centre[0] + (rows - centre[0]) / factor, centre[1] + (columns - centre[1]) / factor)
@@ -67,19 +53,10 @@ def zoomed(image: Image, factor: float) -> Image:
 
 def sampled(image: Image, rows: Image, columns: Image) -> Image:
     """Interpolate an image linearly at places."""
-    import numpy as np
-
-    def reflected(places: Image, length: int) -> Image:
-        if length == 1:
-            return np.zeros_like(places)
-        period = 2 * (length - 1)
-        places = np.abs(places) % period
-        return np.minimum(places, period - places)
-
-    height, width = image.shape[1:]
-    rows, columns = reflected(rows, height), reflected(columns, width)
-    top, left = (np.minimum(each.astype(int), side - 1) for each, side in ((rows, height), (columns, width)))
-    bottom, right = np.minimum(top + 1, height - 1), np.minimum(left + 1, width - 1)
+    last = [side - 1 for side in image.shape[1:]]
+    rows, columns = (abs((each + end) % max(2 * end, 1) - end) for each, end in zip((rows, columns), last, strict=True))
+    top, left = (np.minimum(each.astype(int), end) for each, end in zip((rows, columns), last, strict=True))
+    bottom, right = np.minimum(top + 1, last[0]), np.minimum(left + 1, last[1])
     down, across = rows - top, columns - left
     upper = image[:, top, left] * (1 - across) + image[:, top, right] * across
     lower = image[:, bottom, left] * (1 - across) + image[:, bottom, right] * across

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import numpy as np
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Image = NDArray[np.float64]
-    Generator = np.random.Generator
+from hocket_tools.judging.corruption_kinds.filters import Generator, Image
 
 
 def gaussian_noise(image: Image, scale: float, generator: Generator) -> Image:
@@ -22,8 +17,6 @@ def shot_noise(image: Image, photons: float, generator: Generator) -> Image:
 
 def impulse_noise(image: Image, amount: float, generator: Generator) -> Image:
     """Replace a fraction of the values by 0 or 1 (salt and pepper)."""
-    import numpy as np
-
     draws = generator.random((2, *image.shape))
     return np.where(draws[0] < amount, (draws[1] < 0.5).astype(float), image)
 

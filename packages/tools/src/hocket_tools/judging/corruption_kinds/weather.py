@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import numpy as np
 
-from hocket_tools.judging.corruption_kinds.filters import filtered, smeared, smoothed, zoomed
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Image = NDArray[np.float64]
-    Generator = np.random.Generator
+from hocket_tools.judging.corruption_kinds.filters import Generator, Image, filtered, smeared, smoothed, zoomed
 
 
 def fog(image: Image, parameters: tuple[float, float], generator: Generator) -> Image:
@@ -25,8 +18,6 @@ def fog(image: Image, parameters: tuple[float, float], generator: Generator) -> 
 
 def frost(image: Image, parameters: tuple[float, float], generator: Generator) -> Image:
     """Mix with crystals: the ridges of two fractals, squared, in grey."""
-    import numpy as np
-
     kept, amount = parameters
     height, width = image.shape[1:]
     heights = np.stack([_plasma(1 << max(height, width, 2).bit_length(), 1.7, generator) for _ in range(2)])
@@ -38,29 +29,24 @@ def snow(
     image: Image, parameters: tuple[float, float, float, float, float, float, float], generator: Generator
 ) -> Image:
     """Whiten, and add flakes that fall at an angle, and the same flakes turned by 180 degrees."""
-    import numpy as np
-
     mean, deviation, zoom, threshold, radius, sigma, kept = parameters
     flakes = zoomed(generator.normal(mean, deviation, (1, *image.shape[1:])), zoom)
     fallen = smeared(np.where(flakes < threshold, 0, flakes).clip(0, 1), radius, sigma, generator.uniform(-135, -45))
     grey = np.tensordot([0.299, 0.587, 0.114], image, 1) if len(image) == 3 else image.mean(0)
     white = np.maximum(image, 1.5 * grey + 0.5)
-    return kept * image + (1 - kept) * white + fallen + fallen[:, ::-1, ::-1]  # type: ignore[no-any-return]
+    return kept * image + (1 - kept) * white + fallen + fallen[:, ::-1, ::-1]
 
 
 def spatter(image: Image, parameters: tuple[float, float, float, float, float, bool], generator: Generator) -> Image:
     """Add drops of water, lighter where their surface rises to the lower right, or cover with mud."""
-    import numpy as np
-
     mean, deviation, sigma, threshold, amount, muddy = parameters
     colour = np.array([63, 42, 20] if muddy else [175, 238, 238])[:, None, None] / 255
-    if len(image) != 3:
-        colour = colour.mean(0)
+    colour = colour if len(image) == 3 else colour.mean(0)
     liquid = smoothed(generator.normal(mean, deviation, (1, *image.shape[1:])), sigma)
     if muddy:
         cover = smoothed((liquid > threshold).astype(float), amount)
         cover[cover < 0.8] = 0
-        return image * (1 - cover) + cover * colour  # type: ignore[no-any-return]
+        return image * (1 - cover) + cover * colour
     liquid[liquid < threshold] = 0
     surface = smoothed(liquid, 1) / max(liquid.max(), 1e-9)
     drops = liquid * filtered(surface, np.array([[-2.0, -1, 0], [-1, 1, 1], [0, 1, 2]])).clip(0, 1)
@@ -69,8 +55,6 @@ def spatter(image: Image, parameters: tuple[float, float, float, float, float, b
 
 def _plasma(size: int, decay: float, generator: Generator) -> Image:
     """Return a square of heights in [0, 1] by the diamond-square algorithm (Fournier et al. 1982), on a torus."""
-    import numpy as np
-
     heights, step, wobble = np.zeros((size, size)), size, 100.0
     while step >= 2:
         half = step // 2
@@ -90,8 +74,6 @@ def _plasma(size: int, decay: float, generator: Generator) -> Image:
 
 def brightness(image: Image, amount: float, generator: Generator) -> Image:
     """Add to the value of HSV, the largest channel, and keep hue and saturation."""
-    import numpy as np
-
     value = image.max(0)
     new = np.clip(value + amount, 0, 1)
     return np.where(value > 0, image * (new / np.where(value > 0, value, 1)), new)  # type: ignore[no-any-return]
@@ -104,8 +86,6 @@ def contrast(image: Image, factor: float, generator: Generator) -> Image:
 
 def saturate(image: Image, parameters: tuple[float, float], generator: Generator) -> Image:
     """Scale and shift the saturation of HSV. Grey images, and grey pixels of saturation 0, have a hue of red."""
-    import numpy as np
-
     if len(image) != 3:
         return image
     factor, shift = parameters
