@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
 import hocket
 from hocket.loggers.memory import MemoryLogger
 from hocket_testkit.compare import difference
 from hocket_testkit.conformance import weights
 from hocket_testkit.runs import RunConformance
+
+
+class _Evaluated(hocket.Callback):
+    """Note the batches of all evaluations."""
+
+    def __init__(self) -> None:
+        self.batches: list[Any] = []
+
+    def eval_batch_start(self, state: hocket.State) -> None:
+        self.batches.append(copy.deepcopy(state.batch))
 
 
 class CallbackConformance(RunConformance):
@@ -36,11 +52,12 @@ class CallbackConformance(RunConformance):
         assert not isinstance(callback, hocket.Algorithm), f"{type(callback).__name__} is an algorithm; use that suite."
 
     def test_does_not_change_training(self) -> None:
-        """Weights, metrics and length of the run are bitwise identical to those of a run without it."""
-        with_it, without = self.trainer(self.make()), self.trainer()
+        """Weights, metrics, evaluated batches and length of the run are bitwise identical to those of a run without it."""
+        (with_it, seen), (without, expected_batches) = self._observed(self.make()), self._observed(None)
         result, expected = with_it.fit(), without.fit()
         found = (
-            difference(weights(with_it), weights(without), at="weights")
+            difference(seen.batches, expected_batches.batches, at="the batches of evaluations")
+            or difference(weights(with_it), weights(without), at="weights")
             or difference(result.metrics, expected.metrics, at="metrics")
             or difference(result.timestamp.batch, expected.timestamp.batch, at="the number of batches")
         )
@@ -48,6 +65,14 @@ class CallbackConformance(RunConformance):
             f"A run with the callback differs from the run without it: {found}. A callback only reads; to change the run, make "
             "it a hocket.Algorithm. Declare one that makes requests of the loop in `exempt`."
         )
+
+    def _observed(self, plugin: hocket.Callback | None) -> tuple[hocket.Trainer, _Evaluated]:
+        """Return a Trainer that shuffles its evaluation set by a generator of its own, and what notes the batches."""
+        given, evaluated = self.arguments(), _Evaluated()
+        batches: Any = list(self.seeded(self.data))
+        shuffled = DataLoader(batches, batch_size=None, shuffle=True, generator=torch.Generator().manual_seed(5))
+        data = given.get("eval_data", shuffled)
+        return self.trainer(plugin, eval_data=data, callbacks=[*given.get("callbacks", ()), evaluated]), evaluated
 
     def test_closes_without_having_been_used(self) -> None:
         """Closing works if the run ended before training started."""
