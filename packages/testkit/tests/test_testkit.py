@@ -566,7 +566,11 @@ class ReadsAhead(hocket.Callback):
 
 def test_bad_callbacks(tmp_path):
     fails(
-        CallbackConformance, ReadsAhead, "test_does_not_change_training", tmp_path, match="the batches of evaluations"
+        CallbackConformance,
+        ReadsAhead,
+        "test_does_not_change_training",
+        tmp_path,
+        match="generator of the evaluation set",
     )
     fails(CallbackConformance, Trains, "test_does_not_change_training", tmp_path, match="A callback only reads")
     fails(

@@ -120,6 +120,7 @@ def images() -> list[tuple[torch.Tensor, torch.Tensor]]:
 def language_task(peft: Any = None) -> hocket.Task:
     """Return a small GPT-2."""
     import transformers
+
     from hocket_nlp import HuggingFaceTask
 
     config = transformers.GPT2Config(

@@ -81,7 +81,7 @@ EXPORT = [{"export": {"to": "safetensors", "every": "1ba"}}]
         pytest.param(compare, {}, id="compare_compressed"),
         pytest.param(compare, {"limit_eval": 1}, id="compare_compressed of a part"),
         pytest.param(lambda trainer: hocket_tools.judge(trainer, "test"), {}, id="judge"),
-        pytest.param(lambda trainer: hocket_tools.tune(trainer, "lr", steps=8, run_steps=2), {}, id="tune"),
+        pytest.param(lambda trainer: hocket_tools.tune(trainer, "lr", steps=20, run_steps=0), {}, id="tune"),
         pytest.param(nothing, {"callbacks": [{"journal": {"every": "1ba"}}]}, id="journal"),
     ],
 )  # fmt: skip

@@ -241,7 +241,8 @@ def test_command_exports_runs_in_all_formats(trained, capsys, configuration, for
         pytest.importorskip(package)
     trained(configuration=configuration)
     for to, how in itertools.product(formats, adapters):
-        assert main(["export", "runs/a", "--to", to, "--adapters", how, "--out", f"{to}-{how}", "--json", *options]) == 0
+        arguments = ["--to", to, "--adapters", how, "--out", f"{to}-{how}", *options]
+        assert main(["export", "runs/a", "--json", *arguments]) == 0
         printed = json.loads(capsys.readouterr().out)
         batches = printed["batches"]
         assert [batch["samples"] for batch in batches[:2]] == [1, 7] and printed["difference"] <= 1e-4

@@ -22,7 +22,8 @@ def merge(module: nn.Module) -> nn.Module:
         return merge_adapters(module) if has_adapters(module) else module
     except Exception as error:
         raise Unsupported(
-            f"The adapters of {type(module).__name__} cannot be merged: {str(error).rstrip('.')}. Write adapters='apart'. Nothing was written."
+            f"The adapters of {type(module).__name__} cannot be merged: {str(error).rstrip('.')}. Write adapters='apart'. "
+            "Nothing was written."
         ) from error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -135,7 +135,7 @@ def merge_adapters(model: nn.Module) -> nn.Module:
         raise WrongValue(
             f"{type(model).__name__} has no adapters to merge. Give the model that was trained with `Adapters`, or of peft."
         )
-    if grouped := _grouped(model, [name for name, each in model.named_modules() if hasattr(each, "get_base_layer")]):
+    if grouped := _grouped({name: each for name, each in model.named_modules() if hasattr(each, "get_base_layer")}):
         raise Unsupported(
             f"peft does not merge adapters of convolutions with groups: {grouped}. Keep the adapters, in an export by "
             "adapters='apart', or train without those: leave them out of target_modules."
@@ -150,20 +150,16 @@ def merge_adapters(model: nn.Module) -> nn.Module:
 
 
 def _merged(layer: Any) -> nn.Module:
-    import peft
-
-    if isinstance(layer, peft.PeftModel):
-        model: nn.Module = layer.merge_and_unload(safe_merge=True)
-        return model
-    if hasattr(layer, "modules_to_save"):
-        saved: nn.Module = layer.modules_to_save[layer.active_adapter]
-        return saved
-    if hasattr(layer, "unload_and_optionally_merge_module"):  # of MultiheadAttention
-        module: nn.Module = layer.unload_and_optionally_merge_module(merge=True, safe_merge=True, adapter_names=None)
-        return module
-    layer.merge(safe_merge=True)
-    base: nn.Module = layer.get_base_layer()
-    return base
+    if hasattr(layer, "merge_and_unload"):  # a model of peft
+        merged: nn.Module = layer.merge_and_unload(safe_merge=True)
+    elif hasattr(layer, "modules_to_save"):
+        merged = layer.modules_to_save[layer.active_adapter]
+    elif hasattr(layer, "unload_and_optionally_merge_module"):  # of MultiheadAttention
+        merged = layer.unload_and_optionally_merge_module(merge=True, safe_merge=True, adapter_names=None)
+    else:
+        layer.merge(safe_merge=True)
+        merged = layer.get_base_layer()
+    return merged
 
 
 def _inject(model: nn.Module, given: Any) -> dict[str, Any]:
@@ -177,7 +173,9 @@ def _inject(model: nn.Module, given: Any) -> dict[str, Any]:
         fitting = [
             name for name, each in model.named_modules() if name and isinstance(each, nn.Linear | nn.Conv1d | nn.Conv2d)
         ]
-        grouped = _grouped(model, [name for name, _ in model.named_modules() if _matches(name, config.target_modules)])
+        grouped = _grouped(
+            {name: each for name, each in model.named_modules() if _matches(name, config.target_modules)}
+        )
         raise WrongValue(
             f"«peft={given!r}» fits no adapters to {type(model).__name__}: {str(error).rstrip('.')}. "
             f"{f'These have groups: {grouped}. ' if grouped else ''}Its linear and "
@@ -202,9 +200,8 @@ def _adapted(model: nn.Module) -> dict[str, Any]:
     return found
 
 
-def _grouped(model: nn.Module, names: Sequence[str]) -> str:
+def _grouped(layers: Mapping[str, nn.Module]) -> str:
     """Return the names of convolutions with groups, also of those with adapters, and how many they have."""
-    layers = {name: model.get_submodule(name) for name in names}
     groups = {name: getattr(getattr(each, "base_layer", each), "groups", 1) for name, each in layers.items()}
     return ", ".join(f"{name} ({number} groups)" for name, number in groups.items() if number > 1)
 
