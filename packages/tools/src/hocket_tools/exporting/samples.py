@@ -54,9 +54,7 @@ def _batches(data: Any) -> Generator[Any, None, None]:
 def _training_batches(state: State) -> Generator[Any, None, None]:
     assert state.another_epoch is not None
     with state.another_epoch() as batches:
-        for batch, is_real in batches:
-            if is_real:
-                yield batch
+        yield from (batch for batch, is_real in batches if is_real)
 
 
 def batches_of(task: Task, data: Generator[Any, None, None]) -> tuple[list[Any], list[int]]:
