@@ -203,7 +203,7 @@ def _adapted(model: nn.Module) -> dict[str, Any]:
 def _grouped(layers: Mapping[str, nn.Module]) -> str:
     """Return the names of convolutions with groups, also of those with adapters, and how many they have."""
     groups = {name: getattr(getattr(each, "base_layer", each), "groups", 1) for name, each in layers.items()}
-    return ", ".join(f"{name} ({number} groups)" for name, number in groups.items() if number > 1)
+    return ", ".join(f"{name} ({number} groups)" for name, number in groups.items() if number != 1)
 
 
 def _matches(name: str, targets: Any) -> bool:
