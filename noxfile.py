@@ -302,9 +302,13 @@ def alone(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def oldest(session: nox.Session) -> None:
-    """Run the tests with the oldest versions that the packages say they work with, torch 2.9.0 among them."""
+    """Run the tests with the oldest versions that the packages say they work with, torch 2.9.0 among them.
+
+    Those of quantization skip: their torchao needs torch 2.10.
+    """
     settle(session)
-    paths = [argument for package in PACKAGES for argument in ("-e", f"{package.path}{package.extra}")]
+    extras = {**{package: package.extra for package in PACKAGES}, TOOLS: "[onnx,pruning,parquet]"}
+    paths = [argument for package, extra in extras.items() for argument in ("-e", f"{package.path}{extra}")]
     tools = pinned(*TESTS, "pytest-xdist", "torchmetrics", "hatchling", "uv")
     session.install("--resolution", "lowest-direct", *paths, *tools, env={"UV_COMPILE_BYTECODE": "1"})
     check_origin(session, PACKAGES, ROOT / "packages")

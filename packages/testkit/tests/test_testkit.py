@@ -557,7 +557,21 @@ class LogsByTheClass(hocket.Callback):
             state.log({"third": 1.0})
 
 
+class ReadsAhead(hocket.Callback):
+    """Iterates the evaluation set by itself, which draws from the generator of its loader."""
+
+    def batch_end(self, state):
+        next(iter(state.eval_sets["eval"].data))
+
+
 def test_bad_callbacks(tmp_path):
+    fails(
+        CallbackConformance,
+        ReadsAhead,
+        "test_does_not_change_training",
+        tmp_path,
+        match="generator of the evaluation set",
+    )
     fails(CallbackConformance, Trains, "test_does_not_change_training", tmp_path, match="A callback only reads")
     fails(
         CallbackConformance, Stops, "test_does_not_change_training", tmp_path, match="differs from the run without it"

@@ -106,6 +106,30 @@ def tokens(samples: int = 12, length: int = 20) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
 
 
+def texts() -> list[dict[str, torch.Tensor]]:
+    """Return four batches of `tokens`."""
+    return [tokens()] * 4
+
+
+def images() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return a batch of images and the classes of their pixels."""
+    generator = torch.Generator().manual_seed(3)
+    return [(torch.randn(8, 3, 16, 16, generator=generator), torch.randint(4, (8, 16, 16), generator=generator))]
+
+
+def language_task(peft: Any = None) -> hocket.Task:
+    """Return a small GPT-2."""
+    import transformers
+
+    from hocket_nlp import HuggingFaceTask
+
+    config = transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=16, vocab_size=64, n_positions=48, bos_token_id=0, eos_token_id=0
+    )
+    task: hocket.Task = HuggingFaceTask(transformers.GPT2LMHeadModel(config), peft=peft)
+    return task
+
+
 def trainer_of(model: nn.Module, data: Any, **arguments: Any) -> hocket.Trainer:
     """Return a Trainer that trains and evaluates on the data."""
     given = {"optimizer": "adamw(lr=1e-2)", "device": "cpu", "duration": "1ep", "eval_data": data, "seed": 1}

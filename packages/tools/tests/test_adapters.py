@@ -12,6 +12,7 @@ from support import make_trainer
 from torch import nn
 
 import hocket
+from hocket.errors import Unsupported
 from hocket_testkit import AlgorithmConformance
 from hocket_tools import Adapters, Finetuning, merge_adapters
 
@@ -142,6 +143,27 @@ def test_norms_update_their_statistics_if_asked() -> None:
 def test_what_is_no_configuration(config: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         adapted(algorithms=[Adapters(config)])
+
+
+def test_a_model_of_peft_inside_of_another_is_merged() -> None:
+    model = nn.Sequential(peft.get_peft_model(nn.Sequential(nn.Linear(4, 2)), peft.LoraConfig(target_modules=["0"])))
+    nn.init.normal_(model.get_parameter("0.base_model.model.0.lora_B.default.weight"))
+    inputs = torch.ones(3, 4)
+    expected = model(inputs)
+    merged = merge_adapters(model)
+    assert merged.state_dict().keys() == {"0.0.weight", "0.0.bias"}
+    torch.testing.assert_close(merged(inputs), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*Merging is not supported:UserWarning")
+def test_convolutions_with_groups_are_named() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 4, 3))
+    with pytest.raises(ValueError, match=r"rank is divisible by groups.* These have groups: 0 \(4 groups\)\. "):
+        adapted(model=copy.deepcopy(model), algorithms=[Adapters({"r": 2, "target_modules": ["0", "1"]})])
+    injected = peft.inject_adapter_in_model(peft.LoraConfig(r=4, target_modules=["0", "1"]), model)
+    with pytest.raises(Unsupported, match=r"does not merge .*: 0 \(4 groups\)\. Keep"):
+        merge_adapters(injected)
+    assert hasattr(model[1], "lora_A"), "nothing was merged"
 
 
 def test_a_model_without_adapters_is_not_merged() -> None:

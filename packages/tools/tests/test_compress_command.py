@@ -10,7 +10,7 @@ import pytest
 
 from hocket_cli import main
 
-pytest.importorskip("torchao")
+pytest.importorskip("torchao", minversion="0.18")
 pytest.importorskip("torch_pruning")
 
 MODULE = """

@@ -27,7 +27,7 @@ class TestQuantizationAwareTraining(AlgorithmConformance):
     exempt = {"test_works_with_microbatches": "ranges of inputs move with every forward pass"}
 
     def make(self):
-        pytest.importorskip("torchao")
+        pytest.importorskip("torchao", minversion="0.18")
         return QuantizationAwareTraining()
 
     def model(self):

@@ -92,8 +92,7 @@ def test_task_that_normalises_and_returns_a_dict(tmp_path, to):
 @pytest.mark.long
 @pytest.mark.parametrize("to", ["torch-export", "onnx"])
 def test_unet_at_another_resolution(tmp_path, to):
-    data = [(torch.randn(8, 3, 16, 16), torch.randint(4, (8, 16, 16)))]
-    trainer = models.trainer_of(models.UNet(), data, loss="cross_entropy")
+    trainer = models.trainer_of(models.UNet(), models.images(), loss="cross_entropy")
     trainer.fit()
     exported = hocket_tools.export(trainer, to, tmp_path / "export", dynamic={"image": [2, 3]})
     assert exported.manifest["inputs"][0]["shape"] == ["batch", 3, "image_2", "image_3"]
@@ -103,13 +102,9 @@ def test_unet_at_another_resolution(tmp_path, to):
 
 
 def language_trainer(**arguments):
-    transformers = pytest.importorskip("transformers")
-    nlp = pytest.importorskip("hocket_nlp")
-    config = transformers.GPT2Config(
-        n_layer=1, n_head=2, n_embd=16, vocab_size=64, n_positions=48, bos_token_id=0, eos_token_id=0
-    )
-    task = nlp.HuggingFaceTask(transformers.GPT2LMHeadModel(config), peft=arguments.pop("peft", None))
-    trainer = models.trainer_of(task, [models.tokens()] * 4, **arguments)
+    pytest.importorskip("hocket_nlp")
+    task = models.language_task(arguments.pop("peft", None))
+    trainer = models.trainer_of(task, models.texts(), **arguments)
     trainer.fit()
     return trainer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import sys
@@ -10,10 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from torch.utils.data import DataLoader, TensorDataset
 
 import hocket.testkit
 from hocket.errors import Unsupported
 from hocket_cli import main
+from hocket_testkit import run_ranks
 from hocket_tools.exporting.callback import Export
 
 sys.path.append(str(Path(__file__).parent))
@@ -49,31 +52,85 @@ def test_the_newest_export_has_the_weights_of_the_end(tmp_path):
     assert json.loads((folder / "export.json").read_text())["origin"]["position"]["batch"] == 3
 
 
-CONFIGURATION = """
+# --- ranks
+
+
+class Drifting(models.Undecided):
+    """Compute something else in every call."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.linear(x) + 0.01 * self.calls
+
+
+def on_two_ranks(folder: Path, model: type[models.Undecided], strategy: str) -> list[str]:
+    x, y = models.pairs()[0]
+
+    def rank_main(rank: int) -> str:
+        data = DataLoader(TensorDataset(x, y), 4)
+        trainer = models.trainer_of(
+            model(), data, loss="cross_entropy", folder=folder, run_name="a", strategy=strategy,
+            callbacks=[{"export": {"to": "safetensors", "every": "1ba"}}],
+        )  # fmt: skip
+        try:
+            trainer.fit()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return str(trainer.state.timestamp.batch)
+
+    return run_ranks(rank_main, 2)
+
+
+def test_one_of_two_ranks_writes(tmp_path):
+    assert on_two_ranks(tmp_path, models.Undecided, "ddp") == ["1", "1"]
+    (file,) = tmp_path.rglob("export.json")
+    assert json.loads(file.read_text())["origin"]["position"]["batch"] == 1
+    assert sorted(path.name for path in file.parent.parent.iterdir()) == ["safetensors"], "nothing is left beside it"
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy", "said"),
+    [
+        (Drifting, "ddp", "does not compute what the run predicts"),
+        (models.Undecided, "fsdp", "holds shards of the model, which cannot be exported. Type hocket export RUN"),
+    ],
+)
+def test_all_ranks_raise(tmp_path, model, strategy, said):
+    assert all(said in message for message in on_two_ranks(tmp_path, model, strategy))
+    assert not list(tmp_path.rglob("export.json"))
+
+
+# --- the command
+
+HEADS = """
 model: exported_nets:Heads
 train_data: exported_nets:rows
-eval_data: {{test: exported_nets:rows}}
+eval_data: {test: exported_nets:rows}
 loss: cross_entropy
 inputs: x
 targets: y
 outputs: logits
+algorithms: [{ema: {half_life: 1ba}}]
+"""
+COMMON = """
 optimizer: adamw(lr=1e-2)
 duration: 2ep
 device: cpu
 run_name: a
-algorithms: [{{ema: {{half_life: 1ba}}}}]
-{}
+seed: 1
 """
 
 
 @pytest.fixture
 def trained(tmp_path, monkeypatch, capsys):
-    """Train a recorded run, with checkpoints or without, and return its folder."""
+    """Train a recorded run, and return its folder."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(models.__file__, tmp_path / "exported_nets.py")
 
-    def train(more: str = "") -> Path:
-        (tmp_path / "c.yaml").write_text(CONFIGURATION.format(more))
+    def train(more: str = "", configuration: str = HEADS) -> Path:
+        (tmp_path / "c.yaml").write_text(configuration + COMMON + more)
         assert main(["train", "c.yaml"]) == 0
         capsys.readouterr()
         return tmp_path / "runs" / "a"
@@ -130,3 +187,76 @@ def test_command_names_mistakes(trained, capsys):
     ):
         assert main(["export", *arguments, "--to", "safetensors"]) == 2
         assert text in capsys.readouterr().err
+
+
+DIGITS = """
+model: exported_nets:Net
+train_data: {hocket_vision:digits: {split: train}}
+eval_data: {test: {hocket_vision:digits: {split: test}}}
+loss: cross_entropy
+algorithms: [{ema: {half_life: 5ba}}, blurpool]
+"""
+UNET = """
+model: exported_nets:UNet
+train_data: exported_nets:images
+eval_data: {test: exported_nets:images}
+loss: cross_entropy
+"""
+UNET_WITH_ADAPTERS = f"""{UNET}
+algorithms: [{{adapters: {{peft: {{r: 2, target_modules: [down, middle, low, out]}}}}}}]
+"""
+TEXTS = """
+train_data: exported_nets:texts
+eval_data: {test: exported_nets:texts}
+"""
+ALIBI = f"""{TEXTS}
+model: exported_nets:language_task
+algorithms: [{{alibi: {{max_sequence_length: 48}}}}]
+"""
+LORA = f"""{TEXTS}
+model: {{exported_nets:language_task: {{peft: {{r: 2, target_modules: [c_attn], fan_in_fan_out: true}}}}}}
+"""
+DICT = """
+model: exported_nets:HeadsTask
+train_data: exported_nets:rows
+eval_data: {test: exported_nets:rows}
+"""
+SIZES = ["--dynamic", "image:2", "--dynamic", "image:3"]
+GRAPHS, WEIGHTS = ("torch-export", "onnx"), ("safetensors",)
+BOTH = ("merged", "apart")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("configuration", "formats", "adapters", "options"),
+    [
+        pytest.param(DIGITS, (*GRAPHS, *WEIGHTS), ("merged",), [], id="digits"),
+        pytest.param(UNET, (*GRAPHS, *WEIGHTS), ("merged",), SIZES, id="unet"),
+        pytest.param(UNET_WITH_ADAPTERS, ("torch-export", *WEIGHTS), BOTH, SIZES, id="unet with adapters"),
+        pytest.param(ALIBI, (*GRAPHS, *WEIGHTS), ("merged",), [], id="alibi"),
+        pytest.param(LORA, (*GRAPHS, *WEIGHTS, "huggingface"), BOTH, [], id="lora"),
+        pytest.param(DICT, (*GRAPHS, *WEIGHTS), ("merged",), [], id="dict"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_command_exports_runs_in_all_formats(trained, capsys, configuration, formats, adapters, options):
+    for package in ("hocket_vision", "hocket_nlp", "peft", "onnxruntime"):
+        pytest.importorskip(package)
+    trained(configuration=configuration)
+    for to, how in itertools.product(formats, adapters):
+        arguments = ["--to", to, "--adapters", how, "--out", f"{to}-{how}", *options]
+        assert main(["export", "runs/a", "--json", *arguments]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        batches = printed["batches"]
+        assert [batch["samples"] for batch in batches[:2]] == [1, 7] and printed["difference"] <= 1e-4
+        assert len(batches) == (2 if configuration in (DIGITS, DICT) else 3), "another length is verified"
+        assert printed["export"]["adapters"] == (how if "peft" in configuration else None)
+    if "huggingface" not in formats:
+        assert main(["export", "runs/a", "--to", "huggingface", "--out", "no"]) == 2 and not Path("no").exists()
+    if configuration == UNET_WITH_ADAPTERS:
+        merged = models.UNet().eval()
+        merged.load_state_dict(weights_at(Path("safetensors-merged")))  # its own names
+        images = torch.randn(3, 3, 8, 24)
+        for how in BOTH:
+            actual = torch.export.load(f"torch-export-{how}/model.pt2").module()(image=images)
+            torch.testing.assert_close(actual, merged(images), rtol=0, atol=1e-4)

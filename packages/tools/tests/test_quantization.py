@@ -19,7 +19,7 @@ from hocket_tools.compression.quantization_aware_training import FakeQuantized
 EMA = pytest.importorskip("hocket_general").EMA
 Distillation = pytest.importorskip("hocket_general").Distillation
 
-pytest.importorskip("torchao")
+pytest.importorskip("torchao", minversion="0.18")
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+from torch.utils.data import DataLoader
+
 import hocket
 from hocket.loggers.memory import MemoryLogger
 from hocket_testkit.compare import difference
@@ -36,11 +39,13 @@ class CallbackConformance(RunConformance):
         assert not isinstance(callback, hocket.Algorithm), f"{type(callback).__name__} is an algorithm; use that suite."
 
     def test_does_not_change_training(self) -> None:
-        """Weights, metrics and length of the run are bitwise identical to those of a run without it."""
-        with_it, without = self.trainer(self.make()), self.trainer()
+        """Weights, metrics, orders of evaluations and length of the run are bitwise those of a run without it."""
+        one, other = (torch.Generator().manual_seed(5) for _ in range(2))
+        with_it, without = self._evaluating(self.make(), one), self._evaluating(None, other)
         result, expected = with_it.fit(), without.fit()
         found = (
-            difference(weights(with_it), weights(without), at="weights")
+            difference(one.get_state(), other.get_state(), at="the generator of the evaluation set")
+            or difference(weights(with_it), weights(without), at="weights")
             or difference(result.metrics, expected.metrics, at="metrics")
             or difference(result.timestamp.batch, expected.timestamp.batch, at="the number of batches")
         )
@@ -48,6 +53,11 @@ class CallbackConformance(RunConformance):
             f"A run with the callback differs from the run without it: {found}. A callback only reads; to change the run, make "
             "it a hocket.Algorithm. Declare one that makes requests of the loop in `exempt`."
         )
+
+    def _evaluating(self, plugin: hocket.Callback | None, order: torch.Generator) -> hocket.Trainer:
+        """Return a Trainer that evaluates on shuffled data, unless the author gives others."""
+        shuffled: object = DataLoader(list(self.seeded(self.data)), None, True, generator=order)  # type: ignore[arg-type]
+        return self.trainer(plugin, **{"eval_data": shuffled, **self.arguments()})
 
     def test_closes_without_having_been_used(self) -> None:
         """Closing works if the run ended before training started."""

@@ -20,6 +20,7 @@ from hocket.data import batches as nested
 from hocket.data.source import one_epoch
 from hocket.errors import WrongValue
 from hocket.state.task import Task
+from hocket_tools.beside import beside
 from hocket_tools.compression.model_inputs import Inputs, inputs_of_batches
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ def _metric_of(state: State, metric: str | None) -> tuple[str, str]:
 
 def _eval_batches(state: State, label: str) -> Iterator[Any]:
     evaluated = state.eval_sets[label]
-    with one_epoch(evaluated.source) as batches:
+    with beside(evaluated.source) as source, one_epoch(source) as batches:
         for number, batch in enumerate(batches):
             if number == evaluated.limit:
                 break

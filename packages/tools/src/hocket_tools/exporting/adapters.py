@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from hocket.errors import Unsupported, WrongValue
+from hocket_tools.finetuning.adapters import merge_adapters
 
 
 def has_adapters(module: nn.Module) -> bool:
     """Whether some layer has adapters."""
-    return any(hasattr(each, "adapter_layer_names") for each in module.modules())
+    return any(hasattr(each, "adapter_layer_names") or hasattr(each, "peft_config") for each in module.modules())
 
 
 def merge(module: nn.Module) -> nn.Module:
-    """Merge all adapters of a module, and return what replaces it: for a model of peft, the model without peft.
+    """Merge all adapters of a module, if it has some, as `merge_adapters`.
 
     Raises Unsupported for adapters that cannot be merged, such as those of a prompt.
     """
-    models = {name: each for name, each in module.named_modules() if hasattr(each, "merge_and_unload")}
-    for name, each in models.items():
-        try:
-            merged: Any = each.merge_and_unload()
-        except Exception as error:
-            raise Unsupported(
-                f"The adapters of {type(each).__name__} cannot be merged: {error} Write adapters='apart'. Nothing was written."
-            ) from error
-        if not name:
-            return merged  # type: ignore[no-any-return]
-        module.set_submodule(name, merged)
-    return module
+    try:
+        return merge_adapters(module) if has_adapters(module) else module
+    except Exception as error:
+        raise Unsupported(
+            f"The adapters of {type(module).__name__} cannot be merged: {str(error).rstrip('.')}. Write adapters='apart'. "
+            "Nothing was written."
+        ) from error
 
 
 def check_choice(adapters: str) -> None:

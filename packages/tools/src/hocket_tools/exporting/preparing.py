@@ -69,10 +69,11 @@ def prepare(
     """
     format = format_of(options.to)
     adapters_of.check_choice(options.adapters)
-    batches_in, given = (data, data) if data is not None else samples.data_of(state)
+    batches_in, given = samples.data_of(state, data)
     if data is None and not state.eval_sets:
         options.say("there is no evaluation set; the export is verified on samples of the training data")
-    subject = Subject(None, {}, {}, None, [each.name for each in state.replacements], None, options.adapters == "apart")  # type: ignore[arg-type]
+    replaced = [each.name for each in state.replacements if not adapters_of.has_adapters(each.new)]
+    subject = Subject(None, {}, {}, None, replaced, None, options.adapters == "apart")  # type: ignore[arg-type]
     options.stage("predicting")
     batches, counts = samples.batches_of(state.task, batches_in)
     with observed(state, predict) as (observer, predicted):

@@ -14,10 +14,11 @@ from hocket.data.adapters import adapt
 from hocket.data.batches import unpadded
 from hocket.data.loaders import independent
 from hocket.data.nesting import map_tensors
-from hocket.data.source import Source, one_epoch
+from hocket.data.source import one_epoch
 from hocket.errors import WrongValue
 from hocket.state.state import State
 from hocket.state.task import Task
+from hocket_tools.beside import beside
 from hocket_tools.exporting.named_tensors import named_tensors
 
 #: The numbers of samples that exports are verified with.
@@ -28,14 +29,15 @@ _BATCHES = 20
 _SAMPLES = 11
 
 
-def data_of(state: State) -> tuple[Iterable[Any], Any]:
-    """Return batches of the first evaluation set, else of the training data; and the data as the user gave them.
+def data_of(state: State, data: Iterable[Any] | None) -> tuple[Generator[Any, None, None], Any]:
+    """Return batches of the data, else of the first evaluation set, else of the training data; and what has them.
 
     Raises WrongValue if there are none.
     """
-    if state.eval_sets:
+    if data is None and state.eval_sets:
         data = next(iter(state.eval_sets.values())).data
-        return _evaluation_batches(data), data
+    if data is not None:
+        return _batches(data), data
     if state.another_epoch is None:
         raise WrongValue(
             "An export is verified on real samples, and this run has no data. Pass «data=loader to export, or eval_data= to "
@@ -44,31 +46,18 @@ def data_of(state: State) -> tuple[Iterable[Any], Any]:
     return _training_batches(state), state.train_data
 
 
-def _evaluation_batches(data: Any) -> Generator[Any, None, None]:
-    """Yield batches, and leave loaders with generators of their own as they were."""
-    source: Source = adapt(independent(data), given=data)
-    position = source.position()
-    try:
-        with one_epoch(source) as batches:
-            yield from (batch for batch, is_real in map(unpadded, batches) if is_real)
-    finally:
-        source.close()
-        source.restore(position)
+def _batches(data: Any) -> Generator[Any, None, None]:
+    with beside(adapt(independent(data), given=data)) as source, one_epoch(source) as batches:
+        yield from (batch for batch, is_real in map(unpadded, batches) if is_real)
 
 
 def _training_batches(state: State) -> Generator[Any, None, None]:
     assert state.another_epoch is not None
     with state.another_epoch() as batches:
-        for batch, is_real in batches:
-            if is_real:
-                yield batch
+        yield from (batch for batch, is_real in batches if is_real)
 
 
-def _iterated(data: Iterable[Any]) -> Generator[Any, None, None]:
-    yield from data
-
-
-def batches_of(task: Task, data: Iterable[Any]) -> tuple[list[Any], list[int]]:
+def batches_of(task: Task, data: Generator[Any, None, None]) -> tuple[list[Any], list[int]]:
     """Return batches of a few samples to trace, and of `VERIFIED`, and their numbers of samples.
 
     The number to trace is one that no other axis has. Data of fewer samples are repeated.
@@ -76,7 +65,7 @@ def batches_of(task: Task, data: Iterable[Any]) -> tuple[list[Any], list[int]]:
     Raises WrongValue for data without batches.
     """
     taken, samples = [], 0
-    with seeding.preserved(devices=False), closing(_iterated(data)) as batches:
+    with seeding.preserved(devices=False), closing(data) as batches:
         for batch in islice(batches, _BATCHES):
             taken.append(batch)
             samples += _count(task, batch)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
-from hocket.errors import WrongValue
+from hocket.errors import Unsupported, WrongValue
 from hocket.help import optional_packages
 from hocket.hookspecs import Event
 from hocket.hookspecs.algorithm import Algorithm, Phase
@@ -112,12 +112,13 @@ def merge_adapters(model: nn.Module) -> nn.Module:
     """Merge the adapters of a model into its weights, and return the model without them, which computes the same.
 
     Args:
-        model: changed in place: of `Adapters`, of ``peft.inject_adapter_in_model`` or of ``peft.get_peft_model``. Copy it
-            (``copy.deepcopy``) to train further.
+        model: changed in place: of `Adapters`, of ``peft.inject_adapter_in_model`` or of ``peft.get_peft_model``, or a module
+            that has such a model. Copy it (``copy.deepcopy``) to train further.
 
     Raises:
         ImportError: peft is not installed.
         ValueError: the model has no adapters, or merged weights would not be finite.
+        hocket.errors.Unsupported: an adapter is one of a convolution with groups, which peft does not merge.
 
     Example:
         >>> import peft, torch
@@ -129,34 +130,36 @@ def merge_adapters(model: nn.Module) -> nn.Module:
           (0): Linear(in_features=4, out_features=2, bias=True)
         )
     """
-    import peft
-
-    if isinstance(model, peft.PeftModel):
-        merged: nn.Module = model.merge_and_unload(safe_merge=True)
-        return merged
     adapted = _adapted(model)
     if not adapted:
         raise WrongValue(
             f"{type(model).__name__} has no adapters to merge. Give the model that was trained with `Adapters`, or of peft."
         )
+    if grouped := _grouped({name: each for name, each in model.named_modules() if hasattr(each, "get_base_layer")}):
+        raise Unsupported(
+            f"peft does not merge adapters of convolutions with groups: {grouped}. Keep the adapters, in an export by "
+            "adapters='apart', or train without those: leave them out of target_modules."
+        )
     for name, layer in adapted.items():
-        parent, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(parent), attribute, _merged(layer))
+        if not name:
+            return _merged(layer)
+        model.set_submodule(name, _merged(layer))
     if hasattr(model, "peft_config"):
         del model.peft_config
     return model
 
 
 def _merged(layer: Any) -> nn.Module:
-    if hasattr(layer, "modules_to_save"):
-        saved: nn.Module = layer.modules_to_save[layer.active_adapter]
-        return saved
-    if hasattr(layer, "unload_and_optionally_merge_module"):  # of MultiheadAttention
-        module: nn.Module = layer.unload_and_optionally_merge_module(merge=True, safe_merge=True, adapter_names=None)
-        return module
-    layer.merge(safe_merge=True)
-    base: nn.Module = layer.get_base_layer()
-    return base
+    if hasattr(layer, "merge_and_unload"):  # a model of peft
+        merged: nn.Module = layer.merge_and_unload(safe_merge=True)
+    elif hasattr(layer, "modules_to_save"):
+        merged = layer.modules_to_save[layer.active_adapter]
+    elif hasattr(layer, "unload_and_optionally_merge_module"):  # of MultiheadAttention
+        merged = layer.unload_and_optionally_merge_module(merge=True, safe_merge=True, adapter_names=None)
+    else:
+        layer.merge(safe_merge=True)
+        merged = layer.get_base_layer()
+    return merged
 
 
 def _inject(model: nn.Module, given: Any) -> dict[str, Any]:
@@ -170,8 +173,12 @@ def _inject(model: nn.Module, given: Any) -> dict[str, Any]:
         fitting = [
             name for name, each in model.named_modules() if name and isinstance(each, nn.Linear | nn.Conv1d | nn.Conv2d)
         ]
+        grouped = _grouped(
+            {name: each for name, each in model.named_modules() if _matches(name, config.target_modules)}
+        )
         raise WrongValue(
-            f"«peft={given!r}» fits no adapters to {type(model).__name__}: {str(error).rstrip('.')}. Its linear and "
+            f"«peft={given!r}» fits no adapters to {type(model).__name__}: {str(error).rstrip('.')}. "
+            f"{f'These have groups: {grouped}. ' if grouped else ''}Its linear and "
             f"convolutional modules are {', '.join(fitting[:12])}{' …' if fitting[12:] else ''}: write for instance "
             f"peft={{'r': 8, 'target_modules': {fitting[-2:]!r}}}."
         ) from error
@@ -181,15 +188,22 @@ def _inject(model: nn.Module, given: Any) -> dict[str, Any]:
 
 def _adapted(model: nn.Module) -> dict[str, Any]:
     """Return the outermost modules of peft in a model, by name."""
+    from peft import PeftModel
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import AuxiliaryTrainingWrapper
 
     found: dict[str, Any] = {}
     for name, module in model.named_modules():
-        inside = any(name.startswith(f"{outer}.") for outer in found)
-        if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper) and not inside:
+        inside = any(f"{name}.".startswith(f"{outer}." if outer else "") for outer in found)
+        if isinstance(module, PeftModel | BaseTunerLayer | AuxiliaryTrainingWrapper) and not inside:
             found[name] = module
     return found
+
+
+def _grouped(layers: Mapping[str, nn.Module]) -> str:
+    """Return the names of convolutions with groups, also of those with adapters, and how many they have."""
+    groups = {name: getattr(getattr(each, "base_layer", each), "groups", 1) for name, each in layers.items()}
+    return ", ".join(f"{name} ({number} groups)" for name, number in groups.items() if number != 1)
 
 
 def _matches(name: str, targets: Any) -> bool:

@@ -28,6 +28,7 @@ from hocket.state.loss_divisors import LossWatch
 from hocket.state.simple_metrics import Accuracy
 from hocket.state.step import count
 from hocket.state.task import SupervisedTask
+from hocket_tools.beside import beside
 from hocket_tools.judging.samples import Samples, merged
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ def _alone(state: State, label: str) -> Iterator[Any]:
         evaluated.source = adapt(prepared(evaluated.data, state.bus.prepare_data, False), given=evaluated.data)
     state.data.eval_sets = {label: evaluated}
     try:
-        yield evaluated
+        with beside(sets[label].source):
+            yield evaluated
     finally:
         state.data.eval_sets = sets
 

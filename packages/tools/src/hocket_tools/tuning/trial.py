@@ -13,12 +13,13 @@ from hocket.basics.control_c import Interruption, deferred
 from hocket.basics.time import Time, Unit
 from hocket.data.adapters import adapt, prepared
 from hocket.data.loaders import independent
-from hocket.data.source import Source, limited
+from hocket.data.source import limited
 from hocket.data.training_iterator import TrainingIterator, iterates_once
 from hocket.errors import WrongState, WrongValue
 from hocket.help.ours import is_ours
 from hocket.hookspecs import HOOKS, Event
 from hocket_checkpoints.content import of_run
+from hocket_tools.beside import beside
 from hocket_tools.tuning.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -131,17 +132,12 @@ def _data(trainer: Trainer) -> Iterator[None]:
     def prepare(loader: Any, *how: Any) -> Any:
         return state.bus.prepare_data(independent(loader), *how)
 
-    source: Source = adapt(prepared(data, prepare, True, settings.global_batch), given=data)
-    position = source.position()
-    limit = limited(source, settings.limit_train, "limit_train")
-    try:
+    with beside(adapt(prepared(data, prepare, True, settings.global_batch), given=data)) as source:
+        limit = limited(source, settings.limit_train, "limit_train")
         iterator = TrainingIterator(source, limit, settings.overfit, settings.accumulate or 1)
         trainer._loop.data, state.progress.epoch_length = iterator, iterator.length
         state.data.sample_indices, state.data.is_last_batch = iterator.indices, iterator.is_last
         yield
-    finally:
-        source.close()
-        source.restore(position)
 
 
 class _Guard:
