@@ -1,17 +1,18 @@
-"""What ``--weights`` names: a checkpoint of the configuration's run, another checkpoint, or a file of weights."""
+"""What RUN and ``--weights`` name: a run, its newest checkpoint, another checkpoint, or a file of weights."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.basics.run_folder import is_url
+from hocket_cli.document import ConfigError
 
 if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
@@ -25,14 +26,19 @@ def trainer_with_weights(
     """Enter a Trainer that writes no files. Yield it, and the checkpoint to evaluate if its weights are not loaded.
 
     Args:
+        args: with ``weights``, or the ``run`` whose weights it gets.
         read: the configuration, if it was read already.
         values: other values for its keys.
 
     From a checkpoint algorithms get their state too, such as the averages of EMA, so the values are those of the run.
     """
     from hocket_cli.config import trainer_from
+    from hocket_cli.overrides import source
 
+    read = source(args) if read is None else read  # a run that cannot be read is that, whatever its weights
     of_run = args.weights in ("best", "latest") and not os.path.lexists(args.weights)
+    where = args.weights if of_run else weights_of(args.weights or args.run)
+    of_run = of_run or where == "latest"
     # A resumed run knows its own checkpoints.
     instead: dict[str, Any] = {"resume": "auto"} if of_run else {"resume": None, "checkpoints": None}
     instead |= {**values, "loggers": ()}
@@ -40,7 +46,6 @@ def trainer_with_weights(
         # Another learning rate or seed than the checkpoint's has no effect: nothing is trained.
         warnings.filterwarnings("ignore", "This run is configured differently from the checkpoint's")
         with trainer_from(args, ("checkpoints",) if of_run else (), read=read, **instead) as trainer:
-            where = args.weights if of_run else _in_folder(args.weights)
             if of_run or _is_checkpoint(where):
                 yield trainer, where
             else:
@@ -48,22 +53,57 @@ def trainer_with_weights(
                 yield trainer, None
 
 
-def _in_folder(where: str) -> str:
-    """Return the weights in the folder of a run or of checkpoints, and say so in one line; any other path unchanged."""
+def weights_of(place: str) -> str:
+    """Return the checkpoint or the file of weights that a path or URL names; ``latest`` if the run has checkpoints elsewhere.
+
+    A run has those of its newest checkpoint, else those in ``weights.safetensors``; one line says which. Raises ConfigError.
+    """
+    from hocket.basics import run_files
+
+    found = newest(place) or place
+    if found == place and os.path.isdir(place) and not _is_checkpoint(place):
+        inside = os.path.join(place, "checkpoints")
+        file = os.path.join(place, "weights.safetensors")
+        found = newest(inside) if os.path.isdir(inside) else None
+        if found in (None, inside):
+            found = file if os.path.exists(file) else None
+        if found is None and run_files.content(Path(place, run_files.MARK)).get("checkpoints"):
+            return "latest"
+        if found is None:
+            raise ConfigError(
+                place,
+                "It has neither checkpoints nor weights.safetensors, which `hocket train` writes at the end of a run. Name "
+                "the checkpoint, such as runs/a/checkpoints/latest.",
+            )
+    if found != place and os.environ.get("RANK", "0") == "0":
+        print(f"hocket: the weights of {place} are those of {found}.", file=sys.stderr, flush=True)
+    return found
+
+
+def newest(place: str) -> str | None:
+    """Return the newest checkpoint of a folder or URL of checkpoints, that of ``best`` or ``latest``, else the place itself.
+
+    None if nothing is there. Raises ConfigError if it is not known which is the newest, since one is damaged.
+    """
+    from hocket.errors import CheckpointError
     from hocket_checkpoints.storage.store import Store
     from hocket_checkpoints.storage.urls import resolved
 
-    where = str(resolved(where))
-    if not os.path.isdir(where) or _is_checkpoint(where):
-        return where
-    names = Store(where).names()
-    found = names[-1] if names else "weights.safetensors"
-    path = f"{where.rstrip('/')}/{found}"
-    if not os.path.exists(path):
-        return where
-    what = f"a folder of checkpoints, of which {found} is the newest" if names else f"the folder of a run with {found}"
-    print(f"hocket: {where} is {what}. It is read; write --weights {shlex.quote(path)} to name it.", file=sys.stderr)
-    return path
+    place = str(resolved(place))
+    if not is_url(place) and (not os.path.isdir(place) or _is_checkpoint(place)):
+        return place if os.path.lexists(place) else None
+    there = Store(place).existing()
+    for damaged in (name for name, about in there.items() if about is None):
+        try:
+            Store(place).about(damaged)
+        except CheckpointError as error:
+            names = [name for name, about in there.items() if about is not None]
+            raise ConfigError(
+                place,
+                f"Its checkpoint {damaged} is damaged, so the newest is not known: {error} Name the checkpoint, such as "
+                f"{place.rstrip('/')}/{names[-1] if names else damaged}.",
+            ) from error
+    return f"{place.rstrip('/')}/{next(reversed(there))}" if there else place
 
 
 def _is_checkpoint(where: str) -> bool:
