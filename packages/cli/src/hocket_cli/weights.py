@@ -37,7 +37,8 @@ def trainer_with_weights(
 
     read = source(args) if read is None else read  # a run that cannot be read is that, whatever its weights
     of_run = args.weights in ("best", "latest") and not os.path.lexists(args.weights)
-    where = args.weights if of_run else weights_of(args.weights or args.run)
+    given = args.weights or args.run
+    where = given if of_run else weights_of(given)
     of_run = of_run or where == "latest"
     # A resumed run knows its own checkpoints.
     instead: dict[str, Any] = {"resume": "auto"} if of_run else {"resume": None, "checkpoints": None}
@@ -46,6 +47,8 @@ def trainer_with_weights(
         # Another learning rate or seed than the checkpoint's has no effect: nothing is trained.
         warnings.filterwarnings("ignore", "This run is configured differently from the checkpoint's")
         with trainer_from(args, ("checkpoints",) if of_run else (), read=read, **instead) as trainer:
+            if where != given and trainer.state.strategy.rank == 0:
+                print(f"hocket: the weights of {given} are those of {where}.", file=sys.stderr, flush=True)
             if of_run or _is_checkpoint(where):
                 yield trainer, where
             else:
@@ -56,7 +59,7 @@ def trainer_with_weights(
 def weights_of(place: str) -> str:
     """Return the checkpoint or the file of weights that a path or URL names; ``latest`` if the run has checkpoints elsewhere.
 
-    A run has those of its newest checkpoint, else those in ``weights.safetensors``; one line says which. Raises ConfigError.
+    A run has those of its newest checkpoint, else those in ``weights.safetensors`` instead. Raises ConfigError.
     """
     from hocket.basics import run_files
 
@@ -75,8 +78,6 @@ def weights_of(place: str) -> str:
                 "It has neither checkpoints nor weights.safetensors, which `hocket train` writes at the end of a run. Name "
                 "the checkpoint, such as runs/a/checkpoints/latest.",
             )
-    if found != place and os.environ.get("RANK", "0") == "0":
-        print(f"hocket: the weights of {place} are those of {found}.", file=sys.stderr, flush=True)
     return found
 
 

@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     found: dict[str, Any] = {}
     instead: dict[str, Any] = {"loggers": [], "callbacks": [], "summary": False, "profile": None}
+    instead |= {"checkpoints": None, "resume": None} if args.run else {}  # they are the run's
     with json_alone(args.json) as out, trainer_from(args, ("train_data",), **instead) as trainer, Progress() as line:
         prints = trainer.state.strategy.rank == 0
         if both or args.batch_size:
