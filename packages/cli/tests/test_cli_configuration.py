@@ -303,10 +303,8 @@ def test_a_name_with_dots_or_spaces_is_in_quotes(hocket: Hocket) -> None:
     only = changed(eval_data={"a b.c=é": "mine:loader"})
     said = hocket(only, "predict", *weights, "--set", "a", "--out", "o.safetensors")[2]
     assert "Write --set 'a b.c=é'." in said
-    assert (
-        "the weights of runs/a b are those of runs/a b/weights.safetensors."
-        in hocket(text, "evaluate", "--weights", "runs/a b")[2]
-    )
+    said = hocket(text, "evaluate", "--weights", "runs/a b")[2]
+    assert "the weights of runs/a b are those of runs/a b/weights.safetensors." in said
     code, _, said = hocket(text, "sweep", "seed=1,2", "--metric", "1/loss", "--mode", "min", "--name", "a/b")
     assert code == 2 and "The sweep's name, a/b, is not that of one folder. Write --name" in said
 
