@@ -59,52 +59,49 @@ def trainer_with_weights(
 def weights_of(place: str) -> str:
     """Return the checkpoint or the file of weights that a path or URL names; ``latest`` if the run has checkpoints elsewhere.
 
-    A run has those of its newest checkpoint, else those in ``weights.safetensors`` instead. Raises ConfigError.
+    A run has those of its newest checkpoint, else ``weights.safetensors``. Raises ConfigError.
     """
     from hocket.basics import run_files
 
     found = newest(place) or place
-    if found == place and os.path.isdir(place) and not _is_checkpoint(place):
-        inside = os.path.join(place, "checkpoints")
-        file = os.path.join(place, "weights.safetensors")
-        found = newest(inside) if os.path.isdir(inside) else None
-        if found in (None, inside):
-            found = file if os.path.exists(file) else None
-        if found is None and run_files.content(Path(place, run_files.MARK)).get("checkpoints"):
-            return "latest"
-        if found is None:
-            raise ConfigError(
-                place,
-                "It has neither checkpoints nor weights.safetensors, which `hocket train` writes at the end of a run. Name "
-                "the checkpoint, such as runs/a/checkpoints/latest.",
-            )
-    return found
+    if _is_checkpoint(found) or not os.path.isfile(os.path.join(found, "config.yaml")):
+        return found
+    inside, file = (os.path.join(place, name) for name in ("checkpoints", "weights.safetensors"))
+    for found in (newest(inside), file):
+        if found is not None and (_is_checkpoint(found) or os.path.isfile(found)):
+            return found
+    if run_files.content(Path(place, run_files.MARK)).get("checkpoints"):
+        return "latest"
+    raise ConfigError(
+        place,
+        "It has neither checkpoints nor weights.safetensors, which `hocket train` writes at the end of a run. Name the "
+        "checkpoint, such as runs/a/checkpoints/latest.",
+    )
 
 
 def newest(place: str) -> str | None:
     """Return the newest checkpoint of a folder or URL of checkpoints, that of ``best`` or ``latest``, else the place itself.
 
-    None if nothing is there. Raises ConfigError if it is not known which is the newest, since one is damaged.
+    None if nothing is there. Raises ConfigError if a checkpoint is damaged, so that the newest is not known.
     """
     from hocket.errors import CheckpointError
     from hocket_checkpoints.storage.store import Store
     from hocket_checkpoints.storage.urls import resolved
 
-    place = str(resolved(place))
+    place = str(resolved(place)).rstrip("/")
     if not is_url(place) and (not os.path.isdir(place) or _is_checkpoint(place)):
         return place if os.path.lexists(place) else None
     there = Store(place).existing()
-    for damaged in (name for name, about in there.items() if about is None):
-        try:
+    name = next(reversed(there), "")
+    try:
+        for damaged in (each for each, about in there.items() if about is None):
             Store(place).about(damaged)
-        except CheckpointError as error:
-            names = [name for name, about in there.items() if about is not None]
-            raise ConfigError(
-                place,
-                f"Its checkpoint {damaged} is damaged, so the newest is not known: {error} Name the checkpoint, such as "
-                f"{place.rstrip('/')}/{names[-1] if names else damaged}.",
-            ) from error
-    return f"{place.rstrip('/')}/{next(reversed(there))}" if there else place
+    except CheckpointError as error:
+        write = f"Name the checkpoint, such as {place}/{name}."
+        raise ConfigError(
+            place, f"Its checkpoint {damaged} is damaged, so the newest is not known: {error} {write}"
+        ) from error
+    return f"{place}/{name}" if there else place
 
 
 def _is_checkpoint(where: str) -> bool:
