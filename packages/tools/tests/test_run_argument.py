@@ -200,8 +200,8 @@ def test_json_is_alone_on_stdout(command: str, typed: Any) -> None:
         model = torch.nn.Sequential(torch.nn.Linear(32, 16))
         model[0].weight.data, model[0].bias.data = read_weights("runs/a/checkpoints/ep2-ba6").values()
         module, inputs = torch.export.load(Path(folder, "model.pt2")).module(), torch.randn(5, 32)
-        torch.testing.assert_close(module(input=inputs), quantize(model, "int8")(inputs))
-        assert (module(input=inputs) - model(inputs)).abs().max() > 0
+        torch.testing.assert_close(module(inputs=inputs), quantize(model, "int8")(inputs))
+        assert (module(inputs=inputs) - model(inputs)).abs().max() > 0
 
 
 def test_verification_as_json(typed: Any, monkeypatch: pytest.MonkeyPatch) -> None:

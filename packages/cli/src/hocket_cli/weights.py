@@ -67,9 +67,9 @@ def weights_of(place: str) -> str:
     if _is_checkpoint(found) or not os.path.isfile(os.path.join(found, "config.yaml")):
         return found
     inside, file = (os.path.join(place, name) for name in ("checkpoints", "weights.safetensors"))
-    for found in (newest(inside), file):
-        if found is not None and (_is_checkpoint(found) or os.path.isfile(found)):
-            return found
+    for weights in (newest(inside), file):
+        if weights is not None and (_is_checkpoint(weights) or os.path.isfile(weights)):
+            return weights
     if run_files.content(Path(place, run_files.MARK)).get("checkpoints"):
         return "latest"
     raise ConfigError(

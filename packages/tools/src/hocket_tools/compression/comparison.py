@@ -116,11 +116,13 @@ def compare_compressed(
     for number, (key, model) in enumerate(every.items(), 1):
         measured[key] = _outputs(state.task, model, batches)
         progress("evaluating models", number, len(every))
-    line = partial(progress, "resampling", total=len(every) * (resamples + 1))
-    estimates = _estimates(state, label, name, measured, nested.join(batches), resamples, line)
+    sets = len(every) * (resamples + 1)
+    estimates = _estimates(
+        state, label, name, measured, nested.join(batches), resamples, lambda done: progress("resampling", done, sets)
+    )
     with _model_of(state.task, original):
         (inputs,) = inputs_of_batches(state.task, batches[:1], 1)
-    times = _latencies(every, inputs, repeats, compile, partial(progress, "timing", total=repeats))
+    times = _latencies(every, inputs, repeats, compile, lambda done: progress("timing", done, repeats))
     samples, threads = nested.count(batches[0]).samples, torch.get_num_threads()
     return [
         Row(
@@ -261,7 +263,7 @@ def _estimates(
     def values(key: str, weights: Floats) -> Floats:
         """Return the metric of a model on sets, which are computed once."""
         nonlocal done
-        drawn = key, hashlib.sha256(np.ascontiguousarray(weights)).digest()
+        drawn = key, hashlib.sha256(weights.tobytes()).digest()
         if drawn not in known:
             found = []
             for each in weights.astype(np.int64):
