@@ -16,7 +16,7 @@ BUDGETS = {
     "algorithms-nlp": 3500,
     "algorithms-vision": 2420,
     "checkpoints": 5332,
-    "cli": 5637,
+    "cli": 5720,
     "core": 15576,
     "data": 500,
     "insight": 5315,
