@@ -48,7 +48,8 @@ def trainer_with_weights(
         warnings.filterwarnings("ignore", "This run is configured differently from the checkpoint's")
         with trainer_from(args, ("checkpoints",) if of_run else (), read=read, **instead) as trainer:
             if where != given and trainer.state.strategy.rank == 0:
-                print(f"hocket: the weights of {given} are those of {where}.", file=sys.stderr, flush=True)
+                shown = "latest of its checkpoints" if of_run else where
+                print(f"hocket: the weights of {given} are those of {shown}.", file=sys.stderr, flush=True)
             if of_run or _is_checkpoint(where):
                 yield trainer, where
             else:
