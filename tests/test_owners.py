@@ -40,7 +40,7 @@ OWNERS = {
     "identity": {
         "checkpoints/src/hocket_checkpoints/resuming.py", "cli/src/hocket_cli/config.py",
         "cli/src/hocket_cli/train.py",  # with what an earlier part of the run had
-        "tools/src/hocket_tools/exporting/run_source.py",  # with the name of the run whose weights these are
+        "tools/src/hocket_tools/run_source.py",  # with the name of the run whose weights these are
         "run/summary.py",  # the checkpoint that it resumed from is shown once
     },
     "optimization": {

@@ -303,7 +303,8 @@ def test_a_name_with_dots_or_spaces_is_in_quotes(hocket: Hocket) -> None:
     only = changed(eval_data={"a b.c=é": "mine:loader"})
     said = hocket(only, "predict", *weights, "--set", "a", "--out", "o.safetensors")[2]
     assert "Write --set 'a b.c=é'." in said
-    assert "write --weights 'runs/a b/weights.safetensors' to" in hocket(text, "evaluate", "--weights", "runs/a b")[2]
+    said = hocket(text, "evaluate", "--weights", "runs/a b")[2]
+    assert "the weights of runs/a b are those of runs/a b/weights.safetensors." in said
     code, _, said = hocket(text, "sweep", "seed=1,2", "--metric", "1/loss", "--mode", "min", "--name", "a/b")
     assert code == 2 and "The sweep's name, a/b, is not that of one folder. Write --name" in said
 
@@ -1006,9 +1007,9 @@ def test_weights_in_a_folder_and_the_only_set(hocket: Hocket) -> None:
     text = changed(eval_data={"val": "mine:loader"}, run_name="r", loggers=[], checkpoints="ck")
     assert hocket(text, "train", "duration=1ep")[0] == 0
     code, first, said = hocket(text, "evaluate", "--weights", "ck")
-    assert code == 0 and "of which ep1-ba2 is the newest. It is read; write --weights ck/ep1-ba2" in said
+    assert code == 0 and "hocket: the weights of ck are those of ck/ep1-ba2." in said
     code, second, said = hocket(text, "evaluate", "--weights", "runs/r")
-    assert code == 0 and "write --weights runs/r/weights.safetensors" in said
+    assert code == 0 and "those of runs/r/weights.safetensors." in said
     assert first == second
     code, _, _ = hocket(text, "predict", "--weights", "ck/ep1-ba2", "--out", "new/o.safetensors")
     assert code == 0 and len(load_file("new/o.safetensors")["outputs"]) == 16

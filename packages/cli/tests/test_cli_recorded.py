@@ -131,8 +131,8 @@ def test_a_configuration_that_no_run_recorded_is_not_repeated(place: str, run: R
 @pytest.mark.parametrize(
     ("place", "write"),
     [
-        ("runs/a/weights.safetensors", "--from runs/a,"),
-        ("runs/a/run.json", "--from runs/a,"),
+        ("runs/a/weights.safetensors", "Give runs/a,"),
+        ("runs/a/run.json", "Give runs/a,"),
         ("x.pt", "such as runs/a,"),
     ],
 )
@@ -143,7 +143,7 @@ def test_another_file_of_a_run_is_no_configuration(place: str, write: str, run: 
     for each in ("runs/a/weights.safetensors", "x.pt"):
         Path(each).write_bytes(b"\x80\xff\x00")
     code, _, said = run("train", "--from", place)
-    assert code == 2 and said.count("\n") == 1 and f"hocket: --from {place}: " in said and write in said, said
+    assert code == 2 and said.count("\n") == 1 and f"hocket: {place}: " in said and write in said, said
 
 
 def test_with_overrides_it_is_another_run(run: Run) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from hocket_cli import main
 
@@ -55,20 +56,24 @@ def run(in_an_empty_folder, capsys, monkeypatch):
 
 @pytest.mark.long
 def test_a_table_of_a_run(run, capsys):
-    before = sorted(map(str, Path.cwd().rglob("*")))
     assert (
         main(["compress", "runs/a", "--to", "int8-static,pruned", "--amount", "0.25", "--repeats", "2", "--json"]) == 0
     )
     printed = capsys.readouterr()
-    original, int8, pruned = json.loads(printed.out)
+    found = json.loads(printed.out)
+    original, int8, pruned = found["rows"]
     assert [original["name"], int8["name"], pruned["name"]] == ["original", "int8-static", "pruned 25%"]
     assert original["quality"] == pytest.approx(run, abs=1e-4)  # of the averages, as the run evaluated them
     assert int8["bytes"] < original["bytes"] and pruned["bytes"] < original["bytes"]
     assert int8["quality_interval"][0] <= int8["quality"] <= int8["quality_interval"][1]
     assert "pruned is not fine-tuned" in printed.err
-    assert [name for name in map(str, Path.cwd().rglob("*")) if "__pycache__" not in name] == [
-        name for name in map(str, Path.cwd().rglob("*")) if name in before and "__pycache__" not in name
-    ]  # nothing is written
+    images, labels = sys.modules["digits_of_this_test"].data().dataset.tensors
+    for row in (int8, pruned):
+        folder = Path(found["models"][row["name"]])
+        assert folder.parent == Path("runs/a/compressed").absolute()
+        assert json.loads((folder / "export.json").read_text())["origin"]["compression"] == folder.name
+        outputs = torch.export.load(folder / "model.pt2").module()(input=images)  # without the code of the model
+        assert (outputs.argmax(1) == labels).float().mean().item() == pytest.approx(row["quality"], abs=1e-6)
 
     for arguments, said in (
         (["--to", "int8-static,int3"], "'int3'"),
@@ -83,4 +88,4 @@ def test_a_table_of_a_run(run, capsys):
 
 def test_no_run(in_an_empty_folder, capsys):
     assert main(["compress", "runs/b", "--to", "int8"]) == 2
-    assert "no folder of a run" in capsys.readouterr().err
+    assert "runs/b: It does not exist" in capsys.readouterr().err

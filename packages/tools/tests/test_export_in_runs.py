@@ -180,9 +180,9 @@ def test_command_names_mistakes(trained, capsys):
     run = trained()
     (run / "weights.safetensors").unlink()
     for arguments, text in (
-        (["runs/b"], "runs/b is not there"),
-        (["c.yaml"], "c.yaml is a file"),
-        (["runs/a"], "has neither checkpoints nor weights.safetensors"),
+        (["runs/b"], "runs/b: It does not exist"),
+        (["c.yaml"], "c.yaml was not recorded by a run"),
+        (["runs/a"], "It has neither checkpoints nor weights.safetensors"),
         (["runs/a", "--dynamic", "x"], "--dynamic x is not an input and the number of its axis"),
     ):
         assert main(["export", *arguments, "--to", "safetensors"]) == 2

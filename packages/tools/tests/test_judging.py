@@ -221,8 +221,8 @@ def test_corrupted_images_are_those_of_the_function(typed: Any) -> None:
         (("runs/a", "test", "--corruptions", "fog", "--severity", "9"), "severity=9 is not"),
         (("runs/a", "test", "--corruptions", "fog", "--severity", "high"), "not a list of 1 to 5"),
         (("runs/a", "test", "--mean", "grey"), "not a list of numbers"),
-        (("runs", "test"), "runs has no config.yaml"),
-        (("runs/nothing", "test"), "runs/nothing"),
+        (("runs", "test"), "runs: It has no config.yaml"),
+        (("runs/nothing", "test"), "runs/nothing: It does not exist"),
     ],
 )  # fmt: skip
 def test_mistakes_are_explained(typed: Any, words: Any, said: str) -> None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from typing import TextIO
 
-from hocket_cli.completion import completes, configurations, overrides
+from hocket_cli.completion import completes, configurations, overrides, paths
+
+#: What RUN is.
+RUN = "the folder of a run, such as runs/a, or one of its checkpoints; best, latest and URLs too"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, what: str = "a YAML file") -> None:
     """Add the configuration file, its overrides, and how to print them."""
-    _add_configuration(parser)
+    _add_configuration(parser, what)
     parser.add_argument(
         "--print-config",
         action="store_true",
@@ -17,9 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_configuration(
-    parser: argparse.ArgumentParser, what: str = "a YAML file", metavar: str = "key=value", also: str = ""
-) -> None:
+def _add_configuration(parser: argparse.ArgumentParser, what: str, metavar: str = "key=value", also: str = "") -> None:
     config = parser.add_argument("config", nargs="?", help=what)
     changes = parser.add_argument(
         "changes",
@@ -31,16 +37,16 @@ def _add_configuration(
     completes(config, configurations)
     completes(changes, overrides)
     add_trust(parser)
-    parser.add_argument("--traceback", action="store_true", help="show the Python traceback of an error")
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add the permission to import what a run from elsewhere names."""
+    """Add the permission to import what a run from elsewhere names, and the traceback."""
     parser.add_argument(
         "--trust",
         action="store_true",
         help="import the modules that a recorded run from outside of the working folder names, which can do anything",
     )
+    parser.add_argument("--traceback", action="store_true", help="show the Python traceback of an error")
 
 
 def add_weights(parser: argparse.ArgumentParser, name: str, also: str) -> None:
@@ -48,11 +54,39 @@ def add_weights(parser: argparse.ArgumentParser, name: str, also: str) -> None:
 
     ``also``: what may stand among the overrides.
     """
-    what = "the folder of a run, such as runs/a, one of its checkpoints, or a YAML file with --weights"
-    _add_configuration(parser, what, "DATA|key=value", also)
+    _add_configuration(parser, f"{RUN}; or a YAML file with --weights", "DATA|key=value", also)
     parser.set_defaults(command_name=name)
+    _add_weights(parser)
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add a run, overrides of its configuration, and the weights."""
+    completes(parser.add_argument("run", metavar="RUN", help=RUN), paths)
+    what = "overrides of its configuration"
+    completes(parser.add_argument("changes", nargs="*", default=[], metavar="key=value", help=what), overrides)
+    _add_weights(parser)
+    add_trust(parser)
+    parser.set_defaults(config=None)
+
+
+def _add_weights(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
         help="best or latest of the configuration's checkpoints, the path of a checkpoint, the folder of a run or of its "
-        "checkpoints, or a file of weights such as runs/a/weights.safetensors; default: those at the end of the run",
+        "checkpoints, or a file of weights such as runs/a/weights.safetensors; default: the newest checkpoint of the run, "
+        "or its weights.safetensors",
     )
+
+
+def run_of(word: str | None) -> str | None:
+    """Return the word that names a run; None for the YAML file of a configuration."""
+    is_file = word is None or (word.endswith((".yaml", ".yml")) and not os.path.isdir(word))
+    return None if is_file else word
+
+
+@contextmanager
+def json_alone(wanted: bool) -> Iterator[TextIO]:
+    """Yield stdout. With ``wanted``, what all others print goes to stderr meanwhile, so that stdout has the JSON alone."""
+    out = sys.stdout
+    with redirect_stdout(sys.stderr) if wanted else nullcontext():
+        yield out

@@ -89,7 +89,7 @@ def trainer_from(
             )
         elif (changed := recorded_config.changed_modules(read.made, made)) and trainer.state.strategy.rank == 0:
             there = ", ".join(f"{each} ({sys.modules[each].__file__})" for each in changed)
-            print(f"hocket: {args.config} was recorded with other contents of {there}.", file=sys.stderr)
+            print(f"hocket: {read.file} was recorded with other contents of {there}.", file=sys.stderr)
         try:
             yield trainer
         except ArithmeticError as error:  # a fit that diverged, which is not about one key
@@ -97,7 +97,7 @@ def trainer_from(
                 error.args = (in_yaml(error),)
             raise
         except (TypeError, ValueError, RuntimeError) as error:
-            where = described.blamed(error) or (args.config if needs else None)
+            where = described.blamed(error) or (read.file if needs else None)
             if isinstance(error, ConfigError) or not isinstance(error, Mistake):
                 raise
             if where is None:

@@ -43,7 +43,7 @@ def importable(read: Source, trusted: bool, say: bool = True) -> None:
     where = f"--from {shown(read.repeats)}" if read.repeats else shown(read.file or "")
     hidden = places.hidden()
     if read.made and not trusted and (why := _to_trust(read, places)):
-        again = where if read.repeats else shlex.quote(where)
+        again = where if read.repeats else f"{'' if where.endswith('.yaml') else '--from '}{shlex.quote(where)}"
         raise ConfigError(
             where,
             f"{why}. A configuration is a program: this one imports {', '.join(_named(read.document, places))}. "

@@ -31,21 +31,22 @@ def configuration(args: argparse.Namespace) -> Node:
 
 
 def source(args: argparse.Namespace) -> Source:
-    """Return what a command reads: a file, or a recorded run; then overrides of the environment; then of the command line."""
+    """Return what a command reads: a file, or the run ``args.run`` or ``args.source``; then overrides."""
     repeats, file, changes = getattr(args, "source", None), args.config, list(args.changes)
+    recorded = repeats or getattr(args, "run", None)
     if repeats is not None and file is not None:
         if "=" not in file:
             raise PluginConfigError(
                 f"--from {repeats} has its own configuration, so {file} is one too many. Remove one of them."
             )
         file, changes = None, [file, *changes]
-    if file is None and repeats is None:
+    if file is None and recorded is None:
         raise PluginConfigError(
             "Name a configuration file, such as config.yaml. `hocket train --print-config > config.yaml` writes one with "
             "every key."
         )
     made: dict[str, Any] = {}
-    if repeats is None:
+    if recorded is None:
         document = read(file, keep=recorded_config.KEY)
         made = recorded_config.made_of(document, Path(file).parent)
         if not {"parameters", "config"} - document.value.keys():
@@ -55,8 +56,11 @@ def source(args: argparse.Namespace) -> Source:
                 f"that it names: {document.value['config'].plain()}.",
             )
     else:
-        document, made = recorded_config.read(repeats)
-        recorded_config.as_new_run(document, made, repeats)
+        document, made, where = recorded_config.read(recorded)
+        if repeats is None:
+            file = where
+        else:
+            recorded_config.as_new_run(document, made, repeats)
     environment = of_environment()
     for change in environment:
         override(document, change, f"'{without_secrets(change)}' in {VARIABLE}")

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.basics import safe_files
 from hocket.basics.run_folder import is_url
+from hocket_checkpoints.ranking import BEST
+from hocket_checkpoints.storage.manifest import LATEST
 from hocket_cli.document import ConfigError, Node, dump, parse
 from hocket_cli.module_origins import CHECKSUM, digest, folders, paths
 
@@ -141,25 +143,25 @@ def write(folder: Path, text: str) -> None:
 # --- repeat a run
 
 
-def read(place: str) -> tuple[Node, dict[str, Any]]:
-    """Return the configuration of a run, from its folder, a checkpoint or a folder of checkpoints, and what it was made from.
+def read(place: str) -> tuple[Node, dict[str, Any], str]:
+    """Return the configuration of a run, what it was made from, and the file or checkpoint that it is read from.
 
-    Raises ConfigError if no configuration is found.
+    ``place``: the folder of the run, a checkpoint or a folder of them, also by URL. Raises ConfigError if none is found.
     """
     file = Path(place)
     file = file / NAME if file.is_dir() else file
-    if file.exists() and not file.is_dir():
+    if file.exists() and not file.is_dir() and file.name not in (LATEST, BEST):
         where, text = str(file), _of_file(file, place)
     else:
-        where, text = place, _of_checkpoint(place)
+        where, text = _of_checkpoint(place)
     root = parse(text, where)
     if not (made := made_of(root, file.parent if file.is_file() else None)):
         raise ConfigError(
-            f"--from {place}",
+            place,
             f"{where} was not recorded by a run, which has {KEY} in it. Write `hocket train {shlex.quote(where)}`, or give "
             "the folder of a run, such as runs/a, or a checkpoint.",
         )
-    return root, made
+    return root, made, where
 
 
 def made_of(root: Node, base: Path | None) -> dict[str, Any]:
@@ -221,43 +223,55 @@ def _of_file(file: Path, place: str) -> str:
         except UnicodeDecodeError:
             pass
         except OSError as error:
-            raise ConfigError(f"--from {place}", f"{file}: {error.strerror}. Give the folder of another run.") from None
+            raise ConfigError(place, f"{file}: {error.strerror}. Give the folder of another run.") from None
     if text is None:
         found = (folder / NAME).is_file()
-        write = f"Write --from {shlex.quote(str(folder))}" if found else "Give the folder of a run, such as runs/a"
-        raise ConfigError(f"--from {place}", f"It is a file, and no configuration. {write}, or give a checkpoint.")
+        write = f"Give {shlex.quote(str(folder))}" if found else "Give the folder of a run, such as runs/a"
+        raise ConfigError(place, f"It is a file, and no configuration. {write}, or give a checkpoint.")
     return text
 
 
-def _of_checkpoint(place: str) -> str:
+def _of_checkpoint(place: str) -> tuple[str, str]:
+    """Return a checkpoint and the text that it records."""
     from hocket.errors import CheckpointError
     from hocket_checkpoints.storage import format as formats
-    from hocket_checkpoints.storage.store import Store
-    from hocket_checkpoints.storage.urls import local_folder, resolved
+    from hocket_checkpoints.storage.urls import local_folder
+    from hocket_cli.weights import newest
 
     try:
-        place = str(resolved(place))
-        if not is_url(place) and not os.path.lexists(place):
+        if (where := newest(place)) is None:
             raise ConfigError(
-                f"--from {place}", "It does not exist. Give the folder of a run, such as runs/a, or a checkpoint."
+                place, f"It does not exist. Give the folder of a run, such as runs/a, or {_a_checkpoint(place)}."
             )
-        if os.path.isdir(place) and (names := Store(place).names()):
-            place = f"{place.rstrip('/')}/{names[-1]}"
-        with local_folder(place, ["config"]) as folder:
+        with local_folder(where, ["config"]) as folder:
             found = formats.structure(folder, ["config"])
-    except (CheckpointError, ValueError, OSError) as error:
+    except (CheckpointError, ImportError, ValueError, OSError) as error:
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(
-            f"--from {place}",
+            place,
             f"It has no {NAME}, which `hocket train` writes into the folder of each run, and is no checkpoint: {error}",
         ) from None
     text = found.get("config") if isinstance(found, dict) else None
-    if not isinstance(text, str):
-        raise ConfigError(
-            f"--from {place}",
-            "This checkpoint records no configuration: its run was started in Python, or by an older version. Run that "
-            "program, or `hocket train` with the file of that time.",
-        )
-    return text
+    if isinstance(text, str):
+        return where, text
+    above = next((each / NAME for each in list(Path(where).parents)[:2] if (each / NAME).is_file()), None)
+    if above is not None and not is_url(where):  # a checkpoint of weights only
+        return str(above), _of_file(above, place)
+    raise ConfigError(
+        place,
+        "This checkpoint records no configuration: its run was started in Python, or by an older version. Run that "
+        "program, or `hocket train` with the file of that time.",
+    )
+
+
+def _a_checkpoint(place: str) -> str:
+    """Return the newest checkpoint beside a path that does not exist, or words for one."""
+    from hocket_checkpoints.storage.store import Store
+
+    folder = os.path.dirname(place) or "."
+    names = [] if is_url(place) else Store(folder).names()
+    return f"a checkpoint, such as {folder}/{names[-1]}" if names else "a checkpoint"
 
 
 def as_new_run(document: Node, made: Mapping[str, Any], place: str) -> None:

@@ -47,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="the sweep's folder in that of the runs; by default, named after the file")
     add_trust(parser)
     parser.add_argument("--retry-failed", action="store_true", help="run failed trials again, too")
-    parser.add_argument("--traceback", action="store_true", help="show the Python traceback of an error")
 
 
 def run(args: argparse.Namespace) -> int:

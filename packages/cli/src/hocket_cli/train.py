@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hocket.basics.run_files import METRICS, SUMMARY, lines
+from hocket.basics.run_files import METRICS, SUMMARY, content, lines, strict
 from hocket.hookspecs.command import Command
 from hocket.plugins import PluginError
 from hocket_cli import recorded_config
-from hocket_cli.common_options import add_arguments as add_configuration
+from hocket_cli.common_options import RUN, add_arguments as add_configuration, json_alone
 from hocket_cli.completion import completes, paths
 from hocket_cli.template import print_config
 
@@ -25,13 +26,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="source",
         metavar="RUN",
-        help="repeat a run: its folder, such as runs/a, or one of its checkpoints. The new run has another name and folder",
+        help=f"repeat a run: {RUN}. The new run has another name and folder",
     )
     completes(source, paths)
     parser.add_argument(
         "--verify",
         action="store_true",
         help="with --from: compare the new run with the journal of the recorded one, and end it at the first difference",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print metrics, weights and what --verify says as JSON; all else goes to stderr",
     )
     parser.add_argument("--trial", metavar="FILE", help=argparse.SUPPRESS)  # how a sweep starts its trials
 
@@ -57,6 +63,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
+    found: dict[str, Any] = {}
+    with json_alone(args.json) as out:
+        try:
+            _fit(args, found)
+        finally:  # a run that differs is an answer, too
+            if args.json and found:
+                print(json.dumps(strict(found), indent=1), file=out, flush=True)
+    return 0
+
+
+def _fit(args: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Fit, and note on rank 0 what there is to say of it."""
     from hocket.hookspecs.attachment import Attachment
     from hocket_checkpoints.weights import write_tensors
     from hocket_cli.config import trainer_from
@@ -80,19 +98,31 @@ def _train(args: argparse.Namespace) -> int:
             result = trainer.fit()
         except BaseException:
             _forget(trainer)
+            if verification := _verification(trainer, args):
+                found |= {"run": str(folder.path), "metrics": {}, "weights": None, **verification}
             raise
         weights = trainer.model_state_dict(evaluated=True)
         if trainer.state.strategy.rank == 0:
+            lasting = str(folder.path) if folder.lasting else None
+            found |= {"run": lasting, "metrics": dict(result.metrics), "weights": None, **_verification(trainer, args)}
             for name, value in result.metrics.items():
                 print(f"{name} {value:.6g}")
             if folder.lasting:
                 # Copies: tied weights share memory, which safetensors does not support.
                 file = folder.claim() / "weights.safetensors"
                 write_tensors({name: tensor.detach().clone().contiguous() for name, tensor in weights.items()}, file)
+                found["weights"] = str(file)
                 print(f"weights in {file}")
         if trial is not None:
             trial.finish(result, trainer.state)
-    return 0
+
+
+def _verification(trainer: Trainer, args: argparse.Namespace) -> dict[str, Any]:
+    """Return on rank 0 what the journal has written of a comparison; empty if it has written nothing."""
+    if not args.verify or trainer.state.strategy.rank:
+        return {}
+    compared = content(trainer.state.folder.path / "verification.json")
+    return {"verification": compared} if compared else {}
 
 
 def _verify(trainer: Trainer, source: str) -> None:

@@ -1,17 +1,18 @@
-"""What ``--weights`` names: a checkpoint of the configuration's run, another checkpoint, or a file of weights."""
+"""What RUN and ``--weights`` name: a run, its newest checkpoint, another checkpoint, or a file of weights."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.basics.run_folder import is_url
+from hocket_cli.document import ConfigError
 
 if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
@@ -25,14 +26,20 @@ def trainer_with_weights(
     """Enter a Trainer that writes no files. Yield it, and the checkpoint to evaluate if its weights are not loaded.
 
     Args:
+        args: with ``weights``, or the ``run`` whose weights it gets.
         read: the configuration, if it was read already.
         values: other values for its keys.
 
     From a checkpoint algorithms get their state too, such as the averages of EMA, so the values are those of the run.
     """
     from hocket_cli.config import trainer_from
+    from hocket_cli.overrides import source
 
+    read = source(args) if read is None else read  # a run that cannot be read is that, whatever its weights
     of_run = args.weights in ("best", "latest") and not os.path.lexists(args.weights)
+    given = args.weights or args.run
+    where = given if of_run else weights_of(given)
+    of_run = of_run or where == "latest"
     # A resumed run knows its own checkpoints.
     instead: dict[str, Any] = {"resume": "auto"} if of_run else {"resume": None, "checkpoints": None}
     instead |= {**values, "loggers": ()}
@@ -40,7 +47,9 @@ def trainer_with_weights(
         # Another learning rate or seed than the checkpoint's has no effect: nothing is trained.
         warnings.filterwarnings("ignore", "This run is configured differently from the checkpoint's")
         with trainer_from(args, ("checkpoints",) if of_run else (), read=read, **instead) as trainer:
-            where = args.weights if of_run else _in_folder(args.weights)
+            if where != given and trainer.state.strategy.rank == 0:
+                shown = "latest of its checkpoints" if of_run else where
+                print(f"hocket: the weights of {given} are those of {shown}.", file=sys.stderr, flush=True)
             if of_run or _is_checkpoint(where):
                 yield trainer, where
             else:
@@ -48,22 +57,52 @@ def trainer_with_weights(
                 yield trainer, None
 
 
-def _in_folder(where: str) -> str:
-    """Return the weights in the folder of a run or of checkpoints, and say so in one line; any other path unchanged."""
+def weights_of(place: str) -> str:
+    """Return the checkpoint or the file of weights that a path or URL names; ``latest`` if the run has checkpoints elsewhere.
+
+    A run has those of its newest checkpoint, else ``weights.safetensors``. Raises ConfigError.
+    """
+    from hocket.basics import run_files
+
+    found = newest(place) or place
+    if _is_checkpoint(found) or not os.path.isfile(os.path.join(found, "config.yaml")):
+        return found
+    inside, file = (os.path.join(place, name) for name in ("checkpoints", "weights.safetensors"))
+    for weights in (newest(inside), file):
+        if weights is not None and (_is_checkpoint(weights) or os.path.isfile(weights)):
+            return weights
+    if run_files.content(Path(place, run_files.MARK)).get("checkpoints"):
+        return "latest"
+    raise ConfigError(
+        place,
+        "It has neither checkpoints nor weights.safetensors, which `hocket train` writes at the end of a run. Name the "
+        "checkpoint, such as runs/a/checkpoints/latest.",
+    )
+
+
+def newest(place: str) -> str | None:
+    """Return the newest checkpoint of a folder or URL of checkpoints, that of ``best`` or ``latest``, else the place itself.
+
+    None if nothing is there. Raises ConfigError if a checkpoint is damaged, so that the newest is not known.
+    """
+    from hocket.errors import CheckpointError
     from hocket_checkpoints.storage.store import Store
     from hocket_checkpoints.storage.urls import resolved
 
-    where = str(resolved(where))
-    if not os.path.isdir(where) or _is_checkpoint(where):
-        return where
-    names = Store(where).names()
-    found = names[-1] if names else "weights.safetensors"
-    path = f"{where.rstrip('/')}/{found}"
-    if not os.path.exists(path):
-        return where
-    what = f"a folder of checkpoints, of which {found} is the newest" if names else f"the folder of a run with {found}"
-    print(f"hocket: {where} is {what}. It is read; write --weights {shlex.quote(path)} to name it.", file=sys.stderr)
-    return path
+    place = str(resolved(place)).rstrip("/")
+    if not is_url(place) and (not os.path.isdir(place) or _is_checkpoint(place)):
+        return place if os.path.lexists(place) else None
+    there = Store(place).existing()
+    name = next(reversed(there), "")
+    try:
+        for damaged in (each for each, about in there.items() if about is None):
+            Store(place).about(damaged)
+    except CheckpointError as error:
+        write = f"Name the checkpoint, such as {place}/{name}."
+        raise ConfigError(
+            place, f"Its checkpoint {damaged} is damaged, so the newest is not known: {error} {write}"
+        ) from error
+    return f"{place}/{name}" if there else place
 
 
 def _is_checkpoint(where: str) -> bool:

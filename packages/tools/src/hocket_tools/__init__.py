@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from hocket_tools.exporting.exporter import Exported as Exported, export as export
     from hocket_tools.finetuning.adapters import Adapters as Adapters, merge_adapters as merge_adapters
     from hocket_tools.finetuning.algorithm import Finetuning as Finetuning
-    from hocket_tools.judging.bootstrap import Estimate as Estimate, Statistic as Statistic, bootstrap as bootstrap
     from hocket_tools.judging.corruptions import CORRUPTIONS as CORRUPTIONS, corrupt as corrupt
     from hocket_tools.judging.judgement import (
         How as How,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from hocket_tools.judging.predictions import Predictions as Predictions, read_predictions as read_predictions
     from hocket_tools.judging.streaming import predict_into as predict_into
     from hocket_tools.reproducing.journal import Journal as Journal, RepetitionDiffers as RepetitionDiffers
+    from hocket_tools.resampling import Estimate as Estimate, Statistic as Statistic, bootstrap as bootstrap
     from hocket_tools.tuning.batch_size_finder import BatchSize as BatchSize
     from hocket_tools.tuning.lr_finder import LearningRate as LearningRate, LearningRates as LearningRates
     from hocket_tools.tuning.tune import tune as tune

@@ -1,18 +1,18 @@
-"""``hocket compress RUN --to int8-static,pruned``: what compression costs and gains, in one table."""
+"""``hocket compress RUN --to int8-static,pruned``: smaller models, and what they cost and gain, in one table."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from hocket.basics.run_files import strict
 from hocket.errors import WrongValue
 from hocket.hookspecs.command import Command
-from hocket_cli.common_options import add_trust
-from hocket_cli.completion import completes, paths
+from hocket_cli.common_options import add_run, json_alone
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,12 +24,14 @@ _TO = ("int8", "int8-static", "int4", "pruned")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the run, the kinds of compression, and what is measured."""
-    run = parser.add_argument("run", metavar="RUN", help="the folder of a run of hocket train, such as runs/a")
-    completes(run, paths)
-    parser.add_argument("changes", nargs="*", default=[], metavar="key=value", help="overrides of its configuration")
+    """Add the run, the kinds of compression, where to write, and what is measured."""
+    add_run(parser)
     parser.add_argument("--to", required=True, help=f"kinds of compression, separated by commas: {', '.join(_TO)}")
-    parser.add_argument("--weights", help="a checkpoint, or a file of weights; default: the weights of the run's end")
+    parser.add_argument(
+        "--out",
+        metavar="FOLDER",
+        help="where to write a folder for each kind; compressed in the folder of the run unless given",
+    )
     parser.add_argument(
         "--metric", help="label/name of the metric to compare, such as test/accuracy; default: the first one"
     )
@@ -47,46 +49,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compile", action="store_true", help="time models compiled by torch.compile, also the original"
     )
-    parser.add_argument("--json", action="store_true", help="print a list of rows instead")
-    add_trust(parser)
-    parser.add_argument("--traceback", action="store_true", help="show the Python traceback of an error")
+    parser.add_argument("--json", action="store_true", help="print the rows, and where each model is, as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compress the model of a run, and print what it costs and gains. Writes nothing."""
+    """Compress the model of a run, write the models, and print what they cost and gain."""
     kinds = list(dict.fromkeys(args.to.split(",")))
     if unknown := [kind for kind in kinds if kind not in _TO]:
         raise WrongValue(f"--to {args.to} has '{unknown[0]}'. Give some of {', '.join(_TO)}, such as --to int8-static.")
     if args.calibration < 1:
         raise WrongValue(f"--calibration {args.calibration} is no number of batches. Write --calibration 16.")
-    args.config = os.path.join(args.run, "config.yaml")
-    if not os.path.isfile(args.config):
-        raise WrongValue(
-            f"{args.run} is no folder of a run: it has no config.yaml. Give one that `hocket train` wrote, such as runs/a."
-        )
-    args.weights = args.weights or args.run
     from hocket_checkpoints.checkpoint_evaluation import weights_of
-    from hocket_cli.weights import trainer_with_weights
-    from hocket_tools.compression.comparison import as_json, compare_compressed, table
+    from hocket_cli.overrides import source
+    from hocket_tools.compression.comparison import as_json, compare_compressed, evaluated_model, table
+    from hocket_tools.compression.writing import write
+    from hocket_tools.exporting.exporter import checked
+    from hocket_tools.progress import Progress
+    from hocket_tools.run_source import folder_to_write, trainer_of_run
 
-    with trainer_with_weights(args) as (trainer, checkpoint):
+    read = source(args)
+    out = folder_to_write(args.run, "compressed") if args.out is None else Path(args.out)
+    folders = {kind: checked(out / kind) for kind in kinds}
+    with (
+        json_alone(args.json) as stdout,
+        trainer_of_run(args, read, callbacks=()) as (trainer, weights),
+        Progress() as line,
+    ):
         state = trainer.state
-        with weights_of(state, checkpoint, trainer.settings.checkpoints) if checkpoint else nullcontext():
-            models = _compressed(trainer, kinds, args)
-            progress = _Progress()
+        with weights_of(state, weights, trainer.settings.checkpoints) if weights else nullcontext():
+            trainer._data.make("eval", running=trainer._running)
+            original = evaluated_model(trainer)
+            models = _compressed(trainer, original, kinds, args)
             rows = compare_compressed(
-                trainer, models, metric=args.metric, repeats=args.repeats, compile=args.compile, progress=progress
+                trainer, models, metric=args.metric, repeats=args.repeats, compile=args.compile, progress=line.show
             )
-            progress.end()
-    print(json.dumps(as_json(rows), indent=1) if args.json else table(rows))
+            written = {}
+            for number, (name, kind) in enumerate(zip(models, kinds, strict=True)):
+                line.show("writing models", number, len(kinds))
+                written[name] = write(trainer, original, models[name], kind, folders[kind], weights)
+    if args.json:
+        content = {"rows": as_json(rows), "models": {name: str(each.folder) for name, each in written.items()}}
+        print(json.dumps(strict(content), indent=1), file=stdout)
+        return 0
+    print(table(rows))
+    for name, each in written.items():
+        print(f"{name} in {each.folder}, largest difference {each.difference:.2g}")
     return 0
 
 
-def _compressed(trainer: Trainer, kinds: list[str], args: argparse.Namespace) -> dict[str, nn.Module]:
+def _compressed(trainer: Trainer, model: nn.Module, kinds: list[str], args: argparse.Namespace) -> dict[str, nn.Module]:
     """Return the compressed models by kind. What cannot be done is refused before anything is."""
     from hocket_tools.compression import quantization
     from hocket_tools.compression.channels import prune_channels
-    from hocket_tools.compression.comparison import evaluated_model
     from hocket_tools.compression.model_inputs import inputs_of_batches
 
     state = trainer.state
@@ -98,7 +112,6 @@ def _compressed(trainer: Trainer, kinds: list[str], args: argparse.Namespace) ->
         raise WrongValue(
             f"{' and '.join(kinds)} need inputs of the model, and {args.run} has no train_data. Add «train_data=»."
         )
-    model = evaluated_model(trainer)
     calibration = []
     if needs_inputs:
         state.task.eval()
@@ -121,27 +134,4 @@ def _compressed(trainer: Trainer, kinds: list[str], args: argparse.Namespace) ->
     return models
 
 
-class _Progress:
-    """A line on a terminal with the completed part and the time left."""
-
-    def __init__(self) -> None:
-        import time
-
-        self._now = time.monotonic
-        self._start = self._shown = self._now()
-
-    def __call__(self, part: float) -> None:
-        now = self._now()
-        if not sys.stderr.isatty() or now - self._shown < 0.2 or not part:
-            return
-        self._shown = now
-        left = (now - self._start) * (1 - part) / part
-        print(f"\rhocket: comparing, {part:.0%}, {left:.0f} s left ", end="", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        """Clear the line."""
-        if sys.stderr.isatty():
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-command = Command("Compare compressed models of a run with the original", add_arguments, run)
+command = Command("Write compressed models of a run, compared with the original", add_arguments, run)

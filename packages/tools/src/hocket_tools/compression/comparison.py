@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -22,10 +25,12 @@ from hocket.errors import WrongValue
 from hocket.state.task import Task
 from hocket_tools.beside import beside
 from hocket_tools.compression.model_inputs import Inputs, inputs_of_batches
+from hocket_tools.resampling import Estimate, Statistic, bootstrap
 
 if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
     from hocket.state.state import State
+    from hocket_tools.resampling import Floats
 
 ORIGINAL = "original"
 
@@ -65,7 +70,7 @@ def compare_compressed(
     repeats: int = 50,
     resamples: int = 1000,
     compile: bool = False,
-    progress: Callable[[float], None] = lambda part: None,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> list[Row]:
     """Measure the trainer's model, with the weights that it evaluates, and compressed models, in one table.
 
@@ -78,9 +83,9 @@ def compare_compressed(
         models: compressed models by name, which are called as the trainer's model is.
         metric: ``label/name``, such as ``"test/accuracy"``; None for the first one.
         repeats: calls of each model that are timed.
-        resamples: of the bootstrap.
+        resamples: of the bootstrap (`hocket_tools.bootstrap`), 100 or more; 0 for no intervals.
         compile: measure all models compiled by `torch.compile`, with frozen weights; needs a C++ compiler.
-        progress: called with the completed part, from 0 to 1.
+        progress: called with what is done, the number of its steps and of all.
 
     Returns:
         A row for the original, which is named "original", and for each model.
@@ -97,7 +102,7 @@ def compare_compressed(
         ...     model=model, loss="cross_entropy", eval_data={"test": batches}, metrics=["accuracy"], device="cpu"
         ... )
         >>> small = hocket_tools.quantize(model, "int8")
-        >>> rows = hocket_tools.compare_compressed(trainer, {"int8": small}, repeats=5, resamples=20)
+        >>> rows = hocket_tools.compare_compressed(trainer, {"int8": small}, repeats=5, resamples=100)
         >>> [row.name for row in rows], rows[1].bytes < rows[0].bytes
         (['original', 'int8'], True)
     """
@@ -108,27 +113,25 @@ def compare_compressed(
     original = evaluated_model(trainer)
     every = {ORIGINAL: original, **models}
     batches = list(_eval_batches(state, label))
-    # One pass for each model, the bootstrap, and the calls.
     measured = {}
     for number, (key, model) in enumerate(every.items(), 1):
         measured[key] = _outputs(state.task, model, batches)
-        progress(0.4 * number / len(every))
-    values = _bootstrap(
-        state, label, name, measured, nested.join(batches), resamples, lambda part: progress(0.4 + 0.3 * part)
+        progress("evaluating models", number, len(every))
+    sets = len(every) * (resamples + 1)
+    estimates = _estimates(
+        state, label, name, measured, nested.join(batches), resamples, lambda done: progress("resampling", done, sets)
     )
     with _model_of(state.task, original):
         (inputs,) = inputs_of_batches(state.task, batches[:1], 1)
-    times = _latencies(every, inputs, repeats, compile, lambda part: progress(0.7 + 0.3 * part))
+    times = _latencies(every, inputs, repeats, compile, lambda done: progress("timing", done, repeats))
     samples, threads = nested.count(batches[0]).samples, torch.get_num_threads()
-    rows = []
-    for key, model in every.items():
-        mine, base = values[key], values[ORIGINAL]
-        changes = [one - other for one, other in zip(mine, base, strict=True)]
-        rows.append(
-            Row(key, f"{label}/{name}", mine[0], _interval(mine[1:]), changes[0], _interval(changes[1:]), bytes_on_disk(model),
-                times[key] * 1e3, samples, threads)
-        )  # fmt: skip
-    return rows
+    return [
+        Row(
+            key, f"{label}/{name}", quality.value, (quality.low, quality.high), change.value, (change.low, change.high),
+            bytes_on_disk(every[key]), times[key] * 1e3, samples, threads,
+        )
+        for key, (quality, change) in estimates.items()
+    ]  # fmt: skip
 
 
 def evaluated_model(trainer: Trainer) -> nn.Module:
@@ -245,30 +248,52 @@ def _outputs(task: Task, model: nn.Module, batches: Sequence[Any]) -> Any:
         return nested.join([forward(batch) for batch in batches])
 
 
-def _bootstrap(
+def _estimates(
     state: State,
     label: str,
     name: str,
     outputs: Mapping[str, Any],
     batch: Any,
     resamples: int,
-    progress: Callable[[float], None],
-) -> dict[str, list[float]]:
-    """Return the metric of each model: on the set, then on each resampled set."""
-    samples = nested.count(batch).samples
-    generator = torch.Generator().manual_seed(0)
-    metrics = state.eval_sets[label].metrics
-    values: dict[str, list[float]] = {key: [] for key in outputs}
-    for number in range(resamples + 1):
-        indices = torch.randint(samples, (samples,), generator=generator) if number else torch.arange(samples)
-        resampled = nested.take_samples(batch, indices, samples)
-        for key, given in outputs.items():
-            metrics.reset()
-            metrics.update(nested.take_samples(given, indices, samples), resampled)
-            values[key].append(_value(metrics.compute(), f"{label}/{name}"))
-        progress((number + 1) / (resamples + 1))
+    progress: Callable[[int], None],
+) -> dict[str, tuple[Estimate, Estimate]]:
+    """Return the metric of each model, and its change from the original, on the same resampled sets."""
+    samples, metrics, done = nested.count(batch).samples, state.eval_sets[label].metrics, 0
+    known: dict[tuple[str, bytes], Floats] = {}
+
+    def values(key: str, weights: Floats) -> Floats:
+        """Return the metric of a model on sets, which are computed once."""
+        nonlocal done
+        drawn = key, hashlib.sha256(weights.tobytes()).digest()
+        if drawn not in known:
+            found = []
+            for each in weights.astype(np.int64):
+                indices = torch.from_numpy(np.repeat(np.arange(samples), each))
+                metrics.reset()
+                metrics.update(
+                    nested.take_samples(outputs[key], indices, samples), nested.take_samples(batch, indices, samples)
+                )
+                found.append(_value(metrics.compute(), f"{label}/{name}"))
+                done += 1
+                progress(done)
+            known[drawn] = np.array(found)
+        return known[drawn]
+
+    def estimate(value: Callable[[Floats], Floats]) -> Estimate:
+        if not resamples:
+            return Estimate(float(value(np.ones((1, samples)))[0]), float("nan"), float("nan"))
+        of_set = Statistic(name, np.arange(samples), value)
+        return bootstrap(of_set, resamples=resamples, method="percentile")
+
+    estimates = {
+        key: (
+            estimate(partial(values, key)),
+            estimate(lambda weights, key=key: values(key, weights) - values(ORIGINAL, weights)),  # type: ignore[misc]
+        )
+        for key in outputs
+    }
     metrics.reset()
-    return values
+    return estimates
 
 
 def _value(computed: Mapping[str, float], name: str) -> float:
@@ -277,21 +302,11 @@ def _value(computed: Mapping[str, float], name: str) -> float:
     return computed[name]
 
 
-def _interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 2.5th and the 97.5th percentile; NaN without values."""
-    if not values:
-        return float("nan"), float("nan")
-    low, high = (
-        torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    )
-    return low, high
-
-
 # --- latency
 
 
 def _latencies(
-    models: Mapping[str, nn.Module], inputs: Inputs, repeats: int, compile: bool, progress: Callable[[float], None]
+    models: Mapping[str, nn.Module], inputs: Inputs, repeats: int, compile: bool, progress: Callable[[int], None]
 ) -> dict[str, float]:
     """Return the median seconds of a call of each model; they take turns, so that all meet the same load of the machine."""
     if repeats < 1:
@@ -311,7 +326,7 @@ def _latencies(
                 call(*inputs.args, **inputs.kwargs)
                 _wait()
                 times[name].append(time.perf_counter() - start)
-            progress((number + 1) / repeats)
+            progress(number + 1)
     return {name: statistics.median(measured) for name, measured in times.items()}
 
 

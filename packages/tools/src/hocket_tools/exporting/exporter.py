@@ -123,10 +123,10 @@ def export_state(
         built = format.build(subject)
         if out is None:
             state.folder.claim()
-        return ranks_of(state).first(lambda: _written(format, built, subject, verified, facts, options, folder))
+        return ranks_of(state).first(lambda: written(format, built, subject, verified, facts, options, folder))
 
 
-def _written(
+def written(
     format: Format,
     built: Any,
     subject: Subject,

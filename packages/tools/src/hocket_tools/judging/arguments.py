@@ -10,16 +10,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hocket.basics.run_folder import is_url
 from hocket.plugins import PluginConfigError, PluginError, registry
+from hocket_cli.common_options import run_of
 
 if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
-
-#: The folders above a checkpoint in which its run's configuration is looked for.
-_ABOVE = 3
 
 
 @dataclass(slots=True)
@@ -35,21 +33,21 @@ class Asked:
 
 
 def is_run(word: str) -> bool:
-    """Whether a word of the command line names a run or a configuration: a folder or a file that exists."""
-    return Path(word).is_dir() or Path(word).suffix in (".yaml", ".yml")
+    """Whether a word of the command line names a run or a configuration, and not data."""
+    return os.path.isdir(word) or is_url(word) or run_of(word) is None or os.path.basename(word) in ("best", "latest")
 
 
 def asked(args: argparse.Namespace) -> list[Asked]:
     """Return the runs that a command line names, with the data of the word that is neither a run nor an override.
 
-    Raises PluginError for no run, for several words of data, and for a run without a configuration or weights.
+    Raises PluginError for no run, for several words of data, and for a configuration without weights.
     """
     given = ([] if args.config is None else [args.config]) + list(args.changes)
     words = [each for each in given if "=" not in each or is_run(each)]
     changes = [each for each in given if each not in words]
     runs, data = [each for each in words if is_run(each)], [each for each in words if not is_run(each)]
     if not runs and args.config is not None and data[:1] == [args.config]:
-        runs, data = data[:1], data[1:]  # a file that does not exist, which is an error of the configuration
+        runs, data = data[:1], data[1:]  # what does not exist, or is a file
     if not runs:
         raise PluginConfigError("Name the folder of a run, such as runs/a, or a configuration with --weights.")
     if data[1:]:
@@ -62,40 +60,14 @@ def asked(args: argparse.Namespace) -> list[Asked]:
 
 def _of_run(word: str, args: argparse.Namespace, changes: list[str], data: str | None = None) -> Asked:
     args = copy.copy(args)
-    args.config, args.changes = word, list(changes)
-    if os.path.isdir(word):
-        args.config = _configuration_of(word)
-        args.weights = args.weights or _weights_of(word)
-    if args.weights is None:
+    args.config, args.changes, args.run = word, list(changes), run_of(word)
+    if args.run is None and args.weights is None:
         raise PluginError(
             f"{word} is a configuration, and the command needs --weights: best or latest of its checkpoints, a checkpoint, the "
             f"folder of a run, or a file of weights. Or name a run, as in `hocket {args.command_name} runs/a`. Usage: hocket "
             f"{args.command_name} RUN [DATA] [--weights WEIGHTS] [key=value …]."
         )
     return Asked(word, args) if data is None else _with_data(Asked(word, args), data)
-
-
-def _configuration_of(folder: str) -> str:
-    """Return the recorded configuration of a run, from its folder or that of a checkpoint in it."""
-    place = Path(folder)
-    for above in (place, *place.resolve().parents[:_ABOVE]):
-        if (above / "config.yaml").is_file():
-            return os.path.relpath(above / "config.yaml") if above != place else str(above / "config.yaml")
-    raise PluginError(
-        f"{folder} has no config.yaml, which `hocket train` writes into the folder of each run, so its model cannot be made "
-        f"again. Name the configuration: hocket evaluate FILE.yaml --weights {shlex.quote(folder)}"
-    )
-
-
-def _weights_of(folder: str) -> str:
-    """Return the weights of a run's folder: those at its end, or else its newest checkpoint; or the checkpoint itself."""
-    place = Path(folder)
-    if not (place / "config.yaml").is_file() or (place / "weights.safetensors").is_file():
-        return folder
-    for inside in (place, place / "checkpoints"):
-        if any(inside.glob("*/manifest.json")):
-            return str(inside)
-    return "latest"
 
 
 def _with_data(found: Asked, data: str) -> Asked:

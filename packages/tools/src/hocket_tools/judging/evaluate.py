@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.hookspecs.command import Command
 from hocket.plugins import PluginError
-from hocket_cli.common_options import add_weights
+from hocket_cli.common_options import add_weights, json_alone
 
 if TYPE_CHECKING:
     from hocket_tools.judging.arguments import Asked
@@ -65,20 +65,19 @@ def run(args: argparse.Namespace) -> int:
 
     runs = asked(args)
     plain = all(getattr(args, name) == default for name, default in _DEFAULTS.items())
-    if plain and len(runs) == 1 and runs[0].label is None and not Path(runs[0].name).is_dir():
+    if plain and len(runs) == 1 and runs[0].label is None and runs[0].args.run is None:
         return _print_values(runs[0])
     if args.compare != (len(runs) == 2) or len(runs) > 2:
         raise PluginError(
             f"{len(runs)} run{'s are' if runs[1:] else ' is'} named. Write hocket evaluate RUN_A RUN_B [DATA] --compare for "
             "two, and hocket evaluate RUN [DATA] for one."
         )
-    how, judged = _how(args), []
-    for each in runs:
-        judged.append(_judged(each, args, how))
-    differences = _compared(judged, how) if args.compare else None
-    if judged[0] is None:  # another rank prints
-        return 0
-    _print(judged, differences, args.json, how)
+    how = _how(args)
+    with json_alone(args.json):
+        judged = [_judged(each, args, how) for each in runs]
+        differences = _compared(judged, how) if args.compare else None
+    if judged[0] is not None:  # another rank prints
+        _print(judged, differences, args.json, how)
     return 0
 
 
@@ -92,10 +91,10 @@ def _print_values(found: Asked) -> int:
 
 
 def _how(args: argparse.Namespace) -> How:
-    from hocket_tools.judging import bootstrap
+    from hocket_tools import resampling
     from hocket_tools.judging.judgement import How
 
-    bootstrap.check(args.level, args.resamples, args.interval)
+    resampling.check(args.level, args.resamples, args.interval)
     return How(args.level, args.resamples, args.interval, args.seed)
 
 

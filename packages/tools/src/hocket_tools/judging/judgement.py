@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,12 +13,12 @@ from hocket.data import loaders
 from hocket.errors import WrongValue
 from hocket.state.metrics import MetricSet
 from hocket.state.simple_metrics import Mean
-from hocket_tools.judging.bootstrap import Estimate, Method, Statistic, bootstrap
 from hocket_tools.judging.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from hocket_tools.judging.paired import Difference, paired_test
-from hocket_tools.judging.progress import Progress
 from hocket_tools.judging.recording import record
 from hocket_tools.judging.samples import METRICS, Samples, joined, per_class, statistic
+from hocket_tools.progress import Progress
+from hocket_tools.resampling import Estimate, Method, Statistic, bootstrap
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,11 +113,9 @@ def judge(
         raise WrongValue(
             f"--metrics {unknown[0]}: there is no such metric.{meant} Write one of: {', '.join(dict.fromkeys(known))}."
         )
-    progress = Progress("batches", _length(trainer, label), trainer.state.strategy.rank == 0)
-    try:
-        found, values = record(trainer, label, checkpoint=checkpoint, keep=bool(own), progress=progress.step)
-    finally:
-        progress.close()
+    with Progress(trainer.state.strategy.rank == 0) as line:
+        step = partial(line.step, "batches", _length(trainer, label))
+        found, values = record(trainer, label, checkpoint=checkpoint, keep=bool(own), progress=step)
     if not len(found):
         raise WrongValue(
             f"Nothing of a single sample of '{label}' can be judged: its outputs and targets are neither classes nor numbers, "
@@ -175,12 +174,8 @@ def withstand(
     how = how or How()
     if not found.samples.classes:
         raise WrongValue("--corruptions count wrong classes, and this run predicts none. Omit it.")
-    undone, progress = (
-        _Normalized(mean, std),
-        Progress("corruptions", len(kinds) * len(severities), trainer.state.strategy.rank == 0),
-    )
-    wrong = np.zeros(len(found.samples))
-    try:
+    undone, wrong = _Normalized(mean, std), np.zeros(len(found.samples))
+    with Progress(trainer.state.strategy.rank == 0) as line:
         for kind in kinds:
             found.corruptions[kind] = {}
             for severity in severities:
@@ -194,9 +189,7 @@ def withstand(
                 errors = missed.sum(1) / np.maximum(known.sum(1), 1)
                 found.corruptions[kind][severity] = float(missed.sum() / known.sum())
                 wrong += errors / (len(kinds) * len(severities))
-                progress.step()
-    finally:
-        progress.close()
+                line.step("corruptions", len(kinds) * len(severities))
     mean_error = Statistic(
         "mean corruption error", np.arange(len(wrong)), lambda weights: weights @ wrong / weights.sum(1)
     )

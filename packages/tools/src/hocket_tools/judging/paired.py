@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongValue
-from hocket_tools.judging.bootstrap import Estimate, Method, Statistic, bootstrap
+from hocket_tools.resampling import Estimate, Method, Statistic, bootstrap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from hocket_tools.judging.bootstrap import Floats
+    from hocket_tools.resampling import Floats
 
 _BLOCK = 2_000_000
 

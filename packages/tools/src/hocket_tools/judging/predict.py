@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.hookspecs.command import Command
 from hocket.plugins import PluginError
-from hocket_cli.common_options import add_weights
+from hocket_cli.common_options import add_weights, json_alone
 
 if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         raise PluginError(f"predict takes one run, and {found.name} and {others[0].name} are two. Remove one of them.")
     if args.set is not None and found.label is not None:
         raise PluginError(f"--set {args.set} and {found.label} both name data. Remove one of them.")
-    with opened(found) as (trainer, checkpoint):
+    with json_alone(args.json) as out, opened(found) as (trainer, checkpoint):
         label = args.set or found.label
         data = _data(trainer, label)
         if args.out is not None:
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
             )
             where = args.to
         if trainer.state.strategy.rank == 0:
-            print(json.dumps({"rows": rows, "path": where}) if args.json else f"{rows} rows in {where}")
+            print(json.dumps({"rows": rows, "path": where}) if args.json else f"{rows} rows in {where}", file=out)
     return 0
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from hocket.basics import run_files
 from hocket.help import optional_packages
 from hocket.plugins import PluginError
-from hocket_tools.judging.bootstrap import Estimate
 from hocket_tools.judging.judgement import How, Judgement
 from hocket_tools.judging.paired import Difference
 from hocket_tools.judging.samples import per_class
+from hocket_tools.resampling import Estimate
 
 #: The most classes of a confusion matrix in a terminal, and of a table of classes.
 _MATRIX, _TABLE = 20, 100

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongValue
-from hocket_tools.judging.bootstrap import Statistic
+from hocket_tools.resampling import Statistic
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,7 +17,7 @@ from hocket_tools.judging import predictions
 from hocket_tools.judging.arguments import say
 from hocket_tools.judging.ordered import Sharded
 from hocket_tools.judging.predictions import Format
-from hocket_tools.judging.progress import Progress
+from hocket_tools.progress import Progress
 
 if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
@@ -105,7 +105,7 @@ def predict_into(
             trainer.predict(sharded, keep=False)
         finally:
             vars(trainer.settings).update(limit_predict=before)
-            writer.progress.close()
+            writer.progress.clear()
             bus.detach(attached)
     state.bus.all_gather_object(None)  # until all ranks have written
     rows: int = _on_rank_0(state, lambda: predictions.finish(folder, format))
@@ -134,7 +134,7 @@ class _Writer(Callback):
         #: The batch that is predicted, the columns of the shard's batches, and what was said.
         self._batch, self._waiting, self._said = -1, list[Any](), set[str]()
         mine = [number for number in range(sharded.length) if sharded.own(number)]
-        self.progress = Progress("batches", len(mine) or None, writes and sharded._rank == 0)
+        self.progress, self._total = Progress(writes and sharded._rank == 0), len(mine) or None
         self._shard, self._noted = -1, False
 
     def predict_after_forward(self, state: State) -> None:
@@ -163,7 +163,7 @@ class _Writer(Callback):
                 "another, so they are not columns of one table. Return the same ones for each batch."
             )
         self._waiting.append(columns)
-        self.progress.step()
+        self.progress.step("batches", self._total)
 
     def predict_end(self, state: State) -> None:
         """Write the last file."""

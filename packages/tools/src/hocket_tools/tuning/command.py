@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hocket.basics.run_files import strict
 from hocket.hookspecs.command import Command
 from hocket.plugins import PluginError
-from hocket_cli.common_options import add_arguments as add_configuration
+from hocket_cli.common_options import add_arguments as add_configuration, json_alone, run_of
 from hocket_cli.exit_codes import ExitCode
 from hocket_cli.template import print_config
 
@@ -23,8 +22,8 @@ _FORMATS = (".png", ".pdf", ".svg")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the configuration, and what to search for."""
-    add_configuration(parser)
+    """Add the configuration or the run, and what to search for."""
+    add_configuration(parser, "a YAML file, or the folder of a run, such as runs/a")
     parser.add_argument("--lr", action="store_true", help="search for the learning rate of every optimizer")
     parser.add_argument("--batch-size", action="store_true", help="search for the largest batch that fits in memory")
     parser.add_argument("--steps", type=int, default=100, metavar="N", help="steps of the range test (100)")
@@ -52,28 +51,32 @@ def run(args: argparse.Namespace) -> int:
             f"--plot {args.plot} draws losses by learning rate into a file that ends in {', '.join(_FORMATS)}. Write --lr "
             "--plot lr.png."
         )
+    args.run = run_of(args.config)
     from hocket_cli.config import trainer_from
+    from hocket_tools.progress import Progress
     from hocket_tools.tuning.tune import tune
 
     found: dict[str, Any] = {}
-    line = _Line()
     instead: dict[str, Any] = {"loggers": [], "callbacks": [], "summary": False, "profile": None}
-    with trainer_from(args, ("train_data",), **instead) as trainer, line:
+    instead |= {"checkpoints": None, "resume": None} if args.run else {}  # they are the run's
+    with json_alone(args.json) as out, trainer_from(args, ("train_data",), **instead) as trainer, Progress() as line:
         prints = trainer.state.strategy.rank == 0
         if both or args.batch_size:
             size = tune(trainer, "batch_size", limit=args.limit, progress=line.show)
             found["batch_size"] = size.as_json()
+            line.clear()
             if prints and not args.json:
-                line.say(str(size))
+                print(size, flush=True)
         if both or args.lr:
             rates = tune(trainer, "lr", steps=args.steps, run_steps=args.run_steps, progress=line.show)
             found["learning_rates"] = [each.as_json() for each in rates]
+            line.clear()
             if prints and not args.json:
-                line.say(str(rates))
+                print(rates, flush=True)
             if prints and args.plot is not None:
                 _draw(rates, args.plot)
     if prints and args.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(strict(found), indent=1), file=out)
     missing = any(each["suggestion"] is None for each in found.get("learning_rates", ()))
     return ExitCode.FAILED if missing else ExitCode.DONE
 
@@ -85,39 +88,6 @@ def _draw(rates: LearningRates, file: str) -> None:
     Path(file).parent.mkdir(parents=True, exist_ok=True)
     with safe_files.replacing(file) as out:
         figure.savefig(out, format=os.path.splitext(file)[1][1:])
-
-
-class _Line:
-    """One line of stderr with progress and the time left, if that is a terminal; at most ten times a second."""
-
-    def __init__(self) -> None:
-        self._visible, self._what, self._began, self._shown = sys.stderr.isatty(), "", 0.0, 0.0
-
-    def show(self, what: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if what != self._what:
-            self._what, self._began = what, now
-        if not self._visible or now - self._shown < 0.1:
-            return
-        self._shown = now
-        left = (now - self._began) / max(done - 1, 1) * (total - done)
-        text = f"{what} {done} of {total}" + (f", {left:.0f} s left" if done > 1 and " of " not in what else "")
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-    def say(self, text: str) -> None:
-        """Print a result, in place of the line."""
-        self._clear()
-        print(text, flush=True)
-
-    def _clear(self) -> None:
-        if self._visible:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-    def __enter__(self) -> _Line:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._clear()
 
 
 command = Command("Find a learning rate and a batch size for a configuration", add_arguments, run)

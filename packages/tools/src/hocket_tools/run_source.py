@@ -1,0 +1,35 @@
+"""The run that a command names: its Trainer, under the name of the run, and its folder."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hocket.basics.run_folder import Run, is_url
+from hocket.errors import WrongValue
+from hocket_cli.recorded_config import NAME, Source
+from hocket_cli.weights import trainer_with_weights
+
+if TYPE_CHECKING:
+    from hocket.run.trainer import Trainer
+
+
+@contextmanager
+def trainer_of_run(args: argparse.Namespace, read: Source, **instead: Any) -> Iterator[tuple[Trainer, str | None]]:
+    """Enter the Trainer of a run; yield it with the checkpoint whose weights it does not have yet."""
+    with trainer_with_weights(args, read, **instead) as (trainer, checkpoint):
+        identity = trainer.state.identity
+        identity.run = Run(str(read.made.get("run", identity.run.id)), identity.run.name)
+        yield trainer, checkpoint
+
+
+def folder_to_write(place: str, name: str) -> Path:
+    """Return a folder in that of the run, which is this place, or has it in its folder of checkpoints. Raises WrongValue."""
+    path = Path(place)
+    for each in () if is_url(place) else (path, *list(path.parents)[:2]):
+        if (each / NAME).is_file():
+            return each / name
+    raise WrongValue(f"{place} is not in the folder of a run, so --out has no default. Write --out FOLDER.")
