@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -182,11 +181,9 @@ def check_pattern(pattern: str, parameters: Mapping[str, nn.Parameter], option: 
     word = pattern.strip("*.")
     write = {part: f"*{part}*" for name in parameters for part in name.split(".") if not part.isdigit()}
     for name in parameters:
-        write |= {name: name} | {
-            each: f"{each}.*" for each in itertools.accumulate(name.split(".")[:-1], "{}.{}".format)
-        }
-    tops = list(dict.fromkeys(name.partition(".")[0] for name in parameters))
-    near = difflib.get_close_matches(word, list(write), 3, 0.5) or tops[:2] + tops[2:][-1:]
+        write |= {each: f"{each}.*" for each in (name.partition(".")[0], name.rpartition(".")[0])} | {name: name}
+    tops = dict.fromkeys(name.partition(".")[0] for name in parameters)
+    near = difflib.get_close_matches(word, list(write), 3, 0.5) or list(tops)[-3:]
     names = " or ".join(repr(write[each]) for each in near)
     raise PluginConfigError(f"«{option}={pattern!r}» matches none of the {len(parameters)} parameters. Write {names}.")
 

@@ -168,11 +168,8 @@ class Finetuning(Algorithm):
                     f"{length} batches. Give stages in the order of their times."
                 )
             if Span(stage.at).opens(state) is False:
-                warn(
-                    f"finetuning: the stage at {stage.at} never begins, because training ends after {state.max_duration}. Give "
-                    "an earlier «at», or a longer duration.",
-                    NoEffectWarning,
-                )
+                late = f"the stage at {stage.at} never begins, because training ends after {state.max_duration}"
+                warn(f"finetuning: {late}. Give an earlier «at», or a longer duration.", NoEffectWarning)
 
     def _check(self, state: State) -> None:
         for optimizer in state.optimizers:

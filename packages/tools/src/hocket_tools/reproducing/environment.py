@@ -112,6 +112,10 @@ def _settings(state: State) -> dict[str, Any]:
     for attachment in state.bus.attachments:
         if attachment.kind not in ("callbacks", "loggers", "devices"):
             found[attachment.kind] = [*found.get(attachment.kind, ()), attachment.name]
+            plain = {
+                key: value for key, value in attachment.config.items() if isinstance(value, bool | int | float | str)
+            }
+            found |= {f"{attachment.name} {key}": value for key, value in plain.items()}
     for name, optimizer in zip(state.optimizer_names, state.optimizers, strict=True):
         for number, group in enumerate(optimizer.param_groups):
             options = {key: value for key, value in group.items() if key not in ("params", "lr")}
