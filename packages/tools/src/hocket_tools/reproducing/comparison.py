@@ -51,12 +51,10 @@ class Difference:
     @property
     def points_at(self) -> str:
         """What it points at, in words."""
-        if self.batch == 0 and self.what == "weights":
-            if "random numbers" in self.others:
-                return "the seed"
-            return "the initialization of the model, or the weights that were loaded, since the random numbers are the same"
-        if self.batch == 0 and self.what == "random":
+        if self.batch == 0 and (self.what == "random" or (self.what == "weights" and "random numbers" in self.others)):
             return "the seed"
+        if self.batch == 0 and self.what == "weights":
+            return "the initialization of the model, or the weights that were loaded, since the random numbers are the same"
         unknown = ["the contents of samples"] if self.between else []
         unknown += ["the step of an earlier batch"] if self.batch > self.compared + 1 else []
         if self.what == "losses" and unknown:
@@ -67,11 +65,8 @@ class Difference:
         when = f"in batch {self.batch}" if self.batch else "before the first batch"
         rank = f" of rank {self.rank}" if self.rank else ""
         others = f"; then also {', '.join(self.others)}" if self.others else ""
-        return f"{when}, {_NAMES[self.what]}{rank} differ{'s' if _is_one(self.what) else ''}{self.detail}{others}"
-
-
-def _is_one(what: str) -> bool:
-    return _NAMES[what].startswith("the ") and what != "inputs"
+        one = _NAMES[self.what].startswith("the ") and self.what != "inputs"
+        return f"{when}, {_NAMES[self.what]}{rank} differ{'s' if one else ''}{self.detail}{others}"
 
 
 def first_difference(
