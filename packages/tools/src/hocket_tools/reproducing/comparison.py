@@ -55,10 +55,10 @@ class Difference:
             return "the seed"
         if self.batch == 0 and self.what == "weights":
             return "the initialization of the model, or the weights that were loaded, since the random numbers are the same"
-        unknown = ["the contents of samples"] if self.between else []
-        unknown += ["the step of an earlier batch"] if self.batch > self.compared + 1 else []
-        if self.what == "losses" and unknown:
-            return f"the computation of the loss, or {', or '.join(unknown)}, not compared here"
+        samples = ", or the contents of samples" * self.between
+        step = ", or the step of an earlier batch" * (self.batch > self.compared + 1)
+        if self.what == "losses" and (samples or step):
+            return f"the computation of the loss{samples}{step}, not compared here"
         return POINTS[self.what]
 
     def __str__(self) -> str:
@@ -242,8 +242,8 @@ def _lines(name: str, digest: str, sources: Mapping[str, str]) -> str:
     shown = []
     for _, start, stop, new_start, new_stop in blocks[:3]:
         old, new = (" / ".join(line.strip() for line in part[:3]) for part in (a[start:stop], b[new_start:new_stop]))
-        same = next((at for at, pair in enumerate(zip(old, new, strict=False)) if len({*pair}) > 1), 0)
-        if same > 30:  # a long line would be shown without what has changed
+        # A long line would be shown without what has changed.
+        if (same := next((at for at, (x, y) in enumerate(zip(old, new, strict=False)) if x != y), 0)) > 50:
             old, new = (f"…{text[same - 20 :]}" for text in (old, new))
         shown.append(f"line {new_start + 1}: `{_short(new) if new else ''}`, was `{_short(old) if old else ''}`")
     return f" ({'; '.join(shown)}{'; …' if blocks[3:] else ''})"
