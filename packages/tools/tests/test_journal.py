@@ -445,6 +445,7 @@ duration: 12ba
 seed: 17
 device: cpu
 run_name: first
+algorithms: [{ema: {half_life: 4ba}}]
 callbacks: [{journal: {every: 5ba}}]
 """
 LOSS = """
