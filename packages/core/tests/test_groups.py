@@ -130,6 +130,7 @@ def test_the_plan_names_several_optimizers() -> None:
             {"groups": [{"match": "*.bais", "lr": 1.0}]},
             r"'\*\.bais' matches none of the 55 parameters\. Write '\*bias\*'",
         ),
+        ({"groups": [{"match": "blocks", "lr": 1.0}]}, r"Write 'blocks\.\*'"),
         ({"groups": [{"match": "*", "lr": 1.0}, {"match": "*.bias", "lr": 2.0}]}, "the first match wins"),
         ({"groups": [{"match": "*.bias", "weigth_decay": 0}]}, "Write 'weight_decay'"),
         ({"groups": [{"match": "*.bias", "lr": "1e-3"}]}, "which is text"),

@@ -228,7 +228,35 @@ def test_losses_and_orders_name_the_batch_within_an_interval(folder: Path) -> No
     assert "both runs need a journal of each batch: {journal: {every: 1ba}}" in str(weights)
     sample = differing(folder, PLANTED["sample"], "coarse sample", "coarse", "100ba")
     assert (sample.difference.batch, sample.difference.what) == (9, "losses")
-    assert "have other contents" in str(sample)
+    assert "have other contents" in str(sample) and "or the contents of samples, or the step of an earlier" in str(
+        sample
+    )
+
+
+def test_the_state_of_an_algorithm_is_compared(folder: Path) -> None:
+    """Averages of weights do not change the run's own weights, and are its result."""
+
+    def averaged(name: str, half_life: str | None, **options: Any) -> hocket.Trainer:
+        algorithms = [] if half_life is None else [{"ema": {"half_life": half_life}}]
+        return trained(folder, HONEST, name, algorithms=algorithms, duration="3ba", **options)
+
+    averaged("averaged", "2ba")
+    averaged("averaged again", "2ba", against=folder / "runs/averaged")
+    for half_life, batch, changed in (
+        ("3ba", 2, "ema half_life was 2ba, is 3ba"),
+        (None, 0, "algorithms was .'ema'., is not"),
+    ):
+        with pytest.raises(RepetitionDiffers, match=f"the state of algorithms differs of ema.* {changed}") as raised:
+            averaged(f"averaged {half_life}", half_life, against=folder / "runs/averaged")
+        assert raised.value.difference.batch == batch
+
+
+def test_a_long_line_is_shown_where_it_changed(folder: Path) -> None:
+    long = PROJECT.replace("* 1.0", f"* {' + '.join(['0.0'] * 30)}* 1.0 + outputs")
+    trained(folder, HONEST._replace(project=long), "long")
+    changed = long.replace("* 1.0 +", "* 1.5 + 0.001 +")
+    error = differing(folder, HONEST._replace(project=changed), "long changed", "long")
+    assert "* 1.5 + 0.001 +" in str(error)
 
 
 def test_runs_with_other_intervals_are_compared_where_both_have_entries(
@@ -417,6 +445,7 @@ duration: 12ba
 seed: 17
 device: cpu
 run_name: first
+algorithms: [{ema: {half_life: 4ba}}]
 callbacks: [{journal: {every: 5ba}}]
 """
 LOSS = """

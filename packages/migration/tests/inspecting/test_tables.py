@@ -69,6 +69,7 @@ def test_lightning():
     assert _arguments(lightning.LightningModule.log_dict) == set(kinds["LightningModule"].keywords["log_dict"])
     assert _public(lightning.LightningDataModule) <= set(kinds["LightningDataModule"].members)
     assert _public(lightning.Callback) <= set(kinds["Callback"].members)
+    assert _arguments(callbacks.BackboneFinetuning.__init__) == set(kinds["BackboneFinetuning"].arguments)
     assert _arguments(lightning.Fabric.__init__) == set(kinds["Fabric"].arguments)
     assert _public(lightning.Fabric) <= set(kinds["Fabric"].members)
     for module in (lightning, callbacks, loggers, plugins, profilers, strategies, utilities):

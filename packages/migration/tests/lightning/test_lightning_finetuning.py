@@ -9,7 +9,7 @@ from typing import Any
 import modules as m
 import pytest
 import torch
-from lightning.pytorch import callbacks as theirs
+from lightning.pytorch import Trainer as theirs_trainer, callbacks as theirs
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import nn
 from torch.utils.data import DataLoader
@@ -50,6 +50,16 @@ class Unfreezes(theirs.BaseFinetuning):
 STAGES = [{"at": "0ep", "train": ["layer.*", "backbone.1.*"]}, {"at": "1ep", "train": "backbone.0.*", "lr": 1e-3}]
 
 
+def by_lightning(callback: Any) -> tuple[Any, Any]:
+    """Return the weights and rates of a fit of Lightning's own Trainer."""
+    torch.manual_seed(0)
+    module = Project()
+    trainer = theirs_trainer(**m.arguments(max_epochs=4, limit_val_batches=0, callbacks=[callback]))
+    torch.manual_seed(1)
+    trainer.fit(module)
+    return module.state_dict(), [group["lr"] for group in trainer.optimizers[0].param_groups]
+
+
 def trained(folder: Path, callbacks: Any = (), algorithms: Any = (), resume: Path | None = None) -> tuple[Any, Any]:
     torch.manual_seed(0)
     module = Project(frozen=not callbacks)
@@ -84,6 +94,10 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
 def test_it_resumes_bitwise_from_every_batch(kind: str, tmp_path: Path) -> None:
     """BackboneFinetuning's rates came back as in its first epoch, and schedulers stepped twice at the end of an epoch."""
     whole = trained(tmp_path / "whole", **KINDS[kind]())
+    for callback in KINDS[kind]().get("callbacks", ()):
+        weights, rates = by_lightning(callback)
+        assert rates == whole[1]
+        assert all(torch.equal(value, whole[0][name]) for name, value in weights.items())
     saved = sorted(each.parent for each in (tmp_path / "whole").glob("*/manifest.json"))
     assert len(saved) == 12
     for each in saved:

@@ -179,9 +179,12 @@ def check_pattern(pattern: str, parameters: Mapping[str, nn.Parameter], option: 
     if any(matches(name, parameter, pattern) for name, parameter in parameters.items()):
         return
     word = pattern.strip("*.")
-    parts = dict.fromkeys(part for name in parameters for part in (name, *name.split(".")) if not part.isdigit())
-    near = difflib.get_close_matches(word, list(parts), 3, 0.5) or list(parameters)[:3]
-    names = " or ".join(repr(match if match in parameters else f"*{match}*") for match in near)
+    write = {part: f"*{part}*" for name in parameters for part in name.split(".") if not part.isdigit()}
+    for name in parameters:
+        write |= {each: f"{each}.*" for each in (name.partition(".")[0], name.rpartition(".")[0])} | {name: name}
+    tops = dict.fromkeys(name.partition(".")[0] for name in parameters)
+    near = difflib.get_close_matches(word, list(write), 3, 0.5) or list(tops)[-3:]
+    names = " or ".join(repr(write[each]) for each in near)
     raise PluginConfigError(f"«{option}={pattern!r}» matches none of the {len(parameters)} parameters. Write {names}.")
 
 

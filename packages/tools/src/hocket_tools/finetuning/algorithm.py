@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
 
 from hocket.basics.plugin_errors import PlanError, PluginConfigError
+from hocket.basics.time import Unit
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
@@ -16,6 +19,7 @@ from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.hookspecs.needs import Need
 from hocket.optim.closures import needs_closure
 from hocket.optim.groups import check_pattern, named_parameters
+from hocket.state.span import Span
 from hocket.state.state import State
 from hocket.state.task import Task
 from hocket.surgery import NoEffectWarning
@@ -88,7 +92,7 @@ class Finetuning(Algorithm):
             self._rates = StageRates(state.optimizers, self.stages, named)
         elif event is Event.FIT_START:
             self._begun = None
-            self._warn_of_late_stages(state)
+            self._check_times(state)
         elif event is Event.BATCH_START:
             begun = [number for number, stage in enumerate(self.stages) if stage.begun(state)]
             if begun != self._begun:
@@ -153,15 +157,19 @@ class Finetuning(Algorithm):
                 module.training = True
         self._frozen, self._still, self._begun = set(), set(), None
 
-    def _warn_of_late_stages(self, state: State) -> None:
-        end = state.max_duration
-        for stage in self.stages:
-            if end is not None and stage.at.unit is end.unit and stage.at >= end:
-                warn(
-                    f"finetuning: the stage at {stage.at} never begins, because training ends after {end}. Give an earlier "
-                    "«at», or a longer duration.",
-                    NoEffectWarning,
+    def _check_times(self, state: State) -> None:
+        """Warn of stages that never begin. Raises PluginConfigError if epochs and batches are not in their order."""
+        length = state.epoch_length
+        batches = {Unit.BATCH: 1, Unit.EPOCH: length} if length else {}
+        for before, stage in pairwise((self.stages[0], *self.stages)):
+            if stage.at.value * batches.get(stage.at.unit, math.inf) < before.at.value * batches.get(before.at.unit, 0):
+                raise PluginConfigError(
+                    f"The stage at {stage.at} would begin before the one at {before.at}, after which it is given: an epoch has "
+                    f"{length} batches. Give stages in the order of their times."
                 )
+            if Span(stage.at).opens(state) is False:
+                late = f"the stage at {stage.at} never begins, because training ends after {state.max_duration}"
+                warn(f"finetuning: {late}. Give an earlier «at», or a longer duration.", NoEffectWarning)
 
     def _check(self, state: State) -> None:
         for optimizer in state.optimizers:
@@ -172,7 +180,7 @@ class Finetuning(Algorithm):
                 )
         parameters = list(_parameters(state.task))
         by_name = {name: parameter for _, names, parameter in parameters for name in names}
-        trained_once = set[int]()
+        before, trained_once = set[int](), set[int]()
         for number, stage in enumerate(self.stages):
             for option, patterns in (("train", stage.train), ("freeze", stage.freeze)):
                 for pattern in patterns:
@@ -180,7 +188,11 @@ class Finetuning(Algorithm):
             trained = {key for key, names, each in parameters if self._trains(names, each, range(number + 1))}
             if not trained:
                 raise PluginConfigError(f"From {stage.at} on finetuning trains nothing: add 'train' to that stage.")
-            trained_once |= trained
+            if trained == before and not stage.has_rate:
+                warn(
+                    f"finetuning: the stage at {stage.at} changes nothing. Remove it, or give it «lr».", NoEffectWarning
+                )
+            before, trained_once = trained, trained_once | trained
         self._hold(state, [(names[0], each) for key, names, each in parameters if key in trained_once])
 
     def _hold(self, state: State, trained: Sequence[tuple[str, nn.Parameter]]) -> None:

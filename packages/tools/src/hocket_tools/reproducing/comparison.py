@@ -16,13 +16,16 @@ POINTS = {
     "lr": "the learning rate or its schedule",
     "weights": "the optimizer, its options, or a plug-in that changes weights, since the gradients are the same",
     "optimizers": "the optimizer or its options, since gradients and weights are the same",
+    "plug-ins": "an algorithm that was added, removed or changed, since weights are the same",
     "random": "code that draws another number of random numbers",
 }
 _NAMES = {
     "order": "the order of samples", "inputs": "the contents of samples", "losses": "the loss", "gradients": "gradients",
     "gradient_norm": "the norm of gradients", "lr": "learning rates", "weights": "weights",
-    "optimizers": "the optimizer's state", "random": "random numbers",
+    "optimizers": "the optimizer's state", "plug-ins": "the state of algorithms", "random": "random numbers",
 }  # fmt: skip
+#: What is compared for a batch, the others for an entry.
+_BY_STEP = ("order", "inputs", "losses")
 #: Digits of the checksum of a sample, or of the order of a batch.
 _DIGITS = 8
 
@@ -39,6 +42,8 @@ class Difference:
     others: list[str]
     #: Values then and now, or where it is; may be empty.
     detail: str
+    #: Whether the batch is between entries, so that its samples and weights were not compared.
+    between: bool = False
     rank: int = 0
     #: What has changed in the environment, in words.
     changes: list[str] = field(default_factory=list)
@@ -46,25 +51,22 @@ class Difference:
     @property
     def points_at(self) -> str:
         """What it points at, in words."""
-        if self.batch == 0 and self.what == "weights":
-            if "random numbers" in self.others:
-                return "the seed"
-            return "the initialization of the model, or the weights that were loaded, since the random numbers are the same"
-        if self.batch == 0 and self.what == "random":
+        if self.batch == 0 and (self.what == "random" or (self.what == "weights" and "random numbers" in self.others)):
             return "the seed"
-        if self.what == "losses" and self.batch > self.compared + 1:
-            return "the computation of the loss, or the step of an earlier batch, whose weights were not compared"
+        if self.batch == 0 and self.what == "weights":
+            return "the initialization of the model, or the weights that were loaded, since the random numbers are the same"
+        samples = ", or the contents of samples" * self.between
+        step = ", or the step of an earlier batch" * (self.batch > self.compared + 1)
+        if self.what == "losses" and (samples or step):
+            return f"the computation of the loss{samples}{step}, not compared here"
         return POINTS[self.what]
 
     def __str__(self) -> str:
         when = f"in batch {self.batch}" if self.batch else "before the first batch"
         rank = f" of rank {self.rank}" if self.rank else ""
         others = f"; then also {', '.join(self.others)}" if self.others else ""
-        return f"{when}, {_NAMES[self.what]}{rank} differ{'s' if _is_one(self.what) else ''}{self.detail}{others}"
-
-
-def _is_one(what: str) -> bool:
-    return _NAMES[what].startswith("the ") and what != "inputs"
+        one = _NAMES[self.what].startswith("the ") and self.what != "inputs"
+        return f"{when}, {_NAMES[self.what]}{rank} differ{'s' if one else ''}{self.detail}{others}"
 
 
 def first_difference(
@@ -84,11 +86,12 @@ def first_difference(
     batch = now["batch"]
     known = min(_count(then), _count(now))
     for step in range(max(batch - known, compared, 0) + 1, batch + 1):
-        for what in ("order", "inputs", "losses"):
+        for what in _BY_STEP:
             if (detail := _in_step(what, then, now, step, indices)) is not None:
-                return Difference(step, max(compared, 0), what, _others(what, then, now, random, step), detail)
+                others = _others(what, then, now, random, step)
+                return Difference(step, max(compared, 0), what, others, detail, between=step < batch)
     for what in POINTS:
-        if what not in ("order", "inputs", "losses") and _differs(what, then, now, random):
+        if what not in _BY_STEP and _differs(what, then, now, random):
             detail = _where(what, then[what], now[what])
             return Difference(batch, max(compared, 0), what, _others(what, then, now, random, batch), detail)
     return None
@@ -143,23 +146,20 @@ def _others(what: str, then: Mapping[str, Any], now: Mapping[str, Any], random: 
     later = list(POINTS)[list(POINTS).index(what) + 1 :]
     if step != now["batch"]:
         return []
-    stepwise = ("order", "inputs", "losses")
-    return [
-        _NAMES[each]
-        for each in later
-        if (
-            _in_step(each, then, now, step, None) is not None
-            if each in stepwise and _count(then) and _count(now)
-            else each not in stepwise and _differs(each, then, now, random)
-        )
+    counted = _count(then) and _count(now)
+    steps = [
+        each for each in later if each in _BY_STEP and counted and _in_step(each, then, now, step, None) is not None
     ]
+    entries = [each for each in later if each not in _BY_STEP and _differs(each, then, now, random)]
+    return [_NAMES[each] for each in (*steps, *entries)]
 
 
 def _where(what: str, was: Any, here: Any) -> str:
     if isinstance(was, Mapping) and isinstance(here, Mapping):
         if what == "weights" and was.keys() != here.keys():
             return f": the model has other modules, {', '.join(sorted(was.keys() ^ here.keys())[:3])}"
-        differ = [name for name in here if name in was and was[name] != here[name]]
+        names = was.keys() & here.keys() if what == "random" else {**was, **here}
+        differ = [name for name in names if was.get(name) != here.get(name)]
         first = "first in " if what == "weights" and differ[1:] else "in "
         return f" {first}{differ[0] or 'the model'}" if what == "weights" else f" of {', '.join(differ)}"
     if what in ("lr", "gradient_norm"):
@@ -175,17 +175,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any], what: str, sources:
     """
     found: dict[str, list[str]] = {}
     pairs = []
-    for section in (
-        "configuration",
-        "settings",
-        "data",
-        "code",
-        "kernels",
-        "threads",
-        "versions",
-        "hardware",
-        "variables",
-    ):
+    for section in _SECTIONS:
         was, here = dict(then.get(section) or {}), dict(now.get(section) or {})
         if not was:  # a run in Python has no configuration
             continue
@@ -204,6 +194,8 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any], what: str, sources:
     return [line for section in (*first, *(s for s in found if s not in first)) for line in found.get(section, ())]
 
 
+#: The sections of an environment.
+_SECTIONS = "configuration", "settings", "data", "code", "kernels", "threads", "versions", "hardware", "variables"
 #: The sections of an environment that explain a difference first.
 _EXPLAINED_BY = {
     "order": ("data", "configuration", "settings", "code"),
@@ -211,7 +203,15 @@ _EXPLAINED_BY = {
     "losses": ("kernels", "code", "threads", "versions", "hardware"),
     "gradients": ("kernels", "code", "threads", "versions", "hardware"),
     "weights": ("configuration", "settings", "code", "versions"),
+    "plug-ins": ("settings", "configuration"),
 }
+
+
+#: What is said before the names of a section.
+_SAID = {
+    "kernels": "the kernel setting ", "threads": "the number of threads ", "code": "the git ", "data": "the data's ",
+    "variables": "the variable ", "hardware": "the ",
+}  # fmt: skip
 
 
 def _changed(section: str, name: str, was: Any, here: Any, sources: Mapping[str, str]) -> str:
@@ -219,14 +219,7 @@ def _changed(section: str, name: str, was: Any, here: Any, sources: Mapping[str,
         return f"{name} has changed{_lines(name, str(was), sources)}"
     if section == "data" and name == "contents":
         return "the tensors of the training data have other contents"
-    kind = {
-        "kernels": "the kernel setting ",
-        "threads": "the number of threads ",
-        "code": "the git ",
-        "data": "the data's ",
-    }
-    kind |= {"variables": "the variable ", "hardware": "the "}
-    return f"{kind.get(section, '')}{name} was {_short(was)}, is {_short(here)}"
+    return f"{_SAID.get(section, '')}{name} was {_short(was)}, is {_short(here)}"
 
 
 def _short(value: Any) -> str:
@@ -249,5 +242,8 @@ def _lines(name: str, digest: str, sources: Mapping[str, str]) -> str:
     shown = []
     for _, start, stop, new_start, new_stop in blocks[:3]:
         old, new = (" / ".join(line.strip() for line in part[:3]) for part in (a[start:stop], b[new_start:new_stop]))
+        # A long line would be shown without what has changed.
+        if (same := next((at for at, (x, y) in enumerate(zip(old, new, strict=False)) if x != y), 0)) > 50:
+            old, new = (f"…{text[same - 20 :]}" for text in (old, new))
         shown.append(f"line {new_start + 1}: `{_short(new) if new else ''}`, was `{_short(old) if old else ''}`")
     return f" ({'; '.join(shown)}{'; …' if blocks[3:] else ''})"

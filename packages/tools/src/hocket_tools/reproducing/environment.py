@@ -109,9 +109,14 @@ def _settings(state: State) -> dict[str, Any]:
         "clipping": state.clipping and list(state.clipping),
         "model dtype": sorted({str(parameter.dtype) for parameter in state.task.parameters()}),
     }
-    for attachment in state.bus.attachments:
-        if attachment.kind not in ("callbacks", "loggers", "devices"):
-            found[attachment.kind] = [*found.get(attachment.kind, ()), attachment.name]
+    for each in state.bus.attachments:
+        if each.kind not in ("callbacks", "loggers", "devices"):
+            found[each.kind] = [*found.get(each.kind, ()), each.name]
+            found |= {
+                f"{each.name} {key}": value
+                for key, value in each.config.items()
+                if isinstance(value, int | float | str)
+            }
     for name, optimizer in zip(state.optimizer_names, state.optimizers, strict=True):
         for number, group in enumerate(optimizer.param_groups):
             options = {key: value for key, value in group.items() if key not in ("params", "lr")}

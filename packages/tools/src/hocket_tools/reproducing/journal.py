@@ -36,12 +36,12 @@ class RepetitionDiffers(Mistake, ArithmeticError):
 class Journal(Callback):
     """Record digests of what a run computes in ``journal.jsonl``, so that a repetition can be compared with it.
 
-    An entry has, at the interval, digests of the weights by module, of gradients before clipping, of the optimizer's state, of
-    the samples of the batch and of all random-number generators; the norm of gradients if they are clipped, and learning
-    rates. For each batch since the entry before it has the loss and a checksum of the samples' indices, if these are known. At
-    the start of a fit the environment is recorded: versions, hardware, threads, kernels, settings, the configuration, a
-    description of the data, and digests of the imported source files that are not installed. ``journal.sources.json`` has their
-    texts.
+    An entry has, at the interval, digests of the weights by module, of gradients before clipping, of the states of optimizers
+    and algorithms, of the samples of the batch and of all random-number generators; the norm of gradients if they are clipped,
+    and learning rates. For each batch since the entry before it has the loss and a checksum of the samples' indices, if these
+    are known. At the start of a fit the environment is recorded: versions, hardware, threads, kernels, settings, the
+    configuration, a description of the data, and digests of the imported source files that are not installed.
+    ``journal.sources.json`` has their texts.
 
     Each rank writes the digests of its own batches and shards; other ranks than 0 write ``journal.rank1.jsonl`` and so on. A
     resumed run removes entries after its checkpoint and continues.
@@ -155,6 +155,8 @@ class Journal(Callback):
     def _write(self, state: State) -> None:
         orders = [each for each in self._orders if each is not None]
         norm = state.gradient_norm
+        algorithms = [each for each in state.bus.attachments if each.kind == "algorithms"]
+        with_state = [each for each in algorithms if hasattr(each.obj, "state_dict")]
         entry = {
             "batch": state.timestamp.batch,
             "epoch": state.timestamp.epoch,
@@ -166,6 +168,7 @@ class Journal(Callback):
             "lr": [float(group["lr"]) for optimizer in state.optimizers for group in optimizer.param_groups],
             "weights": digests.by_module(state.task, state.model_prefix),
             "optimizers": digests.of_optimizers(state.optimizers),
+            "plug-ins": {each.name: digests.digest(each.obj.state_dict()) for each in with_state},
             "random": digests.of_generators(state.generators.state_dict()),
         }
         entry = {name: value for name, value in entry.items() if value is not None and value != []}
@@ -217,7 +220,7 @@ class Journal(Callback):
         narrow = (
             " To know the first batch and what it computes differently, both runs need a journal of each batch: "
             "{journal: {every: 1ba}}."
-            if found.batch > found.compared + 1
+            if found.what not in ("order", "inputs") and (found.between or found.batch > found.compared + 1)
             else ""
         )
         text = f"{self._against} is not repeated: {found}.{since} That points at {found.points_at}.{changed}{narrow}"
