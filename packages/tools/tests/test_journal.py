@@ -493,7 +493,7 @@ def test_the_command_verifies_a_run(typed: Callable[..., tuple[int, str]]) -> No
 def test_the_command_says_what_to_type(typed: Callable[..., tuple[int, str]]) -> None:
     code, said = typed("train", "c.yaml", "--verify")
     assert code == 2 and "Name it: hocket train --from runs/a --verify" in said
-    assert typed("train", "c.yaml", "callbacks=[lr-monitor]", "duration=1ba")[0] == 0
+    assert typed("train", "c.yaml", "callbacks=[lr-monitor]", "duration=1ba", "algorithms=[]")[0] == 0
     code, said = typed("train", "--from", "runs/first", "--verify")
     assert code == 2 and "hocket train --from runs/first 'callbacks=[{journal: {every: 100ba}}, lr-monitor]'" in said
 

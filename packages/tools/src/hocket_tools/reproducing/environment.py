@@ -112,10 +112,9 @@ def _settings(state: State) -> dict[str, Any]:
     for each in state.bus.attachments:
         if each.kind not in ("callbacks", "loggers", "devices"):
             found[each.kind] = [*found.get(each.kind, ()), each.name]
+            config = {} if state.identity.config else each.config  # which has all defaults in a repetition
             found |= {
-                f"{each.name} {key}": value
-                for key, value in each.config.items()
-                if isinstance(value, int | float | str)
+                f"{each.name} {key}": value for key, value in config.items() if isinstance(value, int | float | str)
             }
     for name, optimizer in zip(state.optimizer_names, state.optimizers, strict=True):
         for number, group in enumerate(optimizer.param_groups):
@@ -127,8 +126,7 @@ def _settings(state: State) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        value = value.tolist()
+    value = value.tolist() if isinstance(value, torch.Tensor) else value
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
