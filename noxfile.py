@@ -85,25 +85,23 @@ def scratch(session: nox.Session) -> Path:
     return folder
 
 
-def install(session: nox.Session, *what: str, siblings: str = "", compile_bytecode: bool = True) -> None:
+def install(session: nox.Session, *what: str, siblings: str = "") -> None:
     """Install in the tested versions, under the further constraints `siblings` (the text of `located`).
 
-    `compile_bytecode` halves the start of each process that imports torch; for a single process it costs more.
+    Nothing is compiled ahead, most of it being never imported: what is, the first process that imports it compiles.
     """
     file = scratch(session) / "siblings.txt"
     file.write_text(siblings)
-    environment = {"UV_COMPILE_BYTECODE": "1" if compile_bytecode else "0"}
-    session.install("-c", str(ROOT / "constraints.txt"), "-c", str(file), *what, env=environment)
+    constraints = ("-c", str(ROOT / "constraints.txt"), "-c", str(file))
+    session.install(*constraints, *what, env={"UV_COMPILE_BYTECODE": "0"})
 
 
-def install_editable(
-    session: nox.Session, packages: tuple[Package, ...], *others: str, compile_bytecode: bool = True
-) -> None:
+def install_editable(session: nox.Session, packages: tuple[Package, ...], *others: str) -> None:
     """Install these folders and `others`; a requirement on a package of ours that is not among them is an error."""
     paths = [argument for package in packages for argument in ("-e", f"{package.path}{package.extra}")]
     here = {package.distribution for package in packages}
     missing = located({package: package.wheel(NOWHERE) for package in PACKAGES if package.distribution not in here})
-    install(session, *paths, *others, siblings=missing, compile_bytecode=compile_bytecode)
+    install(session, *paths, *others, siblings=missing)
     check_origin(session, packages, ROOT / "packages")
 
 
@@ -133,10 +131,10 @@ _BUILT: dict[Path, dict[Package, Path]] = {}
 
 
 def install_wheels(session: nox.Session, wheels: dict[Package, Path], *others: str) -> None:
-    """Install the wheels with the extras that their tests need, and `others`, without compiling what may not be used."""
+    """Install the wheels with the extras that their tests need, and `others`."""
     elsewhere = {package: wheels.get(package, package.wheel(NOWHERE)) for package in PACKAGES}
     ours = [f"{package.distribution}{package.extra} @ {wheel.as_uri()}" for package, wheel in wheels.items()]
-    install(session, *ours, *others, siblings=located(elsewhere), compile_bytecode=False)
+    install(session, *ours, *others, siblings=located(elsewhere))
     check_origin(session, tuple(wheels), next(iter(wheels.values())).parent)
 
 
@@ -156,10 +154,7 @@ def check_origin(session: nox.Session, packages: tuple[Package, ...], origin: Pa
 def demo(session: nox.Session) -> None:
     """Train on scikit-learn's handwritten digits, plain and with algorithms picked by name (about two minutes)."""
     settle(session, threads=2)
-    # The demo is one long process: compiling all of torch ahead of it would cost more than it saves.
-    install_editable(
-        session, (*STANDARD, GENERAL, VISION, REPORT), "torchmetrics", "scikit-learn", compile_bytecode=False
-    )
+    install_editable(session, (*STANDARD, GENERAL, VISION, REPORT), "torchmetrics", "scikit-learn")
     session.run("python", "examples/digits.py", *session.posargs)
 
 
@@ -181,7 +176,7 @@ def run_tests(session: nox.Session, marks: str) -> None:
     others += ("nbclient", "ipykernel", "pandas", "matplotlib")  # a notebook, and what people read it with
     others += ("optuna", "pypiserver")  # a sampler of sweeps; an index for a while
     others += ("editables", "mypy", "ruff")  # what a new plug-in is installed and checked with
-    install_editable(session, PACKAGES, *TESTS, *S3, *others, compile_bytecode=False)  # most of it is never imported
+    install_editable(session, PACKAGES, *TESTS, *S3, *others)
     session.run("pytest", *(session.posargs or (*beside_each_other(), "-m", marks)))
 
 
@@ -205,7 +200,7 @@ NUMERICAL = (
 def instruction_sets(session: nox.Session, limits: dict[str, str]) -> None:
     """Run the numerical tests as on older processors, whose rounding differs (about four minutes each)."""
     settle(session)
-    install_editable(session, PACKAGES, *TESTS, "pytest-xdist", "torchmetrics", compile_bytecode=False)
+    install_editable(session, PACKAGES, *TESTS, "pytest-xdist", "torchmetrics")
     session.run("pytest", *beside_each_other(), *(session.posargs or (*NUMERICAL, "-m", "not long")), env=limits)
 
 
@@ -219,7 +214,7 @@ def lint(session: nox.Session) -> None:
     """Check style (ruff), types (mypy) and who imports whom (import-linter)."""
     settle(session)
     tools = ("ruff", "mypy", "import-linter", "types-PyYAML")
-    install_editable(session, PACKAGES, *tools, *TESTS, "torchmetrics", "scikit-learn", compile_bytecode=False)
+    install_editable(session, PACKAGES, *tools, *TESTS, "torchmetrics", "scikit-learn")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports", "--no-logo")
@@ -244,7 +239,7 @@ def docs(session: nox.Session) -> None:
     )
     # quickjs-ng runs the script of the search; the others are imported by what the reference documents.
     others = ("quickjs-ng", "pytest", "torchmetrics", "torchvision", "scikit-learn")
-    install_editable(session, PACKAGES, *tools, *others, compile_bytecode=False)
+    install_editable(session, PACKAGES, *tools, *others)
     generated, site = ROOT / "docs/reference/generated", ROOT / "dist/site"
     for folder in (generated, site):
         shutil.rmtree(folder, ignore_errors=True)
@@ -269,7 +264,7 @@ def streaming(session: nox.Session) -> None:
     settle(session)
     others = ("pytest-xdist", "moto[server]", "brotli", "datasets", "pillow", "python-snappy", "safetensors")
     others += ("tokenizers",)
-    install_editable(session, (*STANDARD, STREAMING), *TESTS, *others, compile_bytecode=False)
+    install_editable(session, (*STANDARD, STREAMING), *TESTS, *others)
     pythons = {}
     for library, needed in STREAMED.items():
         folder = scratch(session) / library
@@ -282,14 +277,19 @@ def streaming(session: nox.Session) -> None:
     session.run("pytest", str(STREAMING.path / "tests"), *beside_each_other(), *session.posargs, env=environment)
 
 
+#: Packages by the name of the session that tests them: those of STANDARD share one, since it installs the same for each.
+ISOLATED = {"standard": STANDARD, **{package.folder: (package,) for package in PACKAGES if package not in STANDARD}}
+
+
 @nox.session(default=False)
-@nox.parametrize("package", PACKAGES, ids=[package.folder for package in PACKAGES])
-def isolation(session: nox.Session, package: Package) -> None:
-    """Run one package's tests, but for the long ones, with nothing of ours installed but its wheel and STANDARD's."""
+@nox.parametrize("tested", list(ISOLATED.values()), ids=list(ISOLATED))
+def isolation(session: nox.Session, tested: tuple[Package, ...]) -> None:
+    """Run a package's tests, but for the long ones, with nothing of ours installed but its wheel and STANDARD's."""
     settle(session)
-    packages = tuple(dict.fromkeys((*STANDARD, package)))
+    packages = tuple(dict.fromkeys((*STANDARD, *tested)))
     install_wheels(session, build(session, packages, ROOT / "dist/isolation"), *TESTS, "pytest-xdist")
-    session.run("pytest", str(package.path / "tests"), *beside_each_other(), "-m", "not long", *session.posargs)
+    tests = (str(package.path / "tests") for package in tested)
+    session.run("pytest", *tests, *beside_each_other(), "-m", "not long", *session.posargs)
 
 
 @nox.session(default=False)
@@ -310,7 +310,7 @@ def oldest(session: nox.Session) -> None:
     extras = {**{package: package.extra for package in PACKAGES}, TOOLS: "[onnx,pruning,parquet]"}
     paths = [argument for package, extra in extras.items() for argument in ("-e", f"{package.path}{extra}")]
     tools = pinned(*TESTS, "pytest-xdist", "torchmetrics", "hatchling", "uv")
-    session.install("--resolution", "lowest-direct", *paths, *tools, env={"UV_COMPILE_BYTECODE": "1"})
+    session.install("--resolution", "lowest-direct", *paths, *tools, env={"UV_COMPILE_BYTECODE": "0"})
     check_origin(session, PACKAGES, ROOT / "packages")
     session.run("python", "-c", "import torch; assert torch.__version__.startswith('2.9.'), torch.__version__")
     session.run("pytest", *(session.posargs or beside_each_other()))
@@ -353,10 +353,11 @@ def backends(session: nox.Session) -> None:
     """Run the tests of the loggers of W&B, MLflow, Comet and Trackio, which `tests` skips (about four minutes)."""
     settle(session)
     vendors = with_extra(LOGGERS, "[tensorboard,wandb,mlflow,comet,trackio]")
-    install_editable(session, vendors, *TESTS, "pillow")
+    install_editable(session, vendors, *TESTS, "pytest-xdist", "pillow")
     tests = (f"test_{vendor}.py" for vendor in ("wandb", "mlflow", "comet", "trackio"))
     paths = (str(LOGGERS.path / "tests" / test) for test in tests)
-    session.run("pytest", *paths, *session.posargs)
+    # Most of their time they wait; and a server is started for a file.
+    session.run("pytest", *paths, *beside_each_other(), "--dist", "loadfile", *session.posargs)
 
 
 @nox.session(default=False)
@@ -366,7 +367,7 @@ def migration(session: nox.Session) -> None:
     frameworks = replace(MIGRATION, extra="[lightning,transformers,accelerate]")
     packages = tuple(frameworks if package is MIGRATION else package for package in PACKAGES)
     others = ("pytest-xdist", "torchmetrics", "torchvision", "scikit-learn")
-    install_editable(session, packages, *TESTS, *others, compile_bytecode=False)
+    install_editable(session, packages, *TESTS, *others)
     session.run("pytest", str(MIGRATION.path / "tests"), *beside_each_other(), *session.posargs)
 
 
