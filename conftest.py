@@ -68,6 +68,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.long)
 
 
+def pytest_collection() -> None:
+    gc.disable()  # of thousands of tests none is garbage, and looking for it takes a third of the time
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+
+
 def pytest_unconfigure() -> None:
     gc.unfreeze()
 

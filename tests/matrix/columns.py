@@ -45,6 +45,8 @@ def _flat(trainer: hocket.Trainer) -> Tensor:
 
 def compiled(name: str, folder: Path) -> list[str]:
     """A compiled model is trained to the same weights."""
+    import torch._dynamo.backends.debugging
+    import torch._inductor.lowering  # noqa: F401  (here once, and not in each fork, which would spend a second on it)
 
     # In a fork, because a compiler may leave threads of autograd behind, with which this process cannot be forked any more.
     def rank_main(rank: int) -> list[str]:
