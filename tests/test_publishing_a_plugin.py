@@ -24,21 +24,42 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [build(ROOT / "packages" / name, folder) for name in KIT]
 
 
-#: Kinds whose environments, half a minute each, are for a run that names this file.
+#: Kinds that take a quarter of a minute each, which a run that names this file has for them.
 _PATIENT = ("actions", "callbacks", "devices", "precisions", "schedules")
+
+
+@pytest.fixture(scope="module")
+def chosen(pytestconfig: pytest.Config) -> list[str]:
+    named = any("publishing" in argument for argument in pytestconfig.args)
+    return [kind for kind in KINDS if named or kind not in _PATIENT]
+
+
+def published(kinds: list[str], folder: Path, wheels: list[Path]) -> Environment:
+    """Write a plug-in of each kind into the folder, and return an environment with all of them."""
+    for kind in kinds:
+        assert main(["plugins", "new", kind, f"new-{kind}", "--into", str(folder)]) == 0
+    return Environment(folder, [*wheels, *(build(folder / f"hocket-new-{kind}", folder / "dist") for kind in kinds)])
+
+
+@pytest.fixture(scope="module")
+def environment(chosen: list[str], kit: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return published([kind for kind in chosen if kind != "shards"], tmp_path_factory.mktemp("published"), kit)
+
+
+@pytest.fixture(scope="module")
+def with_streaming(kit: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    folder = tmp_path_factory.mktemp("shards")
+    return published(["shards"], folder, [*kit, build(ROOT / "packages/streaming", folder)])  # where their base is
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_passes_its_tests_and_checks_with_core_and_the_kit_alone(
-    kind: str, kit: list[Path], tmp_path: Path, pytestconfig: pytest.Config
+    kind: str, chosen: list[str], request: pytest.FixtureRequest
 ) -> None:
-    if kind in _PATIENT and not any("publishing" in argument for argument in pytestconfig.args):
+    if kind not in chosen:
         pytest.skip("takes minutes: nox -s long -- tests/test_publishing_a_plugin.py")
-    name = f"new-{kind}"
-    assert main(["plugins", "new", kind, name, "--into", str(tmp_path)]) == 0
-    folder = tmp_path / f"hocket-{name}"
-    needed = [build(ROOT / "packages/streaming", tmp_path)] if kind == "shards" else []  # where the base of formats is
-    environment = Environment(tmp_path, [*kit, *needed, build(folder, tmp_path / "dist")])
+    environment: Environment = request.getfixturevalue("with_streaming" if kind == "shards" else "environment")
+    name, folder = f"new-{kind}", environment.folder / f"hocket-new-{kind}"
     out = environment.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", folder)
     assert " passed" in out and "failed" not in out
     checked = json.loads(
