@@ -143,8 +143,10 @@ def test_a_part_runs_in_a_process_that_finds_hocket_by_path(gpu: Any, monkeypatc
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_its_own_lines_make_an_environment_in_which_everything_runs(gpu: Any, tmp_path) -> None:
+def test_its_own_lines_make_an_environment_in_which_everything_runs(gpu: Any, tmp_path, pytestconfig) -> None:
     """The lines of its documentation, in an empty environment; all parts, at toy size."""
+    if not any("gpu_benchmark" in argument for argument in pytestconfig.args):
+        pytest.skip("takes minutes: nox -s long -- tests/test_gpu_benchmark.py")
     lines = [line.strip() for line in gpu.__doc__.splitlines() if line.startswith("    ")]
     assert [line.split()[0] for line in lines] == ["uv", "uv", "gpu-env/bin/python", "gpu-env/bin/python"]
     root, made = FOLDER.parent, tmp_path / "gpu-env"
