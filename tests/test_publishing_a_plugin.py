@@ -24,8 +24,8 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [build(ROOT / "packages" / name, folder) for name in KIT]
 
 
-#: Kinds that take a quarter of a minute each, which a run that names this file has for them.
-_PATIENT = ("actions", "callbacks", "devices", "precisions", "schedules")
+#: Kinds that are left to a run that names this file: they take about 20 s each.
+_PATIENT = ("actions", "callbacks", "commands", "datasets", "devices", "optimizers", "precisions", "schedules")
 
 
 @pytest.fixture(scope="module")
