@@ -205,7 +205,7 @@ def test_intervals_cover_the_truth(make: Any) -> None:
 @pytest.mark.parametrize("method", ["bca", "percentile"])
 @pytest.mark.parametrize("make", TRUTH)
 def test_intervals_cover_the_truth_in_95_percent(make: Any, method: Any) -> None:
-    found = coverage(make, TRUTH[make], 1200 if make is loss_of else 2000, method)
+    found = coverage(make, TRUTH[make], 600 if make is loss_of else 1000, method)
     print(f"coverage of {make.__name__} {method}: {found}")
     assert 0.93 <= found <= 0.97
 
@@ -233,7 +233,7 @@ def test_equal_runs_seldom_differ(name: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["accuracy", "loss", "f1"])
 def test_equal_runs_differ_in_5_percent(name: str) -> None:
-    times, resamples = (4000, 100) if name == "accuracy" else (1500, 299)
+    times, resamples = (2000, 100) if name == "accuracy" else (1000, 299)
     found = false_positives(name, times, resamples=resamples)
     print(f"false positives of {name}: {found}")
     assert 0.035 <= found <= 0.065
