@@ -12,7 +12,6 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import hypothesis
@@ -28,7 +27,7 @@ _FOREIGN = re.compile(
     r"|NO_COLOR|FORCE_COLOR|TTY_.*|COLUMNS|LINES"
 )
 _HYPOTHESIS = "HYPOTHESIS_STORAGE_DIRECTORY"
-#: Of the plug-ins, the third whose long suites run: another each day (UTC). All run where files are named, and with SUITES=all.
+#: Of the plug-ins, the third whose long suites run: 0, 1 or 2. All run without this variable.
 _SUITES = "SUITES"
 _THIRDS = 3
 
@@ -43,9 +42,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if _HYPOTHESIS not in os.environ:  # workers of xdist find their parent's
         os.environ[_HYPOTHESIS] = folder = tempfile.mkdtemp(prefix="hypothesis-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-    if _SUITES not in os.environ:  # likewise
-        named = config.args_source is config.ArgsSource.ARGS
-        os.environ[_SUITES] = "all" if named else str(datetime.now(UTC).toordinal() % _THIRDS)
     # Whatever is timed fails on a busy machine; and without a database no run depends on the one before.
     hypothesis.settings.register_profile(
         "hocket", deadline=None, database=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -75,8 +71,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if name in _LONGER or (name in _LONG and not (quick and item.path.name == "test_conformance.py")):
             item.add_marker(pytest.mark.long)
             third = zlib.crc32(item.nodeid.rpartition("::")[0].encode()) % _THIRDS
-            if os.environ[_SUITES] not in ("all", str(third)):
-                item.add_marker(pytest.mark.skip(reason=f"of another day's third: {_SUITES}={third} or all"))
+            if os.environ.get(_SUITES, str(third)) != str(third):
+                item.add_marker(pytest.mark.skip(reason=f"of another third: {_SUITES}={third}"))
 
 
 def pytest_collection() -> None:

@@ -166,10 +166,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def long(session: nox.Session) -> None:
-    """Run the tests that `tests` skips: more ranks, more kills, two hosts (about a quarter of an hour).
-
-    Of the suites of plug-ins, a third runs each day; `SUITES=all nox -s long` runs all.
-    """
+    """Run the tests that `tests` skips: more ranks, more kills, two hosts (about a quarter of an hour)."""
     run_tests(session, "long")
 
 
