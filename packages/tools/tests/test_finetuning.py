@@ -5,17 +5,20 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from support import make_data, make_trainer
 from torch import nn
 
 import hocket
 from hocket.basics.plugin_errors import PlanError, PluginConfigError
 from hocket.surgery import NoEffectWarning
+from hocket_cli import main
 from hocket_testkit import AlgorithmConformance, run_ranks
 from hocket_tools import Finetuning
 
@@ -326,3 +329,20 @@ def test_what_does_not_fit_the_run(changes: dict[str, Any], error: type[Exceptio
     stages = changes.pop("stages", [ONE])
     with pytest.raises(error, match=words):
         finetuned(algorithms=[Finetuning(stages)], **changes)
+
+
+def test_stages_in_a_configuration_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    Path("staged.py").write_text(
+        "import torch\n\nbatches = [(torch.ones(2, 3), torch.zeros(2, 3))] * 2\n\n\ndef model():\n"
+        "    torch.manual_seed(0)\n    return torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))\n"
+    )
+    Path("staged.yaml").write_text(
+        "model: staged:model\nloss: mse_loss\ntrain_data: staged:batches\noptimizer: sgd(lr=0.1)\nduration: 2ep\ndevice: cpu\n"
+        "algorithms: [{finetuning: {stages: [{at: 0ep, train: 1.*}, {at: 1ep, train: [1.*, 0.bias], lr: 0.01}]}}]\n"
+    )
+    assert main(["train", "staged.yaml", "run_name=a"]) == 0
+    torch.manual_seed(0)
+    before = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).state_dict()
+    after = load_file("runs/a/weights.safetensors")
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {"0.bias", "1.weight", "1.bias"}

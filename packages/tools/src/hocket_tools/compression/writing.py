@@ -38,7 +38,7 @@ def write(
         FloatingPointError: the file computes something else; nothing is left.
     """
     state = trainer.state
-    batches, given = samples.data_of(state)
+    batches, given = samples.data_of(state, None)
     few, counts = samples.batches_of(state.task, batches)
     seen = inputs_of_batches(state.task, (state.bus.move_batch(state, each) for each in few), len(few))
     calls = [Call(*each).without_labels(original) for each in seen]

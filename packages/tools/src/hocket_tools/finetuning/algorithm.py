@@ -25,7 +25,7 @@ from hocket.state.task import Task
 from hocket.surgery import NoEffectWarning
 from hocket_tools.finetuning.norms import check_batch_norm, norms_of, said
 from hocket_tools.finetuning.rates import StageRates
-from hocket_tools.finetuning.stages import Stage, read_stages, trains
+from hocket_tools.finetuning.stages import read_stages, trains
 
 
 class Finetuning(Algorithm):
@@ -71,7 +71,7 @@ class Finetuning(Algorithm):
     conflicts = ("layer-freezing",)
     needs = Need.SEVERAL_STEPS  # steps in which some parameters have no gradients
 
-    def __init__(self, stages: Sequence[Mapping[str, Any] | Stage], batch_norm: str = "eval") -> None:
+    def __init__(self, stages: Sequence[Mapping[str, Any]], batch_norm: str = "eval") -> None:
         self.stages = read_stages(stages)
         check_batch_norm(batch_norm)
         self.batch_norm = batch_norm

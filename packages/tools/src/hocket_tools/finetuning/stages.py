@@ -85,8 +85,6 @@ def read_stages(given: object) -> tuple[Stage, ...]:
 
 
 def _read(given: Any) -> Stage:
-    if isinstance(given, Stage):
-        return given
     known = list(Stage.__dataclass_fields__)
     if not isinstance(given, Mapping) or "at" not in given:
         raise PluginConfigError(f"The stage {given!r} is no dict with 'at', the time when it begins. {_FORM}")
