@@ -10,12 +10,14 @@ import random
 import re
 import shutil
 import zipfile
+from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 from torch import nn
 
+import hocket
 from hocket.checkpoints import CheckpointError
 from hocket_checkpoints.storage import format as formats
 from hocket_checkpoints.storage.store import Store
@@ -544,3 +546,26 @@ def test_urls(tmp_path, capsys):
     assert main(["checkpoint", "inspect", f"{url}/ba2"]) == 2
     assert "It has: ba1" in capsys.readouterr().err
     fsspec.filesystem("memory").store.clear()
+
+
+def test_a_script_that_loads_weights_goes_on_with_those_of_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed script is started again as it is."""
+    monkeypatch.chdir(tmp_path)
+
+    def script(duration: str) -> torch.Tensor:
+        torch.manual_seed(0)
+        trainer = hocket.Trainer(
+            model=nn.Linear(2, 1), loss="mse_loss", optimizer="sgd(lr=0.1)", duration=duration, device="cpu", seed=1,
+            train_data=[(torch.randn(4, 2), torch.randn(4, 1))] * 3, checkpoints="c", resume="auto",
+        )  # fmt: skip
+        trainer.load_weights({"weight": torch.ones(1, 2), "bias": torch.zeros(1)})
+        trainer.fit()
+        return trainer.state.model.weight.detach().clone()  # type: ignore[union-attr]
+
+    whole = script("2ep")
+    shutil.rmtree("c")
+    script("1ep")
+    with pytest.warns(UserWarning, match=r"not loaded, because this run was resumed from .*ep1-ba3.*resume=None"):
+        assert torch.equal(script("2ep"), whole)

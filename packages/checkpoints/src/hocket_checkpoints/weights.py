@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hocket.basics import safe_files
 from hocket.errors import CheckpointError, WrongValue
+from hocket.help import warn
 from hocket_checkpoints.weight_differences import Report, some, suggested_remap
 from hocket_checkpoints.weight_files import Weights, is_extra, read_weights
 
@@ -118,6 +119,12 @@ def load_into(
 
         warn_of_surgery(weights, state)
     chosen, report = _choose(own, given, strict, ignore, remap, type(state.model).__name__)
+    if (resumed := state.identity.resumed_from) is not None:  # a script that loads initial weights was started again
+        warn(
+            f"These weights are not loaded, because this run was resumed from {resumed} and goes on with its weights. To begin "
+            "a run with other weights, write «resume=None»."
+        )
+        return report
     renamed = {f"{prefix}{name}": value for name, value in chosen.items()}
     state.bus.load_model_state(state.prepared, {**state.bus.model_state(state.prepared), **renamed})
     return report
