@@ -52,9 +52,9 @@ def output_axes(outputs: Sequence[Mapping[str, Tensor]], sizes: Sequence[Mapping
 
 
 def origin(state: State, checkpoint: str | None, network: nn.Module) -> dict[str, Any]:
-    """Return the run, its position, and a checksum of the weights that were exported."""
+    """Return the run, its position if this process trained the weights, and a checksum of the weights that were exported."""
     now = state.timestamp
-    position = {} if checkpoint else {"epoch": now.epoch, "batch": now.batch, "sample": now.sample}
+    position = {"epoch": now.epoch, "batch": now.batch, "sample": now.sample} if now.batch and not checkpoint else None
     return {
         "run": state.run_name, "id": state.run.id, "checkpoint": checkpoint, "position": position,
         "weights_sha256": checksum(network), "precision": type(state.precision).__name__,
