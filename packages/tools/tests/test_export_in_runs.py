@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import yaml
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket.testkit
-from hocket.errors import Unsupported
+import hocket_tools
+from hocket.errors import Unsupported, WrongFile
 from hocket_cli import main
 from hocket_testkit import run_ranks
 from hocket_tools.exporting.callback import Export
@@ -260,3 +262,39 @@ def test_command_exports_runs_in_all_formats(trained, capsys, configuration, for
         for how in BOTH:
             actual = torch.export.load(f"torch-export-{how}/model.pt2").module()(image=images)
             torch.testing.assert_close(actual, merged(images), rtol=0, atol=1e-4)
+
+
+# --- folders
+
+
+@pytest.mark.parametrize(
+    ("out", "said"), [("full", "not an earlier export"), ("file/x", "cannot be"), ("runs/a", "run itself")]
+)
+def test_a_folder_that_cannot_be_written_costs_no_training(tmp_path, monkeypatch, out, said):
+    monkeypatch.chdir(tmp_path)
+    Path("full").mkdir()
+    for file in ("full/notes", "file"):
+        Path(file).touch()
+    trainer = models.trainer_of(
+        models.Heads(), models.rows(), inputs="x", targets="y", outputs="logits", loss="cross_entropy", folder="runs",
+        run_name="a", callbacks=[{"export": {"to": "safetensors", "every": None, "out": out}}],
+    )  # fmt: skip
+    with pytest.raises(OSError, match=said):
+        trainer.fit()
+    assert trainer.state.timestamp.batch == 0
+
+
+@pytest.mark.parametrize("to", ["torch-export", "safetensors"])
+def test_a_full_disk_is_said(tmp_path, to):
+    resource = pytest.importorskip("resource")
+    trainer = models.trainer_of(models.HeadsTask(), models.rows())
+    trainer.fit()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))  # the files of a full disk end early too
+    try:
+        with pytest.raises(WrongFile, match=r"out cannot be written: .*Give another folder"):
+            hocket_tools.export(trainer, to, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert not any(tmp_path.iterdir())

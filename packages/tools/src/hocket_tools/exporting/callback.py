@@ -14,7 +14,7 @@ from hocket.loop.predict import predict
 from hocket.state.interval_due import Due
 from hocket.state.state import State
 from hocket_tools.exporting.axes import Dynamic
-from hocket_tools.exporting.exporter import export_state
+from hocket_tools.exporting.exporter import check_folder, export_state
 from hocket_tools.exporting.preparing import Options, prepare
 
 
@@ -33,6 +33,7 @@ class Export(Callback):
 
     Raises:
         hocket.errors.Unsupported: when a fit starts: the model cannot be exported; the message names the line.
+        OSError: when a fit starts: the folder cannot be written, or has something else than an export.
         FloatingPointError: the files compute something else than the run.
 
     Example:
@@ -60,9 +61,11 @@ class Export(Callback):
         self._exported: int | None = None
 
     def fit_start(self, state: State) -> None:
-        """Check that the model can be exported."""
+        """Check that the model can be exported, and the folder written."""
         self._due.fit_start(state)
         self._exported = None
+        if state.folder.lasting:
+            check_folder(state, self._options, self._out)
         format, subject, *_ = prepare(state, _predict(state), self._options)
         format.build(subject)
 

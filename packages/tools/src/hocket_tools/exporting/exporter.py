@@ -23,6 +23,7 @@ from hocket_tools.exporting.formats import Format, Subject
 from hocket_tools.exporting.observing import Predict
 from hocket_tools.exporting.preparing import Facts, Options, prepare
 from hocket_tools.exporting.verification import TOLERANCE, Comparison, ExportDiffers, Sample, compare
+from hocket_tools.writable import check_writable, writing
 
 if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
@@ -116,7 +117,7 @@ def export_state(
     state: State, predict: Predict, options: Options, out: str | Path | None = None, data: Iterable[Any] | None = None
 ) -> Exported:
     """Implement `export` for a state, also during a fit. Every rank calls it, and rank 0 writes."""
-    folder = checked(state.folder.path / "exports" / options.to if out is None else out)
+    folder = checked(_folder(state, options, out), state.folder.path)
     with seeding.preserved():  # what reads weights may make a model first
         format, subject, verified, facts = prepare(state, predict, options, data)
         options.stage(f"converting to {options.to}")
@@ -124,6 +125,15 @@ def export_state(
         if out is None:
             state.folder.claim()
         return ranks_of(state).first(lambda: written(format, built, subject, verified, facts, options, folder))
+
+
+def check_folder(state: State, options: Options, out: str | Path | None) -> None:
+    """Raise WrongFile or ExistingFile, on all ranks, unless the folder can be written."""
+    ranks_of(state).first(lambda: checked(_folder(state, options, out), state.folder.path))
+
+
+def _folder(state: State, options: Options, out: str | Path | None) -> str | Path:
+    return state.folder.path / "exports" / options.to if out is None else out
 
 
 def written(
@@ -136,12 +146,12 @@ def written(
     folder: Path,
 ) -> Exported:
     """Write the files, run them, and give them their name if they compute what the run predicts."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.urandom(8).hex()}")
-    temporary.mkdir()
+    with writing(folder):
+        temporary.mkdir(parents=True)
     try:
         options.stage("writing")
-        with torch.no_grad():
+        with torch.no_grad(), writing(folder):
             format.write(built, subject, temporary)
         options.stage("running what was written")
         try:
@@ -149,21 +159,35 @@ def written(
         except ExportDiffers as error:
             raise ExportDiffers(f"{error} Nothing was left in {folder}.") from error
         description = describe(subject, verified, options, facts)
-        _write(temporary / MANIFEST, description)
-        _write(temporary / VERIFICATION, _verification(comparisons, options, facts))
-        _replace(folder, temporary)
+        with writing(folder):
+            _write(temporary / MANIFEST, description)
+            _write(temporary / VERIFICATION, _verification(comparisons, options, facts))
+            _replace(folder, temporary)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return Exported(folder, description, comparisons)
 
 
-def checked(folder: str | Path) -> Path:
-    """Return a folder as an absolute path. Raises ExistingFile if something else is there than an earlier export."""
+def checked(folder: str | Path, run: Path | None = None) -> Path:
+    """Return a folder as an absolute path.
+
+    Args:
+        run: the folder of the run, which may not exist yet.
+
+    Raises:
+        hocket.errors.ExistingFile: something else is there than an earlier export, or the run will be.
+        hocket.errors.WrongFile: it cannot be written.
+    """
     path = Path(folder).expanduser().absolute()
+    if run is not None and path in (run.absolute(), *run.absolute().parents):
+        raise ExistingFile(
+            f"{path} has the run itself, and an export is a folder of its own. Write out={path / 'export'}."
+        )
     if os.path.lexists(path) and not (path.is_dir() and (not any(path.iterdir()) or (path / MANIFEST).is_file())):
         raise ExistingFile(
             f"{path} is there, and is not an earlier export, which would be replaced. Give another folder, or remove it."
         )
+    check_writable(path)
     return path
 
 
