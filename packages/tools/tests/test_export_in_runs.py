@@ -298,3 +298,9 @@ def test_a_full_disk_is_said(tmp_path, to):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", [["export", "runs/a", "--to", "safetensors"], ["evaluate", "runs/a", "test"]])
+def test_the_state_of_callbacks_is_no_matter_of_weights(trained, capsys, command):
+    trained("checkpoints: runs/a/checkpoints\ncallbacks: [journal]")
+    assert main([*command, "--weights", "latest"]) == 0, capsys.readouterr().err

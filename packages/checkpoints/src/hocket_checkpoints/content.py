@@ -11,6 +11,8 @@ To save more state, add an entry to `hocket_checkpoints.core_components`. Plug-i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor
@@ -30,8 +32,19 @@ from hocket_checkpoints.components.data import EvaluationData, TrainingData
 VERSION = 1
 #: The key below which components of plug-ins and the Task are saved, so that their names never collide with core's.
 OFFERED = "components"
+_LEFT_OUT: ContextVar[bool] = ContextVar("hocket_left_out", default=False)
 #: Keys of the tree that belong to no component.
 _FRAME = {"version", "ranks"}
+
+
+@contextmanager
+def without_plugins() -> Iterator[None]:
+    """Allow state of plug-ins that are not attached: a Trainer that only evaluates leaves out callbacks on purpose."""
+    token = _LEFT_OUT.set(True)
+    try:
+        yield
+    finally:
+        _LEFT_OUT.reset(token)
 
 
 def of_run(state: State) -> Content:
@@ -226,7 +239,7 @@ def _names(tree: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of the components in a tree: its keys, and the paths of components of plug-ins."""
     for key, value in tree.items():
         if key == OFFERED:
-            yield from (f"{OFFERED}.{name}" for name in value)
+            yield from (f"{OFFERED}.{name}" for name in value if not _LEFT_OUT.get())
         else:
             yield key
 

@@ -32,6 +32,7 @@ def trainer_with_weights(
 
     From a checkpoint algorithms get their state too, such as the averages of EMA, so the values are those of the run.
     """
+    from hocket_checkpoints.content import without_plugins
     from hocket_cli.config import trainer_from
     from hocket_cli.overrides import source
 
@@ -43,7 +44,7 @@ def trainer_with_weights(
     # A resumed run knows its own checkpoints.
     instead: dict[str, Any] = {"resume": "auto"} if of_run else {"resume": None, "checkpoints": None}
     instead |= {**values, "loggers": ()}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), without_plugins():
         # Another learning rate or seed than the checkpoint's has no effect: nothing is trained.
         warnings.filterwarnings("ignore", "This run is configured differently from the checkpoint's")
         with trainer_from(args, ("checkpoints",) if of_run else (), read=read, **instead) as trainer:
