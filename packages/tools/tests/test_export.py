@@ -323,3 +323,32 @@ def _halved(batch):
 )
 def test_difference(actual, expected, apart):
     assert difference(actual, expected) == apart
+
+
+@pytest.mark.parametrize("broken", ["weights", "inputs", "neither"])
+def test_nan_verifies_nothing(tmp_path, broken):
+    class Root(torch.nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            return (-y.abs() - 1).sqrt() if broken == "neither" else y
+
+    model = Root(6, 3)
+    x, y = models.pairs()[0]
+    said = {"weights": "such as bias", "inputs": "input 'x' is not finite", "neither": "for finite weights and inputs"}
+    if broken == "weights":
+        torch.nn.init.constant_(model.bias, torch.nan)
+    if broken == "inputs":
+        x[0, 0] = torch.nan
+    trainer = hocket.Trainer(model, eval_data=[(x, y)], loss="cross_entropy", device="cpu")
+    with pytest.raises(ExportDiffers, match=f"'output', which verifies nothing.*{said[broken]}"):
+        hocket_tools.export(trainer, "safetensors", tmp_path / "out")
+    assert not any(tmp_path.iterdir())
+
+
+def test_masked_outputs_are_verified(tmp_path):
+    class Masked(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x).masked_fill(torch.tensor([False, True, False]), -torch.inf)
+
+    trainer = hocket.Trainer(Masked(6, 3), eval_data=models.pairs(), loss="cross_entropy", device="cpu")
+    assert hocket_tools.export(trainer, "safetensors", tmp_path / "out").difference == 0

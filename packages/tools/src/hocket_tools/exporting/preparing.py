@@ -18,7 +18,7 @@ from hocket_tools.exporting.formats import Format, Subject, format_of
 from hocket_tools.exporting.named_tensors import named_tensors
 from hocket_tools.exporting.observing import Observer, Predict, observed
 from hocket_tools.exporting.portable import PortableModel
-from hocket_tools.exporting.verification import Sample, difference
+from hocket_tools.exporting.verification import Sample, check_finite, difference
 
 
 def _say(line: str) -> None:
@@ -126,6 +126,7 @@ def prepare(
         for number in range(len(inputs))
         if number and (number < len(batches) or is_longer)
     ]
+    check_finite(subject.model.network, verified, names & reference[0].keys())
     facts = Facts(
         origin=manifest.origin(state, options.checkpoint, subject.model.network),
         preprocessing=manifest.preprocessing(state, given, _inside(observer)),

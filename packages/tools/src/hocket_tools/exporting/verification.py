@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hocket.errors import NotFinite
 from hocket_tools.exporting.axes import Axes
@@ -81,6 +81,31 @@ def compare(run: Run, samples: Sequence[Sample], axes: Axes) -> list[Comparison]
             f"The exported model does not compute what the run predicts: {worst}, and {TOLERANCE:g} is allowed."
         )
     return comparisons
+
+
+def check_finite(network: nn.Module, samples: Sequence[Sample], outputs: Collection[str]) -> None:
+    """Raise ExportDiffers for predictions that verify nothing: NaN, which equals NaN, or no finite value in an output."""
+    for sample in samples:
+        for name in outputs:
+            tensor = sample.expected[name]
+            if not tensor.is_floating_point() or not (
+                tensor.isnan().any() or (tensor.numel() and not tensor.isfinite().any())
+            ):
+                continue
+            weights = [each for each, value in network.state_dict().items() if _has_odd(value)]
+            inputs = [each for each, value in sample.inputs.items() if _has_odd(value)]
+            why = (
+                f"because its weights are not finite, such as {weights[0]}. Export another checkpoint"
+                if weights
+                else f"for samples whose input '{inputs[0]}' is not finite. Verify with other data"
+                if inputs
+                else "for finite weights and inputs. Look for a division by zero, or a logarithm, in the model"
+            )
+            raise ExportDiffers(f"The model returns NaN or infinity in '{name}', which verifies nothing, {why}.")
+
+
+def _has_odd(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and bool(value.isnan().any())
 
 
 def difference(actual: Tensor, expected: Tensor) -> float:
