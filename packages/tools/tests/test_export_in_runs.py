@@ -304,3 +304,12 @@ def test_a_full_disk_is_said(tmp_path, to):
 def test_the_state_of_callbacks_is_no_matter_of_weights(trained, capsys, command):
     trained("checkpoints: runs/a/checkpoints\ncallbacks: [journal]")
     assert main([*command, "--weights", "latest"]) == 0, capsys.readouterr().err
+
+
+def test_the_export_of_another_run_is_replaced_with_a_line(tmp_path, capsys):
+    first, second = (models.trainer_of(models.HeadsTask(), models.rows(), run_name=name) for name in "ab")
+    for trainer, said in ((first, False), (first, False), (second, True)):
+        hocket_tools.export(trainer, "safetensors", tmp_path / "out")
+        assert ("out had an export of run a" in capsys.readouterr().err) is said
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert json.loads((tmp_path / "out/export.json").read_text())["origin"]["run"] == "b"

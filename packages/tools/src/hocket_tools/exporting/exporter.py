@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.basics import safe_files, seeding
-from hocket.basics.run_files import strict
+from hocket.basics.run_files import content, strict
 from hocket.errors import ExistingFile
 from hocket.loop.agreement import ranks_of
 from hocket.state.state import State
+from hocket_tools.arguments import check_trainer
 from hocket_tools.exporting import manifest
 from hocket_tools.exporting.axes import Dynamic
 from hocket_tools.exporting.formats import Format, Subject
@@ -101,6 +103,7 @@ def export_trainer(
     trainer: Trainer, options: Options, out: str | Path | None = None, data: Iterable[Any] | None = None
 ) -> Exported:
     """Implement `export`."""
+    check_trainer(trainer, "export")
     state = trainer.state
     if data is None:
         trainer._data.make("eval", running=trainer._running)
@@ -162,7 +165,7 @@ def written(
         with writing(folder):
             _write(temporary / MANIFEST, description)
             _write(temporary / VERIFICATION, _verification(comparisons, options, facts))
-            _replace(folder, temporary)
+            _replace(folder, temporary, facts.origin, options.say)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return Exported(folder, description, comparisons)
@@ -220,16 +223,23 @@ def _verification(comparisons: Sequence[Comparison], options: Options, facts: Fa
     }
 
 
-def _write(file: Path, content: Mapping[str, Any]) -> None:
-    safe_files.replace(file, json.dumps(strict(content), indent=1) + "\n")
+def _write(file: Path, values: Mapping[str, Any]) -> None:
+    safe_files.replace(file, json.dumps(strict(values), indent=1) + "\n")
 
 
-def _replace(folder: Path, temporary: Path) -> None:
-    """Put the new folder in place of an earlier one."""
-    if not folder.exists():
-        temporary.rename(folder)
-        return
-    old = folder.with_name(f".{folder.name}.{os.urandom(8).hex()}")
-    folder.rename(old)
+def _replace(folder: Path, temporary: Path, origin: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    """Put the new folder in place of an earlier one, also of another process, and say if that is of another run."""
+    for _ in range(9):
+        with suppress(OSError):
+            temporary.rename(folder)
+            return
+        checked(folder)
+        old = folder.with_name(f".{folder.name}.{os.urandom(8).hex()}")
+        with suppress(FileNotFoundError):  # another process has moved it
+            folder.rename(old)
+            earlier = content(old / MANIFEST).get("origin", {})
+            shutil.rmtree(old)
+            if any(earlier.get(key) != origin[key] for key in ("run", "id")):
+                whose = f"run {earlier.get('run')} ({earlier.get('id')})"
+                say(f"{folder} had an export of {whose}, which is replaced. Give another folder to keep both")
     temporary.rename(folder)
-    shutil.rmtree(old)
