@@ -328,6 +328,20 @@ def test_wrong_arguments(what: str, options: dict[str, Any], message: str) -> No
         hocket_tools.tune(quadratic(1.0), what, **options)  # type: ignore[call-overload]
 
 
+def test_arguments_of_another_type() -> None:
+    trainer = quadratic(1.0)
+    for options, message in (
+        ({"steps": "20"}, "steps='20' is not a whole number. Write steps=100"),
+        ({"limit": "512"}, "limit='512' is not a whole number"),
+        ({"low": "1e-7"}, "low='1e-7' is not a learning rate"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            hocket_tools.tune(trainer, "lr", **options)  # type: ignore[call-overload]
+    for call in (hocket_tools.tune, hocket_tools.export):
+        with pytest.raises(TypeError, match="a Linear is not a Trainer, which has model and data"):
+            call(torch.nn.Linear(1, 1), "lr")  # type: ignore[operator]
+
+
 def test_without_an_optimizer_or_data() -> None:
     with pytest.raises(ValueError, match=r"There is no optimizer to search with\. Write optimizer="):
         hocket_tools.tune(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from hocket.errors import WrongValue
+from hocket.errors import WrongType, WrongValue
 from hocket.help.names import closest
 from hocket.run import same_on_ranks
+from hocket_tools.arguments import check_trainer
 
 if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
@@ -85,6 +86,13 @@ def tune(
         raise WrongValue(f"tune(trainer, {what!r}): it tunes 'lr' and 'batch_size'. Write tune(trainer, {near!r}).")
     from hocket_tools.tuning.trial import check
 
+    check_trainer(trainer, "tune")
+    for name, value, example in (("steps", steps, 100), ("run_steps", run_steps, 40), ("limit", limit or 0, 512)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise WrongType(f"«{name}={value!r}» is not a whole number. Write «{name}={example}».")
+    for name, value, example in (("low", low, "1e-7"), ("high", high, "1e3")):
+        if not isinstance(value, int | float):
+            raise WrongType(f"«{name}={value!r}» is not a learning rate. Write «{name}={example}».")
     given: dict[str, Any] = {"tune(what)": what, "tune(low, high)": (low, high), "tune(steps)": (steps, run_steps)}
     state = trainer.state
     same_on_ranks.over_ranks(
