@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -97,6 +98,11 @@ def test_no_suggestion_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--plot", "lr.txt"], "--plot lr.txt draws losses by learning rate into a file that ends in .png, .pdf, .svg"),
         (["--batch-size", "--plot", "lr.png"], "Write --lr --plot lr.png"),
+        pytest.param(
+            ["--lr", "--plot", "config.yaml/lr.png"],
+            "config.yaml/lr.png cannot be written: Not a directory",
+            marks=pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib"),
+        ),
         (["--lr", "--steps", "2"], "--steps 2 --run-steps 40 are too few steps"),
         (["--batch-size", "--limit", "0"], "--limit 0 is not a number of samples. Write --limit 4096"),
         (["optimizer=", "--lr"], "optimizer"),

@@ -89,7 +89,9 @@ def _check(out: str) -> None:
     from safetensors import SafetensorError, safe_open
 
     from hocket.basics import safe_files
+    from hocket_tools.writable import check_writable
 
+    check_writable(out)
     if Path(out).exists():
         try:
             safe_files.check(os.stat(out), out)
@@ -109,6 +111,7 @@ def _into_file(trainer: Trainer, data: Any, checkpoint: str | None, out: str) ->
     import torch
 
     from hocket_checkpoints.weights import write_tensors
+    from hocket_tools.writable import writing
 
     if (ranks := trainer.state.strategy.world_size) > 1:
         raise PluginError(
@@ -120,8 +123,9 @@ def _into_file(trainer: Trainer, data: Any, checkpoint: str | None, out: str) ->
             "The model's output is not a tensor; --out writes one tensor only. Write --to FOLDER, which writes the parts of "
             "outputs as columns."
         )
-    Path(out).parent.mkdir(parents=True, exist_ok=True)
-    write_tensors({"outputs": torch.cat(outputs).contiguous()}, Path(out))
+    with writing(out):
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        write_tensors({"outputs": torch.cat(outputs).contiguous()}, Path(out))
     return sum(map(len, outputs))
 
 

@@ -18,6 +18,7 @@ from hocket_tools.judging.arguments import say
 from hocket_tools.judging.ordered import Sharded
 from hocket_tools.judging.predictions import Format
 from hocket_tools.progress import Progress
+from hocket_tools.writable import writing
 
 if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
@@ -93,7 +94,8 @@ def predict_into(
             "batches_per_file": batches_per_file,
             "precision": type(state.precision).__name__,
         }
-        _on_rank_0(state, lambda: predictions.begin(folder, made_of))
+        with writing(folder):
+            _on_rank_0(state, lambda: predictions.begin(folder, made_of))
         sharded.done = _on_rank_0(state, lambda: predictions.done(folder, format))
         if sharded.done:
             say(f"{len(sharded.done)} files in {folder} are complete, and are kept.", strategy.rank)
@@ -185,10 +187,11 @@ class _Writer(Callback):
         columns = {each: predictions.concatenated(self._waiting, each) for each in self._waiting[0]}
         self._waiting = []
         if self._writes:
-            if not self._noted:
-                predictions.note_columns(self._folder, columns)
-                self._noted = True
-            predictions.write(self._folder / name, columns, self._suffix)
+            with writing(self._folder):
+                if not self._noted:
+                    predictions.note_columns(self._folder, columns)
+                    self._noted = True
+                predictions.write(self._folder / name, columns, self._suffix)
 
     def _say(self, text: str) -> None:
         if text not in self._said and self._writes:

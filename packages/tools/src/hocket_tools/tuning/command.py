@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
             f"--plot {args.plot} draws losses by learning rate into a file that ends in {', '.join(_FORMATS)}. Write --lr "
             "--plot lr.png."
         )
+    if args.plot is not None:
+        check_plot(args.plot)
     args.run = run_of(args.config)
     from hocket_cli.config import trainer_from
     from hocket_tools.progress import Progress
@@ -79,6 +81,15 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(strict(found), indent=1), file=out)
     missing = any(each["suggestion"] is None for each in found.get("learning_rates", ()))
     return ExitCode.FAILED if missing else ExitCode.DONE
+
+
+def check_plot(file: str) -> None:
+    """Raise WrongFile or MissingPackage, before a search, if it cannot be drawn after it."""
+    from hocket_tools.tuning.plotting import check_library
+    from hocket_tools.writable import check_writable
+
+    check_library()
+    check_writable(file)
 
 
 def _draw(rates: LearningRates, file: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,12 +16,17 @@ if TYPE_CHECKING:
     from hocket_tools.tuning.lr_finder import LearningRate
 
 
+def check_library() -> None:
+    """Raise MissingPackage without matplotlib."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingPackage("Plots are drawn by matplotlib. Install it: pip install matplotlib")
+
+
 def figure(searches: Sequence[LearningRate]) -> Figure:
     """Return a figure with a chart for each optimizer: the range test, the short runs and the suggestion."""
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise MissingPackage("Plots are drawn by matplotlib. Install it: pip install matplotlib") from error
+    check_library()
+    from matplotlib import pyplot
+
     drawn, grid = pyplot.subplots(
         1, len(searches), figsize=(5 * len(searches), 3.2), layout="constrained", squeeze=False
     )
