@@ -15,7 +15,7 @@ BUDGETS = {
     "algorithms-general": 3620,
     "algorithms-nlp": 3500,
     "algorithms-vision": 2420,
-    "checkpoints": 5340,
+    "checkpoints": 5366,
     "cli": 5720,
     "core": 15576,
     "data": 500,
