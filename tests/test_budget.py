@@ -13,9 +13,9 @@ PACKAGES = Path(__file__).parent.parent / "packages"
 #: Lines of code of each package's sources.
 BUDGETS = {
     "algorithms-general": 3620,
-    "algorithms-nlp": 3500,
+    "algorithms-nlp": 3545,
     "algorithms-vision": 2420,
-    "checkpoints": 5340,
+    "checkpoints": 5366,
     "cli": 5720,
     "core": 15576,
     "data": 500,

@@ -9,6 +9,7 @@ import os
 import random
 import re
 import shutil
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -358,6 +359,30 @@ def test_ignore():
     after = module.state_dict()
     for name in before:
         assert torch.equal(after[name], before[name] if name.startswith("1.") else state[name])
+
+
+def test_ignore_has_to_match_and_is_a_list():
+    with pytest.raises(TypeError, match=r"ignore='2.\*' is a text. Give a list of patterns: ignore=\['2.\*'\]"):
+        load_weights(net(), net(1).state_dict(), ignore="2.*")
+    with pytest.raises(ValueError, match=r"ignore=\['head.\*'\] matches no weight. .*0.weight, 0.bias"):
+        load_weights(net(), net(1).state_dict(), ignore=["2.*", "head.*"])
+    load_weights(net(), {**net(1).state_dict(), "head.weight": torch.ones(1)}, ignore=["head.*"])
+
+
+def test_it_warns_of_nothing_loaded_and_of_nan():
+    state = net(1).state_dict()
+    for given, more in ((state, {"ignore": ["*"]}), ({"w": torch.ones(1)}, {"strict": False})):
+        module = net()
+        with pytest.warns(UserWarning, match="No weight of Sequential was loaded"):
+            assert "everything fits" not in str(load_weights(module, given, **more))
+        assert equal(module.state_dict(), net().state_dict())
+    state["0.bias"][1] = float("nan")
+    with pytest.warns(UserWarning, match="are NaN in 0.bias. Load"):
+        load_weights(net(), state)
+    state["0.bias"][1] = -float("inf")  # such as a mask: a value to compute with
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_weights(net(), state)
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,21 @@ def test_norms_update_their_statistics_if_asked() -> None:
     ("config", "error", "words"),
     [
         ({"r": 2}, ValueError, r"target_modules.*conv, second, hidden, fc"),
-        ({"r": 2, "target_modules": ["convv"]}, ValueError, "not found.*conv, second"),
+        ({"r": 2, "target_modules": ["convv"]}, ValueError, "'convv' is not found in Net.*'conv'"),
+        ({"target_modules": ["conv", "nope"]}, ValueError, "target_modules=.*'nope' is not found"),
+        (
+            {"target_modules": ["conv"], "modules_to_save": ["head"]},
+            ValueError,
+            "modules_to_save=.*'head' is not found",
+        ),
+        (
+            {"target_modules": 0},
+            TypeError,
+            r"^target_modules=0 of peft= is int. Give a list of names: target_modules=\['0'\]",
+        ),
+        ({"target_modules": ["conv"], "r": "4"}, TypeError, "r='4' of peft= is str"),
+        ({"target_modules": ["conv"], "r": 0.5}, TypeError, "r=0.5 of peft= is float"),
+        ({"target_modules": ["conv"], "lora_alpha": 0}, ValueError, "lora_alpha=0 of peft= is not positive"),
         ({"rank": 2, "target_modules": ["conv"]}, TypeError, "no arguments of peft.LoraConfig"),
         (3, TypeError, "is int"),
     ],
@@ -143,6 +157,18 @@ def test_norms_update_their_statistics_if_asked() -> None:
 def test_what_is_no_configuration(config: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         adapted(algorithms=[Adapters(config)])
+
+
+def test_numbers_are_names_and_a_single_module_is_saved() -> None:
+    def layers() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    model = layers()
+    hocket.Trainer(model=model, device="cpu", algorithms=[Adapters({"target_modules": [0], "modules_to_save": "2"})])
+    trained = {name.partition(".")[0] for name, each in model.named_parameters() if each.requires_grad}
+    assert hasattr(model[0], "lora_A") and trained == {"0", "2"} and merge_adapters(model)[2].weight.requires_grad
+    with pytest.warns(UserWarning, match="r=9 is more than both sides of 0, 8 and 8.* Give r=4 or less"):
+        hocket.Trainer(model=layers(), device="cpu", algorithms=[Adapters({"target_modules": ["0"], "r": 9})])
 
 
 def test_a_model_of_peft_inside_of_another_is_merged() -> None:

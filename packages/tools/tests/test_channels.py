@@ -163,6 +163,19 @@ def test_a_model_that_cannot_be_pruned_is_not_changed():
         prune_channels(model, (2, 1, 8, 8), keep=["first"])
 
 
+def test_kept_layers_that_do_not_exist_are_named():
+    with pytest.raises(ValueError, match=r"'firts' matches none of the 2 layers.*'first'"):
+        prune_channels(Reshapes(), (2, 1, 8, 8), keep=["last", "firts"])
+
+
+@pytest.mark.parametrize(("amount", "round_to", "width"), [(0.9, 1, 11), (0.1, 8, 9), (0.5, 8, 16)])
+def test_it_says_how_many_channels_it_needs(amount, round_to, width):
+    narrow, wide = (nn.Sequential(nn.Linear(4, n), nn.ReLU(), nn.Linear(n, 2)) for n in (width - 1, width))
+    with pytest.warns(hocket.NoEffectWarning, match=f"has {width} channels or more.*Lower"):
+        prune_channels(narrow, (2, 4), amount, round_to=round_to)
+    assert prune_channels(wide, (2, 4), amount, round_to=round_to)[0][0].out_features == round_to
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [({"amount": 1}, "in \\(0, 1\\)"), ({"round_to": 0}, "number of channels"), ({"keep": "stem"}, "list of patterns")],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 import torch
@@ -183,6 +185,13 @@ def test_wrong_arguments(arguments, said):
 def test_a_model_without_weights_to_prune():
     with pytest.raises(ValueError, match="no linear layer and no convolution"):
         trainer(Pruning(keep=["*"]))
+
+
+def test_a_kept_layer_that_does_not_exist_is_named():
+    model = nn.Sequential(OrderedDict(body=nn.Linear(8, 8), act=nn.ReLU(), head=nn.Sequential(nn.Linear(8, 2))))
+    for keep, near in ((["bodi"], "body"), (["body", "head"], "head.0"), (["act"], "body")):
+        with pytest.raises(ValueError, match=f"{keep[-1]!r} matches none of the 2 layers.*{near}"):
+            trainer(Pruning(keep=keep), model=model)
 
 
 def test_it_says_that_it_pruned_nothing():

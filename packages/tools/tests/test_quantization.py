@@ -252,6 +252,12 @@ def conditional():
     return Conditional()
 
 
+def nan_network():
+    model = nn.Sequential(nn.Linear(8, 8))
+    model[0].bias.data[1] = torch.nan
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "to", "calibration", "said"),
     [
@@ -260,6 +266,9 @@ def conditional():
         (linear_network, "int8-static", [], "none has two samples"),
         (lambda: nn.Conv2d(1, 4, 3), "int8", None, "int8-static"),
         (lambda: nn.Linear(40, 16), "int4", None, "no multiple of group_size=32"),
+        (nan_network, "int8", None, "non-finite weights, in 0.bias"),
+        (linear_network, "int8-static", [torch.full((4, 64), torch.nan)], "Batch 0 of «?calibration=»? has non-finite"),
+        (linear_network, "int8-static", [(torch.randn(4, 64), torch.ones(4))], r"cannot compute .*\[inputs for inputs, _"),
         (conditional, "int8-static", [torch.randn(4, 4)], "torch.export fails on it"),
         (lambda: nn.Linear(64, 64, device="meta"), "int4", None, "is on meta"),
     ],
@@ -274,3 +283,21 @@ def test_it_says_what_stays():
         quantize(nn.Sequential(nn.Conv2d(1, 64, 3), nn.Flatten(), nn.Linear(64, 4)), "int8")
     with pytest.warns(hocket.NoEffectWarning, match="it has no Linear"):
         fake_quantize(nn.Sequential(nn.ReLU()))
+    with pytest.warns(
+        hocket.NoEffectWarning, match="of its Linear, 64 input features are no multiple of group_size=128"
+    ):
+        fake_quantize(nn.Sequential(nn.Linear(64, 64)), "int4", group_size=128)
+    for make in (fake_quantize, lambda model, *arguments, **more: QuantizationAwareTraining(*arguments, **more)):
+        with pytest.raises(ValueError, match=r"group_size=7 is not one of \(32, 64, 128\)"):
+            make(nn.Linear(64, 64), "int4", group_size=7)
+    model, changed = fake_quantize(
+        nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 4)), "int4"
+    )  # 4 is none of its kernels'
+    assert len(changed) == 1 and type(model[1]) is nn.Linear
+
+
+@pytest.mark.parametrize("to", ["int8", "int8-static"])
+def test_a_model_is_quantized_once(to):
+    model = quantize(linear_network(), to, [torch.randn(4, 64)])
+    with pytest.raises(ValueError, match=r"quantized already\. Give the model that it was made of"):
+        quantize(model, to, [torch.randn(4, 64)])

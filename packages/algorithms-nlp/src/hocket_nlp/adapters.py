@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hocket.basics.plain_data import json_like
 from hocket.errors import MissingPackage, WrongType, WrongValue
-from hocket.help import installing
+from hocket.help import installing, warn
 from hocket.state.component import Check, Component, Saved
 from hocket_nlp.projections import Finisher
 
@@ -19,6 +21,9 @@ _HEADS = {
     "ForTokenClassification": "TOKEN_CLS",
     "ForQuestionAnswering": "QUESTION_ANS",
 }
+
+#: Arguments that name modules, and the names that peft itself adds to those of the heads.
+_NAMES, _PEFTS_OWN = ("target_modules", "modules_to_save", "exclude_modules"), {"classifier", "score", "qa_outputs"}
 
 
 def read_config(config: Any, model: nn.Module) -> Any:
@@ -30,8 +35,8 @@ def read_config(config: Any, model: nn.Module) -> Any:
 
     Raises:
         ImportError: peft is not installed.
-        TypeError: ``config`` is neither, or has an argument that LoRA does not know.
-        ValueError: the model has adapters already.
+        TypeError: ``config`` is neither, or has an argument that LoRA does not know, or one of another type.
+        ValueError: the model has adapters already, or no module of a name; ``r`` or ``lora_alpha`` is not positive.
     """
     try:
         import peft
@@ -42,6 +47,7 @@ def read_config(config: Any, model: nn.Module) -> Any:
     if isinstance(model, peft.PeftModel) or hasattr(model, "peft_config"):
         raise WrongValue("The model has adapters already: omit peft=, or give the model without them.")
     if isinstance(config, Mapping):
+        config = {key: _names(key, value) for key, value in config.items()}
         try:
             config = peft.LoraConfig(**config)
         except TypeError as error:
@@ -54,10 +60,68 @@ def read_config(config: Any, model: nn.Module) -> Any:
             f"«peft={config!r}» is {type(config).__name__}. Give the arguments of LoRA, such as {{'r': 8, 'lora_alpha': 16}}, "
             "or a configuration of peft, such as peft.IA3Config()."
         )
+    if config.peft_type == "LORA":
+        _check_numbers(config)
+    _check_names(config, model)
     if config.task_type is None:  # so that a new head is trained and saved beside the adapters
         kind = type(model).__name__
         config.task_type = next((task for name, task in _HEADS.items() if name in kind), None)
     return config
+
+
+def matches(name: str, targets: Any) -> bool:
+    """Whether peft's ``target_modules`` or ``modules_to_save`` mean the module of this name."""
+    if isinstance(targets, str):
+        return re.fullmatch(targets, name) is not None
+    return any(name == target or name.endswith(f".{target}") for target in targets or ())
+
+
+def _names(key: str, given: Any) -> Any:
+    """Return names of modules as text, which YAML reads as numbers in ``[0, 4]``, and a single one to save as a list."""
+    if key not in _NAMES or given is None:
+        return given
+    if isinstance(given, list | tuple | set):
+        return [str(name) if type(name) is int else name for name in given]
+    if not isinstance(given, str):
+        raise WrongType(
+            f"«{key}={given!r}» of peft= is {type(given).__name__}. Give a list of names: «{key}=['{given}']»."
+        )
+    return [given] if key == "modules_to_save" else given
+
+
+def _check_numbers(config: Any) -> None:
+    for key, kinds in {"r": int, "lora_alpha": int | float, "lora_dropout": int | float}.items():
+        value = getattr(config, key, 1)
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            form = "a whole number, such as 8" if kinds is int else "a number, such as 0.5"
+            raise WrongType(f"«{key}={value!r}» of peft= is {type(value).__name__}. Give {form}.")
+        if key != "lora_dropout" and not value > 0:
+            raise WrongValue(f"«{key}={value}» of peft= is not positive. Give a number above 0, such as 8.")
+
+
+def _check_names(config: Any, model: nn.Module) -> None:
+    """Raise for a name of no module, which peft ignores; warn of a rank above both sides of a weight."""
+    modules = {name: module for name, module in model.named_modules() if name}
+    for key in _NAMES:
+        targets = getattr(config, key, None) or ()
+        for target in () if isinstance(targets, str) else sorted(set(targets) - _PEFTS_OWN, key=str):
+            if not any(matches(name, [target]) for name in modules):
+                near = difflib.get_close_matches(str(target), modules, 6, 0.3) or [*modules][-6:]
+                raise WrongValue(
+                    f"«{key}={[*targets]}» of peft=: {target!r} is not found in {type(model).__name__}. Give names of its "
+                    f"modules, or what they end with, such as {', '.join(map(repr, near))}."
+                )
+    rank = config.r if config.peft_type == "LORA" else 0
+    for name, module in modules.items():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, Tensor) and weight.dim() > 1 and matches(name, getattr(config, "target_modules", None)):
+            sides = len(weight), weight[0].numel()
+            if rank > max(sides):
+                warn(
+                    f"The adapters' «r={rank}» is more than both sides of {name}, {sides[0]} and {sides[1]}: its adapter has "
+                    f"more weights than the module. Give «r={max(1, min(sides) // 2)}» or less."
+                )
+                return
 
 
 def with_adapters(model: Any, config: Any) -> nn.Module:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from hocket.errors import WrongValue
+from hocket.errors import WrongType, WrongValue
 
 
 def ignoring(tree: Mapping[str, Any], own: Mapping[str, Any], globs: Sequence[str]) -> dict[str, Any]:
@@ -18,8 +18,9 @@ def ignoring(tree: Mapping[str, Any], own: Mapping[str, Any], globs: Sequence[st
         tree: a tree of `hocket_checkpoints.content`.
         own: the tree of the Trainer that loads it.
 
-    Raises ValueError for a glob that matches nothing in either.
+    Raises ValueError for a glob that matches nothing in either, and the error of `check_globs`.
     """
+    check_globs(globs)
     used: set[str] = set()
 
     def ignored(path: str) -> bool:
@@ -62,6 +63,12 @@ def ignoring(tree: Mapping[str, Any], own: Mapping[str, Any], globs: Sequence[st
             "'model.head.*', 'optimizers.*' or 'plugins.algorithms.ema'."
         )
     return made
+
+
+def check_globs(globs: Sequence[str]) -> None:
+    """Raise TypeError for a text, whose letters would be the globs: ``*`` among them would ignore everything."""
+    if isinstance(globs, str):
+        raise WrongType(f"«ignore={globs!r}» is a text. Give a list of patterns: «ignore=[{globs!r}]».")
 
 
 def _paths_to_groups(number: str) -> Sequence[str]:

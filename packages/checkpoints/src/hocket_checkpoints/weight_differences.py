@@ -59,7 +59,7 @@ class Report:
         if self.mismatched:
             shapes = [f"{name} ({list(given)}, the module has {list(own)})" for name, given, own in self.mismatched]
             lines.append(f"of another shape: {some(shapes)}")
-        return "\n".join(lines if self else [*lines, "everything fits"])
+        return "\n".join(lines if self else [*lines, "everything fits" if self.loaded else "nothing was loaded"])
 
 
 def some(names: Sequence[str], most: int = 20) -> str:

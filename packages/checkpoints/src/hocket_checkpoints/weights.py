@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hocket.basics import safe_files
 from hocket.errors import CheckpointError, WrongValue
 from hocket.help import warn
+from hocket_checkpoints.ignoring import check_globs
 from hocket_checkpoints.weight_differences import Report, some, suggested_remap
 from hocket_checkpoints.weight_files import Weights, is_extra, read_weights
 
@@ -78,6 +79,7 @@ def load_weights(
 ) -> Report:
     """Copy weights into a module, in its dtypes and on its devices, and return a report of the misfits.
 
+    It warns of loaded weights that are NaN, and if nothing was loaded.
     Extra state (``get_extra_state``) is loaded if ``state`` has it, and may be missing unless it is a tensor.
 
     Args:
@@ -89,7 +91,8 @@ def load_weights(
 
     Raises:
         CheckpointError: with ``strict``, listing everything that does not fit.
-        ValueError: ``remap`` gives two weights one name, or has an entry for no weight.
+        ValueError: ``remap`` gives two weights one name, or has an entry for no weight; ``ignore`` has a glob for none.
+        TypeError: ``ignore`` is a text.
 
     Example:
         >>> import torch
@@ -142,6 +145,12 @@ def _choose(
     if isinstance(state, Weights) and not remap:
         state = max(state.namings(), key=lambda naming: len(naming.keys() & own.keys()))
     renamed = _renamed(state, remap or {})
+    check_globs(ignore)
+    names = {**own, **renamed}
+    if unused := [glob for glob in ignore if not any(fnmatchcase(name, glob) for name in names)]:
+        raise WrongValue(
+            f"«ignore={unused!r}» matches no weight. Give globs of the names of {what}: {some([*own], 6)}."
+        )
 
     def ignored(name: str) -> bool:
         return any(fnmatchcase(name, glob) for glob in ignore)
@@ -168,6 +177,15 @@ def _choose(
         )
     other = {name for name, _, _ in mismatched}
     chosen = {name: value for name, value in given.items() if name in own and name not in other}
+    if own and not chosen:
+        warn(
+            f"No weight of {what} was loaded: it has {some([*own], 3)}; given were {some([*state], 3) or 'none'}. "
+            "Give remap= for other names, or a narrower ignore=."
+        )
+    if damaged := [name for name, value in chosen.items() if _has_nan(value)]:
+        warn(
+            f"The weights that were loaded into {what} are NaN in {some(damaged, 6)}. Load those of an earlier checkpoint."
+        )
     return chosen, replace(report, loaded=tuple(chosen), ignored=tuple(filter(ignored, own)))
 
 
@@ -198,6 +216,11 @@ def _memory(value: Any) -> Any:
         if value.numel() and not value.is_meta
         else id(value)
     )
+
+
+def _has_nan(value: Any) -> bool:
+    dense = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta
+    return dense and value.is_floating_point() and value.dtype.itemsize > 1 and bool(value.isnan().any())
 
 
 def _shapes_differ(given: Any, own: Any) -> bool:

@@ -7,6 +7,7 @@ Structural Pruning", arXiv 2301.12900, for the layers that have to be pruned tog
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -22,7 +23,7 @@ from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning
 from hocket_tools.compression.libraries import torch_pruning
 from hocket_tools.compression.model_inputs import Inputs, as_inputs, on_device_of
-from hocket_tools.compression.pruning import PRUNED
+from hocket_tools.compression.pruning import PRUNED, check_keep
 
 if TYPE_CHECKING:
     from hocket.state.state import State
@@ -65,17 +66,18 @@ def prune_channels(
         model: any module, in any mode; it is called with ``example`` to find dependencies.
         example: inputs of the model: a tensor, a tuple of arguments, a dict of keyword arguments, or the shape of a tensor with
             its batch, such as ``(2, 3, 32, 32)``.
-        amount: the fraction of the channels of each layer to remove, in (0, 1); at least one channel stays.
+        amount: the fraction of the channels of each layer to remove, in (0, 1); layers of which none would remain are not
+            pruned.
         keep: patterns of names of layers that keep all their output channels, such as ``["stem.*"]``.
-        round_to: the remaining numbers of channels are rounded down to multiples of this, such as 8 for tensor cores; layers
-            of which none would remain are not pruned.
+        round_to: the remaining numbers of channels are rounded down to multiples of this, such as 8 for tensor cores.
         optimizer: what its state holds for removed weights is removed too, such as momentum.
 
     Returns:
         The model and a record of each layer whose weight has another shape; empty if there is none, with a NoEffectWarning.
 
     Raises:
-        ValueError: ``amount`` or ``round_to`` is out of range, or the pruned model cannot compute the example.
+        ValueError: ``amount`` or ``round_to`` is out of range, ``keep`` has a pattern for no layer, or the pruned
+            model cannot compute the example.
         RuntimeError: outputs of the model are still referenced, or the optimizer's state has other shapes than its parameters.
         hocket.errors.MissingPackage: torch-pruning is not installed.
 
@@ -89,6 +91,7 @@ def prune_channels(
     _check(amount, round_to, keep)
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise WrongType("The model is wrapped in DistributedDataParallel. Prune it before it is wrapped.")
+    check_keep("channel-pruning", keep, [name for name, _ in model.named_modules() if name] or [""])
     inputs = on_device_of(model, as_inputs(example))
     kept = _kept_elements(model, inputs, amount, keep, round_to)
     trial = copy.deepcopy(model)
@@ -105,7 +108,8 @@ def prune_channels(
     if not changed:
         warn(
             f"channel-pruning found nothing to remove in {type(model).__name__}: no layer but those of the outputs and those "
-            f"that «keep={list(keep)}» names has two channels or more. Remove it, or raise amount={amount}.",
+            f"that «keep={list(keep)}» names has {max(2, math.ceil(round_to / (1 - amount)))} channels or more, of which "
+            f"«amount={amount}» and «round_to={round_to}» leave {round_to} or more. Lower these, keep less, or remove it.",
             NoEffectWarning,
         )
     return model, changed

@@ -6,6 +6,7 @@ arXiv 1710.01878, equation 1.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -96,7 +97,7 @@ class Pruning(Algorithm):
             and convolutions are pruned; biases, norms and embeddings never.
 
     Raises:
-        ValueError: an argument is out of its range; later, if the model has no such layer.
+        ValueError: an argument is out of its range; later, if the model has no such layer, or none that ``keep`` names.
 
     Example:
         >>> import hocket, hocket_tools, torch
@@ -155,6 +156,8 @@ class Pruning(Algorithm):
     def apply(self, event: Event, state: State) -> None:
         """Prune what is due, or keep pruned weights and their gradients at zero."""
         if event is Event.BEFORE_LOAD:
+            layers = [name for name, module in state.model.named_modules() if isinstance(module, PRUNED)]
+            check_keep("Pruning", self.keep, layers)
             if not _weights(state.model, self.keep):
                 raise WrongValue(
                     f"Pruning found no linear layer and no convolution to prune in {type(state.model).__name__}, besides "
@@ -264,6 +267,17 @@ def _weights(model: nn.Module, keep: Sequence[str]) -> dict[str, Tensor]:
         if weight is not None and not any(fnmatchcase(name, pattern) for pattern in keep):
             weights.setdefault(id(weight), (f"{name}.weight" if name else "weight", weight))
     return dict(weights.values())
+
+
+def check_keep(who: str, keep: Sequence[str], layers: Sequence[str]) -> None:
+    """Raise ValueError for a pattern that matches no layer."""
+    for pattern in keep:
+        if not any(fnmatchcase(name, pattern) for name in layers):
+            near = difflib.get_close_matches(pattern, layers, 6) or layers[:6]
+            raise WrongValue(
+                f"{who} was given «keep={list(keep)}», and {pattern!r} matches none of the {len(layers)} layers. Give names or "
+                f"patterns of layers, such as {', '.join(map(repr, near))}."
+            )
 
 
 def _check_amount(who: str, amount: float) -> None:

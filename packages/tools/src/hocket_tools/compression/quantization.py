@@ -42,8 +42,9 @@ def quantize(
         group_size: for ``"int4"``, input features with a common scale: 32, 64 or 128.
 
     Raises:
-        ValueError: an argument is unknown or missing, the model has no layer that this kind quantizes, its device has no
-            kernels for it, or `torch.export` cannot export it.
+        ValueError: an argument is unknown or missing, the model has no layer that this kind quantizes, is quantized already,
+            or cannot compute ``calibration``; weights or calibration are not finite; its device has no kernels for it, or
+            `torch.export` cannot export it.
         hocket.errors.MissingPackage: torchao is not installed.
 
     Example:
@@ -75,7 +76,7 @@ def quantize(
         # The stable Int4WeightOnlyConfig has no kernels for CPUs in torchao 0.18; these are torch's own.
         int4 = torchao("prototype.quantization.int4")
         config = int4.PrototypeInt4WeightOnlyConfig(group_size=group_size, set_inductor_config=False)
-        wanted = [name for name in _linears(quantized) if not _misfits_int4(quantized.get_submodule(name), group_size)]
+        wanted = [name for name in _linears(quantized) if not misfits_int4(quantized.get_submodule(name), group_size)]
     quantization.quantize_(quantized, config, filter_fn=lambda module, name: name in wanted)
     _say_what_stays(quantized, to, wanted)
     return quantized
@@ -83,10 +84,22 @@ def quantize(
 
 def check(model: nn.Module, to: str, *, calibrated: bool, group_size: int = 32) -> None:
     """Raise ValueError if `quantize` cannot do this, before any work."""
-    if to not in KINDS:
-        raise WrongValue(f"«to={to!r}» is no kind of quantization. Give one of {', '.join(map(repr, KINDS))}.")
-    if group_size not in _GROUPS:
-        raise WrongValue(f"«group_size={group_size}» is not one of {_GROUPS}. Give «group_size=32».")
+    check_kind(to, group_size)
+    from hocket_tools.compression.static_int8 import StaticInt8
+
+    parameters = dict(model.named_parameters())
+    if any(isinstance(each, StaticInt8) for each in model.modules()) or any(
+        type(each).__module__.startswith("torchao.") for each in parameters.values()
+    ):
+        raise WrongValue(f"{type(model).__name__} is quantized already. Give the model that it was made of.")
+    if wrong := [
+        name
+        for name, each in parameters.items()
+        if each.dtype.itemsize > 1 and not each.is_meta and not each.isfinite().all()
+    ]:
+        raise WrongValue(
+            f"{type(model).__name__} has non-finite weights, in {', '.join(wrong[:3])}. Load those of an earlier checkpoint."
+        )
     devices = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
     if to != "int8" and devices - {"cpu"}:
         raise WrongValue(
@@ -108,8 +121,16 @@ def check(model: nn.Module, to: str, *, calibrated: bool, group_size: int = 32) 
             f"{to} quantizes the weights of torch.nn.Linear, and {type(model).__name__} has none. Quantize to 'int8-static', "
             "which is for convolutions too."
         )
-    if to == "int4" and (obstacles := [_misfits_int4(each, group_size) for each in linears]) and all(obstacles):
+    if to == "int4" and (obstacles := [misfits_int4(each, group_size) for each in linears]) and all(obstacles):
         raise WrongValue(f"int4 fits no Linear of {type(model).__name__}: {obstacles[0]}. Quantize to 'int8'.")
+
+
+def check_kind(to: str, group_size: int) -> None:
+    """Raise ValueError for an unknown kind, or a size of groups that the int4 kernels do not take."""
+    if to not in KINDS:
+        raise WrongValue(f"«to={to!r}» is no kind of quantization. Give one of {', '.join(map(repr, KINDS))}.")
+    if group_size not in _GROUPS:
+        raise WrongValue(f"«group_size={group_size}» is not one of {_GROUPS}. Give «group_size=32».")
 
 
 def _linears(model: nn.Module) -> dict[str, nn.Linear]:
@@ -132,7 +153,7 @@ def _linears(model: nn.Module) -> dict[str, nn.Linear]:
     return linears
 
 
-def _misfits_int4(linear: Any, group_size: int) -> str:
+def misfits_int4(linear: Any, group_size: int) -> str:
     """Return why torch's int4 kernel cannot take a layer, or an empty string."""
     if linear.in_features % group_size:
         return f"{linear.in_features} input features are no multiple of group_size={group_size}"

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.hookspecs.algorithm import Algorithm, Phase
@@ -28,7 +27,7 @@ from hocket.surgery import (
     why_no_effect,
 )
 from hocket_tools.compression.libraries import torchao
-from hocket_tools.compression.quantization import KINDS, Kind
+from hocket_tools.compression.quantization import Kind, check_kind, misfits_int4
 
 if TYPE_CHECKING:
     from hocket.state.state import State
@@ -139,7 +138,7 @@ def _policies(model: nn.Module, to: Kind, group_size: int) -> Policies:
     kinds = tuple(_KINDS) if to == "int8-static" else (nn.Linear,)
 
     def wants(module: Any) -> bool:
-        return type(module) in kinds and (to != "int4" or module.in_features % group_size == 0)
+        return type(module) in kinds and (to != "int4" or not misfits_int4(module, group_size))
 
     return {nn.Module: Policy(lambda old, index: _build(old, to, group_size), wants)}
 
@@ -159,7 +158,7 @@ def fake_quantize(
         The model and a record of each replacement; the list is empty if nothing matched, with a NoEffectWarning.
 
     Raises:
-        ValueError: ``to`` is unknown.
+        ValueError: ``to`` is unknown, or ``group_size`` none that int4 takes.
         hocket.errors.MissingPackage: torchao is not installed.
 
     Example:
@@ -168,15 +167,14 @@ def fake_quantize(
         >>> str(changed[0])
         '0: Conv2d -> FakeQuantizedConv2d'
     """
-    if to not in KINDS:
-        raise WrongValue(f"«to={to!r}» is no kind of quantization. Give one of {', '.join(map(repr, KINDS))}.")
+    check_kind(to, group_size)
     replacements = replace_modules(model, _policies(model, to, group_size))
     if not replacements:
         layers = "Linear, Conv1d or Conv2d" if to == "int8-static" else "Linear"
         applied = {name: part for name, part in model.named_modules() if isinstance(part, FakeQuantized)}
-        lacking = (
-            f"it has no {layers} of torch's own class. Remove quantization-aware-training, or choose another «to=»."
-        )
+        misfits = [misfits_int4(part, group_size) for part in model.modules() if type(part) is nn.Linear]
+        reason = f"of its Linear, {misfits[0]}" if misfits else f"it has no {layers} of torch's own class"
+        lacking = f"{reason}. Remove quantization-aware-training, or choose another «to=»."
         warn(why_no_effect("quantization-aware-training", model, lacking, applied), NoEffectWarning)
     return model, replacements
 
@@ -205,7 +203,7 @@ class QuantizationAwareTraining(Algorithm):
         group_size: for ``"int4"``, input features with a common scale: 32, 64 or 128.
 
     Raises:
-        ValueError: ``to`` is unknown; later, MissingPackage if torchao is not installed.
+        ValueError: ``to`` is unknown, or ``group_size`` none that int4 takes. MissingPackage: later, without torchao.
 
     Example:
         >>> import hocket, hocket_tools, torch
@@ -224,8 +222,7 @@ class QuantizationAwareTraining(Algorithm):
     conflicts = ("weight-standardization",)
 
     def __init__(self, to: Kind = "int8-static", group_size: int = 32) -> None:
-        if to not in KINDS:
-            raise WrongValue(f"«to={to!r}» is no kind of quantization. Give one of {', '.join(map(repr, KINDS))}.")
+        check_kind(to, group_size)
         self.to, self.group_size = to, group_size
 
     def apply(self, event: Event, state: State) -> None:

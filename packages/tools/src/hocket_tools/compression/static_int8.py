@@ -40,8 +40,14 @@ def static_int8(model: nn.Module, calibration: Sequence[Inputs]) -> StaticInt8:
     """Return the quantized graph of a model in eval mode.
 
     Raises:
-        ValueError: there is no calibration batch of two samples, or `torch.export` fails, with its reason.
+        ValueError: there is no calibration batch of two samples, or one that is not finite or that the model cannot compute;
+            or `torch.export` fails, with its reason.
     """
+    for number, inputs in enumerate(calibration):
+        if not all(leaf.isfinite().all() for leaf in leaves(inputs)):
+            raise WrongValue(
+                f"Batch {number} of «calibration=» has non-finite values. Give batches without NaN and Inf."
+            )
     example = next(
         (inputs for inputs in calibration if all(len(leaf) > 1 for leaf in leaves(inputs) if leaf.dim())), None
     )
@@ -50,6 +56,14 @@ def static_int8(model: nn.Module, calibration: Sequence[Inputs]) -> StaticInt8:
             f"«calibration=» has {len(calibration)} batches, of which none has two samples: give a list of a few batches of "
             "inputs, of two samples or more each."
         )
+    try:
+        with torch.no_grad():
+            model(*example.args, **example.kwargs)
+    except Exception as error:
+        raise WrongValue(
+            f"{type(model).__name__} cannot compute a batch of «calibration=»: {type(error).__name__}: {error}. A tuple "
+            "is positional arguments: of pairs of inputs and labels give the inputs, «calibration=[inputs for inputs, _ in …]»."
+        ) from error
     pt2e = torchao("quantization.pt2e.quantize_pt2e")
     with torch.no_grad():
         prepared = pt2e.prepare_pt2e(exported(model, example), _quantizer())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,7 +35,8 @@ class Adapters(Algorithm):
     Raises:
         PluginConfigError: ``batch_norm`` is neither. As a Trainer is made also:
         ImportError: peft or hocket-algorithms-nlp, which reads its configurations, is not installed.
-        TypeError: ``peft`` is no configuration. ValueError: no module has such a name or fits, or the model has adapters.
+        TypeError: ``peft`` is no configuration. ValueError: no module has one of the names, or fits; ``r`` or ``lora_alpha``
+            is not positive; or the model has adapters.
 
     Example:
         >>> import hocket, torch
@@ -100,7 +100,7 @@ class Adapters(Algorithm):
             f"{name}: {type(module).__name__} {what}"
             for name, module in model.named_modules()
             for what, targets in wanted.items()
-            if name and _matches(name, targets)
+            if name and _nlp().matches(name, targets)
         ]
 
     def checkpoint_components(self, state: State) -> list[Component]:
@@ -174,7 +174,7 @@ def _inject(model: nn.Module, given: Any) -> dict[str, Any]:
             name for name, each in model.named_modules() if name and isinstance(each, nn.Linear | nn.Conv1d | nn.Conv2d)
         ]
         grouped = _grouped(
-            {name: each for name, each in model.named_modules() if _matches(name, config.target_modules)}
+            {name: each for name, each in model.named_modules() if _nlp().matches(name, config.target_modules)}
         )
         raise WrongValue(
             f"«peft={given!r}» fits no adapters to {type(model).__name__}: {str(error).rstrip('.')}. "
@@ -204,13 +204,6 @@ def _grouped(layers: Mapping[str, nn.Module]) -> str:
     """Return the names of convolutions with groups, also of those with adapters, and how many they have."""
     groups = {name: getattr(getattr(each, "base_layer", each), "groups", 1) for name, each in layers.items()}
     return ", ".join(f"{name} ({number} groups)" for name, number in groups.items() if number != 1)
-
-
-def _matches(name: str, targets: Any) -> bool:
-    """Whether peft's ``target_modules`` or ``modules_to_save`` mean the module of this name."""
-    if isinstance(targets, str):
-        return re.fullmatch(targets, name) is not None
-    return any(name == target or name.endswith(f".{target}") for target in targets or ())
 
 
 def _nlp() -> Any:
