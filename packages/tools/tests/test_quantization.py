@@ -274,3 +274,26 @@ def test_it_says_what_stays():
         quantize(nn.Sequential(nn.Conv2d(1, 64, 3), nn.Flatten(), nn.Linear(64, 4)), "int8")
     with pytest.warns(hocket.NoEffectWarning, match="it has no Linear"):
         fake_quantize(nn.Sequential(nn.ReLU()))
+
+
+def test_a_comparison_says_broken_outputs_and_refuses_what_it_cannot_measure():
+    inputs = torch.eye(4)
+    model, broken = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    broken.weight.data[:, 1] = float("nan")  # 0 * NaN is NaN: of all four samples
+
+    def compare(models, data):
+        run = hocket.Trainer(
+            model=model, loss="cross_entropy", eval_data={"test": data}, metrics=["accuracy"], device="cpu"
+        )
+        return compare_compressed(run, models, repeats=1, resamples=0)
+
+    batches = [(inputs, torch.arange(4))]
+    with pytest.warns(UserWarning, match=r"broken \(4\)"):
+        original, row = compare({"broken": broken}, batches)
+    assert (original.nonfinite, row.nonfinite) == (0, 4)
+    with pytest.raises(TypeError, match="list: list"):
+        compare([model], batches)
+    with pytest.raises(TypeError, match="x: str"):
+        compare({"x": "runs/a"}, batches)
+    with pytest.raises(ValueError, match="'test' has no batch"):
+        compare({"x": model}, [])
