@@ -125,8 +125,8 @@ def judge(
         )
     if found.nonfinite:
         say(
-            f"{run or 'the model'} has NaN or infinity in the outputs of {found.nonfinite} of {len(found)} samples of '{label}', "
-            "and metrics of classes count such outputs as a class. Look for such inputs, or weights.",
+            f"{run or 'the model'} has NaN or infinity in the outputs of {found.nonfinite} of {len(found)} samples of "
+            f"'{label}', and metrics of classes count such outputs as a class. Look for such inputs, or weights.",
             trainer.state.strategy.rank,
         )
     names_ = list(metrics) or _default(found, own)
