@@ -16,7 +16,7 @@ BUDGETS = {
     "algorithms-nlp": 3545,
     "algorithms-vision": 2420,
     "checkpoints": 5366,
-    "cli": 5720,
+    "cli": 5725,
     "core": 15576,
     "data": 500,
     "insight": 5315,
@@ -26,7 +26,7 @@ BUDGETS = {
     "strategies": 4570,
     "streaming": 5120,
     "testkit": 4090,
-    "tools": 6_430,
+    "tools": 6520,
 }
 #: Most lines of a file of core, and the files that may have more: a step's actions, the fit loop, the Trainer's documentation.
 LINES, LONGER = 400, {"loop/actions.py", "loop/fit.py", "run/trainer.py"}

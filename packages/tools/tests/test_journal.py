@@ -364,6 +364,31 @@ def test_refusals(folder: Path) -> None:
         trained(folder, HONEST, "refused-3", folder / "runs/coarse", "5ba", duration="7ba")
 
 
+@pytest.mark.parametrize("line", [1, 4, 7])
+def test_a_damaged_journal_is_refused_and_not_verified_in_part(folder: Path, line: int) -> None:
+    file = folder / f"runs/damaged-{line}/journal.jsonl"
+    file.parent.mkdir()
+    texts = (folder / "runs/first/journal.jsonl").read_text().splitlines(keepends=True)
+    texts[line - 1] = texts[line - 1].replace('"', "", 1)
+    file.write_text("".join(texts))
+    with pytest.raises(PluginError, match=rf"journal.jsonl is damaged in line {line}, "):
+        trained(folder, HONEST, f"not verified {line}", file.parent)
+
+
+def test_a_journal_that_is_cut_off_does_not_verify_the_rest(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = folder / "runs/cut/journal.jsonl"
+    file.parent.mkdir()
+    (file.parent / "summary.json").write_text('{"position": {"batch": 12}}')
+    file.write_bytes((folder / "runs/first/journal.jsonl").read_bytes()[:-300])
+    trained(folder, HONEST, "of cut", file.parent)
+    assert "11 batches (that run trained 12 batches: its journal is cut off" in capsys.readouterr().err
+    report = json.loads((folder / "runs/of cut/verification.json").read_text())
+    assert (report["batch"], report["recorded"], report["trained"]) == (11, 11, 12)
+    file.write_bytes(file.read_bytes()[:50])
+    with pytest.raises(PluginError, match=r"journal.jsonl is empty or cut off"):
+        Journal("1ba").compare_with(str(file.parent))
+
+
 class TestJournal(CallbackConformance):
     exempt = {"test_does_not_wait_for_the_device": "an entry of each batch reads weights and gradients on the host"}
 
@@ -484,6 +509,10 @@ def test_the_command_verifies_a_run(typed: Callable[..., tuple[int, str]]) -> No
     assert typed("train", "c.yaml")[0] == 0
     code, said = typed("train", "--from", "runs/first", "--verify")
     assert code == 0 and "hocket: runs/first is repeated bitwise: 12 batches, 4 entries of its journal." in said
+    code, said = typed("train", "--from", "runs/first", "--verify", "callbacks=[lr-monitor]")
+    assert code == 2 and "runs/first has a journal, and this run would keep none" in said
+    code, said = typed("train", "--from", "runs/first", "--verify", "seed=null")
+    assert code == 1 and "one of the two has none. What has changed: seed was 17, is not set" in said
     Path("planted_project.py").write_text(LOSS.replace("cross_entropy(outputs", "cross_entropy(outputs * 1.001"))
     code, said = typed("train", "--from", "runs/first", "--verify")
     assert code == 1 and "in batch 1, the loss differs" in said
@@ -495,7 +524,11 @@ def test_the_command_says_what_to_type(typed: Callable[..., tuple[int, str]]) ->
     assert code == 2 and "Name it: hocket train --from runs/a --verify" in said
     assert typed("train", "c.yaml", "callbacks=[lr-monitor]", "duration=1ba", "algorithms=[]")[0] == 0
     code, said = typed("train", "--from", "runs/first", "--verify")
-    assert code == 2 and "hocket train --from runs/first 'callbacks=[{journal: {every: 100ba}}, lr-monitor]'" in said
+    assert (
+        code == 2
+        and "without a journal" in said
+        and "hocket train --from runs/first 'callbacks=[{journal: {every: 100ba}}, lr-monitor]'" in said
+    )
 
 
 @pytest.mark.long

@@ -291,3 +291,24 @@ def test_losses_of_samples_are_weighed_as_the_trainer_weighs_them() -> None:
     values = judge(regression, "eval", how=How(resamples=200)).estimates
     assert values["loss"].value == pytest.approx(values["rmse"].value ** 2, rel=1e-6)
     assert mcnemar(0, 0) == 1
+
+
+def test_outputs_that_are_not_finite_are_counted_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    inputs, labels = torch.eye(4)[torch.arange(12) % 4], torch.arange(12) % 4
+    inputs[[2, 7, 11], 0] = torch.tensor([float("nan"), float("inf"), float("-inf")])
+    batches = [(inputs[:8], labels[:8]), (inputs[8:], labels[8:])]
+    run = hocket.Trainer(
+        model=nn.Linear(4, 4), loss="cross_entropy", eval_data={"test": batches}, metrics=["accuracy"], device="cpu"
+    )
+    found = judge(run, "test", run="a", how=How(resamples=100))
+    assert found.as_json()["nonfinite"] == 3
+    assert "a has NaN or infinity in the outputs of 3 of 12 samples of 'test'" in capsys.readouterr().err
+    fine = hocket.Trainer(
+        model=nn.Linear(4, 4), loss="cross_entropy", eval_data={"test": [(torch.eye(4), labels[:4])]}, device="cpu"
+    )
+    assert judge(fine, "test", how=How(resamples=100)).as_json()["nonfinite"] == 0 and not capsys.readouterr().err
+
+
+def test_weights_of_one_run_are_not_compared_with_themselves(typed: Any) -> None:
+    code, _, said = typed("runs/a", "runs/b", "test", "--compare", "--weights", "runs/a/weights.safetensors")
+    assert code == 2 and "would evaluate them for both" in said and "runs/a runs/b --compare" in said

@@ -317,4 +317,63 @@ def test_a_killed_command_is_continued_with_the_same_bytes(project: Path, how: s
         assert not any(name.startswith(".part") for name in there)
     assert main([*arguments, "--to", "p"]) == main([*arguments, "--to", "q"]) == 0
     found = {name: each for name, each in files(project / "p").items() if name[0] != "."}
-    assert found == files(project / "q") and kept.items() <= found.items()
+    expected = files(project / "q")
+    manifests = [json.loads(each.pop("predictions.json")) for each in (found, expected)]
+    for each in manifests:  # pytest's process has imported more files
+        each["made_of"].pop("code")
+    assert manifests[0] == manifests[1]
+    assert found == expected and kept.items() <= found.items()
+
+
+class Drawn(torch.utils.data.Dataset[Any]):
+    """Samples from a file, so to say: not tensors in memory."""
+
+    def __init__(self, inputs: torch.Tensor, noise: bool = False) -> None:
+        self.inputs, self.noise = inputs, noise
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        return self.inputs[at] + self.noise * torch.rand(4)
+
+
+@pytest.mark.parametrize("kind", ["tensors", "samples", "list"])
+def test_predictions_of_other_samples_are_not_kept(tmp_path: Path, kind: str) -> None:
+    def data(inputs: torch.Tensor) -> Any:
+        if kind == "list":
+            return list(inputs.split(8))
+        return DataLoader(Drawn(inputs) if kind == "samples" else TensorDataset(inputs), 8)
+
+    run, other = trainer(), INPUTS.clone()
+    other[50 if kind == "tensors" else -1] += 1
+    predict_into(run, data(INPUTS), tmp_path / "p", batches_per_file=3)
+    assert predict_into(run, data(INPUTS), tmp_path / "p", batches_per_file=3) == 83
+    for given in (other, INPUTS[:-1]):
+        with pytest.raises(ValueError, match=r"predictions whose .*samples differ"):
+            predict_into(run, data(given), tmp_path / "p", batches_per_file=3)
+
+
+def test_samples_that_are_drawn_are_continued_and_reading_them_draws_nothing(tmp_path: Path) -> None:
+    run, data = trainer(), DataLoader(Drawn(INPUTS, noise=True), 8)
+    torch.manual_seed(3)
+    predict_into(run, data, tmp_path / "p")
+    torch.manual_seed(3)
+    expected = torch.cat(run.predict(data)).numpy()
+    np.testing.assert_array_equal(read_predictions(tmp_path / "p")["output"], expected)
+    assert predict_into(run, data, tmp_path / "p") == 83
+
+
+def test_predictions_of_another_model_or_code_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("of_the_model.py").write_text("FACTOR = 1\n")
+    monkeypatch.delitem(sys.modules, "of_the_model", raising=False)
+    __import__("of_the_model")
+    linear = nn.Linear(4, 3)
+    predict_into(trainer(nn.Sequential(linear, nn.ReLU())), loader(), "p")
+    with pytest.raises(ValueError, match="predictions whose model differs"):
+        predict_into(trainer(nn.Sequential(linear, nn.Sigmoid())), loader(), "p")
+    Path("of_the_model.py").write_text("FACTOR = 2\n")
+    with pytest.raises(ValueError, match=r"predictions whose code \(of_the_model.py\) differs"):
+        predict_into(trainer(nn.Sequential(linear, nn.ReLU())), loader(), "p")

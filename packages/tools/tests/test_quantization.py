@@ -301,3 +301,26 @@ def test_a_model_is_quantized_once(to):
     model = quantize(linear_network(), to, [torch.randn(4, 64)])
     with pytest.raises(ValueError, match=r"quantized already\. Give the model that it was made of"):
         quantize(model, to, [torch.randn(4, 64)])
+
+
+def test_a_comparison_says_broken_outputs_and_refuses_what_it_cannot_measure():
+    inputs = torch.eye(4)
+    model, broken = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    broken.weight.data[:, 1] = float("nan")  # 0 * NaN is NaN: of all four samples
+
+    def compare(models, data):
+        run = hocket.Trainer(
+            model=model, loss="cross_entropy", eval_data={"test": data}, metrics=["accuracy"], device="cpu"
+        )
+        return compare_compressed(run, models, repeats=1, resamples=0)
+
+    batches = [(inputs, torch.arange(4))]
+    with pytest.warns(UserWarning, match=r"broken \(4\)"):
+        original, row = compare({"broken": broken}, batches)
+    assert (original.nonfinite, row.nonfinite) == (0, 4)
+    with pytest.raises(TypeError, match="list: list"):
+        compare([model], batches)
+    with pytest.raises(TypeError, match="x: str"):
+        compare({"x": "runs/a"}, batches)
+    with pytest.raises(ValueError, match="'test' has no batch"):
+        compare({"x": model}, [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.basics.run_files import METRICS, SUMMARY, content, lines, strict
@@ -131,9 +132,15 @@ def _verify(trainer: Trainer, source: str) -> None:
     keeping = next((each.obj for each in callbacks if hasattr(each.obj, "compare_with")), None)
     if keeping is None:
         names = ", ".join(["{journal: {every: 100ba}}", *(each.name for each in callbacks)])
+        again = f"hocket train --from {shlex.quote(source)}"
+        if any((each / "journal.jsonl").is_file() for each in [Path(source), *Path(source).parents][:3]):
+            raise PluginError(
+                f"{source} has a journal, and this run would keep none to compare with it. Omit `callbacks=`, or add a journal "
+                f"with the interval of that run: {again} --verify 'callbacks=[{names}]'."
+            )
         raise PluginError(
             f"{source} was recorded without a journal, so --verify has nothing to compare with. Repeat it with one, and verify "
-            f"that run: hocket train --from {shlex.quote(source)} 'callbacks=[{names}]'. The callback comes with hocket-tools."
+            f"that run: {again} 'callbacks=[{names}]'. The callback comes with hocket-tools."
         )
     keeping.compare_with(source)
 

@@ -7,6 +7,7 @@ import hashlib
 import statistics
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -21,10 +22,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hocket.data import batches as nested
 from hocket.data.source import one_epoch
-from hocket.errors import WrongValue
+from hocket.errors import WrongType, WrongValue
 from hocket.state.task import Task
 from hocket_tools.beside import beside
 from hocket_tools.compression.model_inputs import Inputs, inputs_of_batches
+from hocket_tools.judging.recording import nonfinite
 from hocket_tools.resampling import Estimate, Statistic, bootstrap
 
 if TYPE_CHECKING:
@@ -60,6 +62,8 @@ class Row:
     latency_ms: float
     batch: int
     threads: int
+    #: How many samples have outputs with NaN or infinity, which a metric of classes counts as some class.
+    nonfinite: int = 0
 
 
 def compare_compressed(
@@ -91,7 +95,8 @@ def compare_compressed(
         A row for the original, which is named "original", and for each model.
 
     Raises:
-        ValueError: there are several ranks, or there is no such metric.
+        ValueError: there are several ranks, there is no such metric, or the set is empty.
+        TypeError: ``models`` are not modules by name.
 
     Example:
         >>> import hocket, hocket_tools, torch
@@ -106,6 +111,9 @@ def compare_compressed(
         >>> [row.name for row in rows], rows[1].bytes < rows[0].bytes
         (['original', 'int8'], True)
     """
+    named = models if isinstance(models, Mapping) else {type(models).__name__: models}
+    if wrong := [f"{key}: {type(model).__name__}" for key, model in named.items() if not isinstance(model, nn.Module)]:
+        raise WrongType(f"«models=» has {wrong[0]}. Give models by name, such as {{'int8': quantize(model, 'int8')}}.")
     state = trainer.state
     if state.strategy.world_size > 1:
         raise WrongValue("Models are compared in one process. Make the Trainer without «devices=» and a launcher.")
@@ -113,13 +121,24 @@ def compare_compressed(
     original = evaluated_model(trainer)
     every = {ORIGINAL: original, **models}
     batches = list(_eval_batches(state, label))
+    if not batches:
+        raise WrongValue(f"The evaluation set '{label}' has no batch to compare models on. Pass one with samples.")
     measured = {}
     for number, (key, model) in enumerate(every.items(), 1):
         measured[key] = _outputs(state.task, model, batches)
         progress("evaluating models", number, len(every))
+    joined = nested.join(batches)
+    broken = {key: nonfinite(outputs, nested.count(joined).samples) for key, outputs in measured.items()}
+    if any(broken.values()):
+        named = ", ".join(f"{key} ({number})" for key, number in broken.items() if number)
+        warnings.warn(
+            f"Outputs with NaN or infinity, by model and number of samples: {named}. A metric of classes counts them as a "
+            "class, so their quality says nothing.",
+            stacklevel=2,
+        )
     sets = len(every) * (resamples + 1)
     estimates = _estimates(
-        state, label, name, measured, nested.join(batches), resamples, lambda done: progress("resampling", done, sets)
+        state, label, name, measured, joined, resamples, lambda done: progress("resampling", done, sets)
     )
     with _model_of(state.task, original):
         (inputs,) = inputs_of_batches(state.task, batches[:1], 1)
@@ -128,7 +147,7 @@ def compare_compressed(
     return [
         Row(
             key, f"{label}/{name}", quality.value, (quality.low, quality.high), change.value, (change.low, change.high),
-            bytes_on_disk(every[key]), times[key] * 1e3, samples, threads,
+            bytes_on_disk(every[key]), times[key] * 1e3, samples, threads, broken[key],
         )
         for key, (quality, change) in estimates.items()
     ]  # fmt: skip

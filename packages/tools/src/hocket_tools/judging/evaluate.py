@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,15 @@ def run(args: argparse.Namespace) -> int:
             f"{len(runs)} run{'s are' if runs[1:] else ' is'} named. Write hocket evaluate RUN_A RUN_B [DATA] --compare for "
             "two, and hocket evaluate RUN [DATA] for one."
         )
+    if (
+        args.compare
+        and args.weights not in (None, "best", "latest")
+        and any(each.args.run is not None for each in runs)
+    ):
+        raise PluginError(
+            f"--weights {args.weights} names the weights of one run, and --compare would evaluate them for both. Write hocket "
+            f"evaluate {runs[0].name} {runs[1].name} --compare for the runs' own weights, or --weights best for their best."
+        )
     how = _how(args)
     with json_alone(args.json):
         judged = [_judged(each, args, how) for each in runs]
@@ -83,10 +93,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_values(found: Asked) -> int:
     from hocket_cli.weights import trainer_with_weights
+    from hocket_tools.judging.arguments import say
 
     with trainer_with_weights(found.args) as (trainer, checkpoint):
         for name, value in trainer.evaluate(checkpoint=checkpoint).items():
             print(f"{name} {value:.6g}")
+            if not math.isfinite(value):
+                say(
+                    f"{name} is {value:.6g}: outputs, targets or weights are NaN or infinite, which other metrics may hide."
+                )
     return 0
 
 

@@ -13,6 +13,7 @@ from hocket.data import loaders
 from hocket.errors import WrongValue
 from hocket.state.metrics import MetricSet
 from hocket.state.simple_metrics import Mean
+from hocket_tools.judging.arguments import say
 from hocket_tools.judging.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from hocket_tools.judging.paired import Difference, paired_test
 from hocket_tools.judging.recording import record
@@ -63,7 +64,8 @@ class Judgement:
     def as_json(self) -> dict[str, Any]:
         """Return everything but the samples as plain data."""
         found: dict[str, Any] = {
-            "run": self.run, "set": self.label, "samples": len(self.samples), "values": self.values,
+            "run": self.run, "set": self.label, "samples": len(self.samples), "nonfinite": self.samples.nonfinite,
+            "values": self.values,
             "metrics": {name: asdict(each) for name, each in self.estimates.items()}, "worst": self.worst,
         }  # fmt: skip
         if self.samples.classes:
@@ -120,6 +122,12 @@ def judge(
         raise WrongValue(
             f"Nothing of a single sample of '{label}' can be judged: its outputs and targets are neither classes nor numbers, "
             "and there is no loss of each sample. Write hocket evaluate FILE --weights … for the values of the whole set."
+        )
+    if found.nonfinite:
+        say(
+            f"{run or 'the model'} has NaN or infinity in the outputs of {found.nonfinite} of {len(found)} samples of "
+            f"'{label}', and metrics of classes count such outputs as a class. Look for such inputs, or weights.",
+            trainer.state.strategy.rank,
         )
     names_ = list(metrics) or _default(found, own)
     estimates = {

@@ -5,16 +5,20 @@ from __future__ import annotations
 import bisect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import BatchSampler, SequentialSampler
+from torch.utils.data import BatchSampler, SequentialSampler, default_convert
 
+from hocket.basics import seeding
 from hocket.data import loaders
 from hocket.data.adapters import CombinedLoaders, adapt
 from hocket.data.batches import Padding
 from hocket.data.samplers import DRAWN
 from hocket.data.source import Source
+from hocket_tools.reproducing import digests
+from hocket_tools.reproducing.environment import data_of
 
 
 class Sharded(CombinedLoaders):
@@ -61,6 +65,21 @@ class Sharded(CombinedLoaders):
     def prepared(self, prepare_data: Callable[..., Any], train: bool, global_batch: int | None) -> Source:
         """Return this rank's batches; the strategy does not divide them again."""
         return adapt(_Own(self), given=self._data)
+
+    def samples(self) -> dict[str, Any]:
+        """Return what identifies the data: its length, the contents of tensors in memory, and its first and last samples.
+
+        Samples that are drawn, or that only a loop over the data reads, are omitted.
+        """
+        data = self._data.dataset if self.batches is not None else self._data
+        known = {key: value for key, value in data_of(data).items() if key in ("batches", "fingerprint", "contents")}
+        if "contents" not in known and known.get("batches") and hasattr(data, "__getitem__"):
+            with suppress(Exception), seeding.preserved(devices=False):  # the loader raises it too, or reads otherwise
+                first, again = (
+                    [digests.digest(default_convert(data[at])) for at in (0, len(data) - 1)] for _ in range(2)
+                )
+                known |= {"ends": first} if first == again else {}
+        return known
 
     def own(self, batch: int) -> bool:
         """Whether this rank reads the batch of this number."""

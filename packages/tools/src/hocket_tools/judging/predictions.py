@@ -184,7 +184,7 @@ def digest(tensors: Mapping[str, Any]) -> str:
 def begin(folder: Path, made_of: Mapping[str, Any]) -> None:
     """Create the folder with a manifest, or check that the one there is of the same predictions.
 
-    Raises ValueError for a folder with other files, and for predictions of other weights, data or options.
+    Raises ValueError for a folder with other files, and for predictions of other weights, data, code or options.
     """
     manifest = folder / MANIFEST
     there = content(manifest)
@@ -198,12 +198,20 @@ def begin(folder: Path, made_of: Mapping[str, Any]) -> None:
         safe_files.replace(manifest, json.dumps({"version": 1, "made_of": made_of, "complete": False}, indent=1))
         return
     then = there.get("made_of") if isinstance(there.get("made_of"), dict) else {}
-    differ = [name for name, value in made_of.items() if then.get(name) != value]  # type: ignore[union-attr]
+    differ = [found for name, value in made_of.items() if (found := _differs(name, then.get(name), value))]  # type: ignore[union-attr]
     if differ:
         raise WrongValue(
             f"--to {folder} has predictions whose {', '.join(differ)} differ{'s' if len(differ) == 1 else ''} from what this "
             f"command would write, so it cannot be continued. Name another folder, or remove this one: rm -r {folder}"
         )
+
+
+def _differs(name: str, then: Any, now: Any) -> str:
+    """Return the name if two values differ; of code with the files of both that have changed."""
+    if name != "code" or not isinstance(then, Mapping):
+        return name if then != now else ""
+    changed = [file for file in then.keys() & now.keys() if then[file] != now[file]]
+    return f"code ({', '.join(sorted(changed))})" if changed else ""
 
 
 def done(folder: Path, suffix: str) -> list[int]:

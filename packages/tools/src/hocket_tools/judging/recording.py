@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from hocket.data import loaders
@@ -120,6 +121,7 @@ class _Recorder(Algorithm):
         with suppress(LookupError, TypeError, WrongValue):  # a task without targets has no metrics
             state.task.update_metric(seen, state.outputs, state.batch)
         part = _read(state, *seen.given) if len(seen.given) == 2 else _nothing()
+        part.nonfinite = nonfinite(state.outputs, count(state, state.batch).samples)
         if self._losses and state.task.has_eval_loss(state.outputs) and state.loss_reduction != "batch":
             part.losses = self._of_each(state)
         if self._keep and len(seen.given) == 2:
@@ -146,6 +148,15 @@ class _Recorder(Algorithm):
         finally:
             step.outputs, step.batch, step.watch = outputs, batch, None
         return torch.stack(sums).double().cpu().numpy()
+
+
+def nonfinite(outputs: Any, samples: int) -> int:
+    """Return how many samples have NaN or infinity in a tensor of outputs, or in several, with a row for each sample."""
+    found = torch.zeros(samples, dtype=torch.bool)
+    for each in tree_leaves(outputs):
+        if isinstance(each, Tensor) and each.is_floating_point() and each.dim() and len(each) == samples:
+            found |= ~each.detach().isfinite().reshape(samples, -1).all(1).cpu()
+    return int(found.sum())
 
 
 class _Seen:

@@ -29,6 +29,7 @@ class Samples:
         errors: ``(samples, 3)`` float64: sums of absolute and squared errors, and their number.
         classes: the number of classes of the outputs; 0 for other tasks.
         outputs, raw_targets: what metrics get, one item for each sample, if they were kept.
+        nonfinite: how many samples have outputs with NaN or infinity, which metrics of classes count as some class.
     """
 
     losses: NDArray[Any]
@@ -38,6 +39,7 @@ class Samples:
     classes: int = 0
     outputs: list[Any] = field(default_factory=list)
     raw_targets: list[Any] = field(default_factory=list)
+    nonfinite: int = 0
 
     def __len__(self) -> int:
         return max(len(self.losses), len(self.targets), len(self.errors), len(self.outputs))
@@ -238,4 +240,5 @@ def merged(parts: Sequence[Samples]) -> Samples:
         classes=max(each.classes for each in parts),
         outputs=[item for each in parts for item in each.outputs],
         raw_targets=[item for each in parts for item in each.raw_targets],
+        nonfinite=sum(each.nonfinite for each in parts),
     )

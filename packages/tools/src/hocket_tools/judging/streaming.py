@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -18,6 +19,7 @@ from hocket_tools.judging.arguments import say
 from hocket_tools.judging.ordered import Sharded
 from hocket_tools.judging.predictions import Format
 from hocket_tools.progress import Progress
+from hocket_tools.reproducing.environment import code
 from hocket_tools.writable import writing
 
 if TYPE_CHECKING:
@@ -39,8 +41,9 @@ def predict_into(
 
     Rows are in the order of the data. A file holds the outputs of ``batches_per_file`` batches, and no more than that is in
     memory; each rank writes every n-th file, so that any number of ranks writes the same files. Files appear complete or not at
-    all: a call that is repeated after a kill keeps the complete ones, and writes the others with the same bytes. All ranks call
-    it, with one folder that they share.
+    all: a call that is repeated after a kill keeps the complete ones, and writes the others with the same bytes. It is refused
+    if weights, model, options, imported source files, or the first and last samples are others. All ranks call it, with one
+    folder that they share.
 
     Args:
         trainer: with the model and its weights.
@@ -87,6 +90,8 @@ def predict_into(
     with weights:
         made_of = {
             "weights": predictions.digest(trainer.model_state_dict(evaluated=True)),
+            "model": predictions.digest({"repr": re.sub(r" at 0x\w+", "", repr(state.model))}),
+            "code": code(),
             "data": predictions.digest(
                 {"name": name, "limit": limit, "batches": sharded.batches, "type": type(data).__name__}
             ),
@@ -95,7 +100,7 @@ def predict_into(
             "precision": type(state.precision).__name__,
         }
         with writing(folder):
-            _on_rank_0(state, lambda: predictions.begin(folder, made_of))
+            _on_rank_0(state, lambda: predictions.begin(folder, {**made_of, "samples": sharded.samples()}))
         sharded.done = _on_rank_0(state, lambda: predictions.done(folder, format))
         if sharded.done:
             say(f"{len(sharded.done)} files in {folder} are complete, and are kept.", strategy.rank)

@@ -45,12 +45,16 @@ class Difference:
     #: Whether the batch is between entries, so that its samples and weights were not compared.
     between: bool = False
     rank: int = 0
+    #: Whether both runs have a seed.
+    seeded: bool = True
     #: What has changed in the environment, in words.
     changes: list[str] = field(default_factory=list)
 
     @property
     def points_at(self) -> str:
         """What it points at, in words."""
+        if not self.seeded:
+            return "random numbers, which are others in each run without a seed: one of the two has none"
         if self.batch == 0 and (self.what == "random" or (self.what == "weights" and "random numbers" in self.others)):
             return "the seed"
         if self.batch == 0 and self.what == "weights":

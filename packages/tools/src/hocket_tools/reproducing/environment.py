@@ -50,8 +50,8 @@ def environment(state: State) -> dict[str, Any]:
         },
         "settings": _settings(state),
         "configuration": _configuration(state.identity.config),
-        "data": _data(state.train_data),
-        "code": {"commit": _commit(), **{name: _digest(file) for name, file in sources().items()}},
+        "data": data_of(state.train_data),
+        "code": {"commit": _commit(), **code()},
     }
 
 
@@ -152,7 +152,7 @@ def _flat(value: Any, at: str) -> Any:
         yield from _flat(item, f"{at}.{key}" if at else str(key))
 
 
-def _data(data: Any) -> dict[str, Any]:
+def data_of(data: Any) -> dict[str, Any]:
     """Return what identifies training data without reading samples; of tensors in memory their contents too."""
     dataset = getattr(data, "dataset", data)
     found: dict[str, Any] = {"type": type(dataset).__qualname__, "loader": type(data).__qualname__}
@@ -189,6 +189,11 @@ def sources() -> dict[str, Path]:
         if os.path.isfile(file) and not file.startswith(installed):
             found[os.path.relpath(file)] = Path(file)
     return found
+
+
+def code() -> dict[str, str]:
+    """Return the digests of `sources`."""
+    return {name: _digest(file) for name, file in sources().items()}
 
 
 def text(file: Path) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.basics import safe_files
-from hocket.basics.run_files import strict
+from hocket.basics.run_files import SUMMARY, content, strict
 from hocket.basics.time import Unit, interval_of
 from hocket.errors import Mistake, WrongValue
 from hocket.hookspecs.callback import Callback
@@ -100,6 +100,7 @@ class Journal(Callback):
     def compare_with(self, place: str) -> None:
         """Compare this run with the recorded one in this folder, from the next fit on."""
         self._against = _folder_of(Path(place))
+        _checked(self._against, 0)
 
     def checkpoint_components(self, state: State) -> list[Component]:
         """Add what each rank recorded since its last entry to checkpoints."""
@@ -190,7 +191,7 @@ class Journal(Callback):
             seeded = None not in (state.seed, (recorded.environment(1).get("settings") or {}).get("seed", 0))
             found = comparison.first_difference(then, now, self._compared, seeded, self._indices)
         if found is not None:
-            found.rank = state.strategy.rank
+            found.rank, found.seeded = state.strategy.rank, seeded
             found.changes = self._changes(recorded, found.batch, found.what)
         if state.strategy.world_size > 1:
             all_found = [each for each in state.bus.all_gather_object(found) if each is not None]
@@ -216,6 +217,8 @@ class Journal(Callback):
             if found.changes
             else " Nothing that is recorded of the environment has changed: look for a kernel that is not deterministic "
             "(deterministic: true), files that the run reads, or another machine."
+            if found.seeded
+            else " Record a run with a seed, such as seed=1, and repeat that one."
         )
         narrow = (
             " To know the first batch and what it computes differently, both runs need a journal of each batch: "
@@ -235,10 +238,20 @@ class Journal(Callback):
                 "interval of its journal, and for at least as long."
             )
         changed = self._changes(recorded, self._compared, "")
-        last = max(recorded.entries)
-        self._report(state, same=True, batch=self._compared, entries=self._entries, changes=changed)
+        last, trained = max(recorded.entries), _batches_of(self._against)
+        self._report(
+            state,
+            same=True,
+            batch=self._compared,
+            entries=self._entries,
+            changes=changed,
+            recorded=last,
+            trained=trained,
+        )
         if state.strategy.rank == 0:
             more = f", of {last} that were recorded" if last > self._compared else ""
+            if trained is not None and trained > last:
+                more += f" (that run trained {trained} batches: its journal is cut off, and the rest is not verified)"
             note = f", although {'; '.join(changed)}" if changed else ""
             print(
                 safe_files.printable(
@@ -287,6 +300,13 @@ def _numbers(losses: list[float | Tensor | None]) -> list[float | None]:
     return [None if loss is None else float(loss) for loss in losses]
 
 
+def _batches_of(folder: Path | None) -> int | None:
+    """Return how many batches a run trained, from its summary; None where it has none."""
+    position = {} if folder is None else content(folder / SUMMARY).get("position")
+    batch = position.get("batch") if isinstance(position, dict) else None
+    return batch if type(batch) is int else None
+
+
 def _folder_of(place: Path) -> Path:
     """Return the folder of a run, from it, its configuration or one of its checkpoints."""
     return next((each for each in [place, *place.parents][:3] if path_of(each, 0).is_file()), place)
@@ -294,12 +314,7 @@ def _folder_of(place: Path) -> Path:
 
 def _recorded(folder: Path, rank: int, ranks: int) -> Recorded:
     """Return the journal of a run for this rank. Raises PluginError if there is none to compare with."""
-    first = Recorded.read(path_of(folder, 0))
-    if not first.head or not first.entries:
-        raise PluginError(
-            f"{folder} has no journal to compare with. Record one first: hocket train --from {folder} "
-            "'callbacks=[{journal: {every: 100ba}}]', with the callbacks that it has; then verify that run."
-        )
+    first = _checked(folder, 0)
     worlds = {start["settings"]["ranks"] for start in first.environments.values() if "settings" in start} - {ranks}
     if worlds:
         raise PluginError(
@@ -307,4 +322,22 @@ def _recorded(folder: Path, rank: int, ranks: int) -> Recorded:
             f"rank records its part of batches, and sums over ranks are rounded otherwise. Start as many: "
             f"hocket launch -n {min(worlds)} -m hocket train --from {folder} --verify."
         )
-    return Recorded.read(path_of(folder, rank))
+    return _checked(folder, rank) if rank else first
+
+
+def _checked(folder: Path, rank: int) -> Recorded:
+    """Return the journal of a rank. Raises PluginError if there is none, or if lines of it are damaged."""
+    path = path_of(folder, rank)
+    recorded = Recorded.read(path)
+    if recorded.head and recorded.entries and not recorded.damaged:
+        return recorded
+    what = f"{folder} has no journal to compare with."
+    if recorded.damaged:
+        numbers = ", ".join(map(str, recorded.damaged[:5])) + (" …" if recorded.damaged[5:] else "")
+        what = f"{path} is damaged in line {numbers}, so a comparison would omit what it recorded."
+    elif path.exists():
+        what = f"{path} is empty or cut off: it has no entry to compare with."
+    raise PluginError(
+        f"{what} Record one first: hocket train --from {folder} 'callbacks=[{{journal: {{every: 100ba}}}}]', with the "
+        "callbacks that it has; then verify that run."
+    )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.basics import safe_files
-from hocket.basics.run_files import objects, strict
+from hocket.basics.run_files import lines, strict
 
 #: The names of the file of rank 0, and of the file with the texts of sources by their digests.
 NAME, SOURCES = "journal.jsonl", "journal.sources.json"
@@ -34,12 +34,14 @@ class Recorded:
     #: Environments, and entries, by batch.
     environments: dict[int, dict[str, Any]] = field(default_factory=dict)
     entries: dict[int, dict[str, Any]] = field(default_factory=dict)
+    #: The numbers of lines that are none of these.
+    damaged: list[int] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path) -> Recorded:
-        """Return what a file holds; nothing if it cannot be read. A line that a killed run left incomplete is skipped."""
+        """Return what a file holds; nothing if it cannot be read. A last line that a killed run left incomplete is skipped."""
         recorded = cls({})
-        for line in objects(path):
+        for number, line in enumerate(lines(path), 1):
             batch = line.get("batch")
             if "journal" in line:
                 recorded.head = line
@@ -47,6 +49,8 @@ class Recorded:
                 recorded.environments[batch] = line["environment"]
             elif type(batch) is int:
                 recorded.entries[batch] = line
+            else:
+                recorded.damaged.append(number)
         return recorded
 
     def entry(self, batch: int, since: int) -> dict[str, Any]:
@@ -79,8 +83,8 @@ class JournalFile:
         elif path.exists():
             _keep(path)
         starts = [{"batch": at, "environment": value} for at, value in self.kept.environments.items()]
-        lines = [self.kept.head, *sorted([*starts, *self.kept.entries.values()], key=lambda line: line["batch"])]
-        safe_files.replace(path, "".join(map(_line, lines)))
+        kept = [self.kept.head, *sorted([*starts, *self.kept.entries.values()], key=lambda line: line["batch"])]
+        safe_files.replace(path, "".join(map(_line, kept)))
         self._path = path
 
     def write(self, line: Mapping[str, Any]) -> None:

@@ -90,9 +90,9 @@ def tune(
     for name, value, example in (("steps", steps, 100), ("run_steps", run_steps, 40), ("limit", limit or 0, 512)):
         if not isinstance(value, int) or isinstance(value, bool):
             raise WrongType(f"«{name}={value!r}» is not a whole number. Write «{name}={example}».")
-    for name, value, example in (("low", low, "1e-7"), ("high", high, "1e3")):
-        if not isinstance(value, int | float):
-            raise WrongType(f"«{name}={value!r}» is not a learning rate. Write «{name}={example}».")
+    for name, rate, usual in (("low", low, "1e-7"), ("high", high, "1e3")):
+        if not isinstance(rate, int | float):
+            raise WrongType(f"«{name}={rate!r}» is not a learning rate. Write «{name}={usual}».")
     given: dict[str, Any] = {"tune(what)": what, "tune(low, high)": (low, high), "tune(steps)": (steps, run_steps)}
     state = trainer.state
     same_on_ranks.over_ranks(
