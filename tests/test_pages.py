@@ -33,6 +33,7 @@ PAGES = (
     pytest.param("docs/how-to/streaming.md", marks=pytest.mark.long),  # a server of S3
     "docs/how-to/mix-data-sets.md docs/reference/streaming.md",
     pytest.param("docs/how-to/write-shards.md", marks=pytest.mark.long),  # a dozen processes
+    pytest.param("docs/how-to/compress-a-run.md", marks=pytest.mark.long),
     pytest.param("docs/how-to/compress.md", marks=pytest.mark.long),
     "docs/how-to/mixed-precision.md",
     "docs/how-to/gradient-accumulation.md",

@@ -93,7 +93,7 @@ def test_resampling_kinds_and_samples_gives_the_same_interval() -> None:
 
 
 def test_the_acceleration_of_groups_is_near_that_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hocket_tools.judging import bootstrap as module
+    from hocket_tools import resampling as module
 
     statistic_ = mean_of(np.random.default_rng(0).exponential(size=3000))
     grouped = module._acceleration(statistic_, statistic_.counts)

@@ -27,7 +27,7 @@ def test_a_plug_in_without_its_library_says_what_to_type(name: str, monkeypatch:
     for module in [each for each in sys.modules if each.partition(".")[0] == library]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, library, None)  # as if it was not installed
-    with pytest.raises(ImportError, match=rf"(?i)type: pip install [^ ]*'{brings}"):
+    with pytest.raises(ImportError, match=rf"(?i)type: pip install .*'{brings}"):
         hocket.Trainer(
             model=nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2)), loss="cross_entropy",
             optimizer="sgd(lr=0.1)", device="cpu", duration="1ep", algorithms=[{name: options}],

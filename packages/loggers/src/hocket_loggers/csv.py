@@ -11,7 +11,8 @@ from typing import IO, Any
 
 from hocket import Logger, State
 from hocket.errors import WrongValue
-from hocket_loggers.resumable_lines import check_filename, keep
+from hocket.hookspecs.logger import check_filename
+from hocket_loggers.resumable_lines import keep
 from hocket_loggers.vendor_records import position
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from hocket.basics.run_files import strict
 from hocket.errors import WrongValue
-from hocket.hookspecs.logger import Logger
+from hocket.hookspecs.logger import Logger, check_filename
 from hocket.hookspecs.ticking import Ticking
 from hocket.plugins.delivery import RowsLostError
 from hocket.state.state import State
 from hocket_loggers.media import Media
-from hocket_loggers.resumable_lines import LinesFile, check_filename
+from hocket_loggers.resumable_lines import LinesFile
 from hocket_loggers.run_summary import RunSummary
 
 #: Between two times of writing. Lines that are written together take a fifth of the time.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import sys
 import zlib
 from collections.abc import Mapping
@@ -14,7 +13,6 @@ from typing import IO, Any
 
 from hocket.basics import safe_files
 from hocket.basics.run_files import strict
-from hocket.errors import WrongValue
 
 
 class LinesFile:
@@ -139,13 +137,3 @@ def _mend(path: Path) -> tuple[int, int]:
                 content += b"\n"
                 file.write(b"\n")  # only the line break was missing
     return len(content), zlib.crc32(content)
-
-
-def check_filename(logger: str, filename: str, ending: str) -> None:
-    """Raise ValueError unless it is a visible file's name, without a folder, with this ending such as ``.csv``."""
-    if not re.fullmatch(rf"[^./\\\0][^/\\\0]*{re.escape(ending)}", filename):
-        name = re.split(r"[/\\]", filename)[-1].partition(".")[0] or "metrics"
-        raise WrongValue(
-            f"The logger {logger!r} was given «filename={filename!r}»; it takes the name of a file within the run's folder "
-            f"that ends with {ending!r} and does not begin with a dot. Write «filename={name + ending!r}»."
-        )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from hocket.errors import WrongValue
 from hocket.hookspecs.callback import Callback
 
 
@@ -33,3 +36,13 @@ class Logger(Callback):
     deadline: float = 10.0
     #: Whether it only displays values. ``fast_dev_run`` and ``overfit``, which write no files, attach only such loggers.
     shows_only: bool = False
+
+
+def check_filename(logger: str, filename: str, ending: str) -> None:
+    """Raise ValueError unless it is a visible file's name, without a folder, with this ending such as ``.csv``."""
+    if not re.fullmatch(rf"[^./\\\0][^/\\\0]*{re.escape(ending)}", filename):
+        name = re.split(r"[/\\]", filename)[-1].partition(".")[0] or "metrics"
+        raise WrongValue(
+            f"The logger {logger!r} was given «filename={filename!r}»; it takes the name of a file within the run's folder "
+            f"that ends with {ending!r} and does not begin with a dot. Write «filename={name + ending!r}»."
+        )

@@ -130,9 +130,9 @@ def compare_compressed(
     joined = nested.join(batches)
     broken = {key: nonfinite(outputs, nested.count(joined).samples) for key, outputs in measured.items()}
     if any(broken.values()):
-        named = ", ".join(f"{key} ({number})" for key, number in broken.items() if number)
+        listed = ", ".join(f"{key} ({number})" for key, number in broken.items() if number)
         warnings.warn(
-            f"Outputs with NaN or infinity, by model and number of samples: {named}. A metric of classes counts them as a "
+            f"Outputs with NaN or infinity, by model and number of samples: {listed}. A metric of classes counts them as a "
             "class, so their quality says nothing.",
             stacklevel=2,
         )
