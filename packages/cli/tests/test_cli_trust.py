@@ -29,7 +29,7 @@ duration: 1ba
 device: cpu
 """
 #: Modules of the standard library that are not loaded at start, of installed distributions, and others.
-NAMES = ["trust_mine", "json", "turtle", "code", "yaml", "_pytest", "torch"]
+NAMES = ["trust_mine", "json", "tabnanny", "code", "yaml", "_pytest", "torch"]
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -42,7 +42,7 @@ def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", [*sys.path])
     importlib.invalidate_caches()
     yield tmp_path / "noted"
-    for name in ("trust_mine", "turtle"):
+    for name in ("trust_mine", "tabnanny"):
         sys.modules.pop(name, None)
 
 
@@ -108,7 +108,7 @@ def test_printing_a_configuration_imports_nothing(command: str, run: Run, noted:
     before, modules = [*sys.path], {*sys.modules}
     code, out, said = run(*(each.format(run=there) for each in COMMANDS[command]), "--print-config")
     assert code == 0 and not noted.exists() and sys.path == before, said
-    assert not {"trust_mine", "turtle"} & ({*sys.modules} - modules)
+    assert not {"trust_mine", "tabnanny"} & ({*sys.modules} - modules)
     printed = yaml.safe_load(out)
     assert printed["model"] == "trust_mine:Net" and printed["eval_data"] == {"test": "subprocess:run"}
     assert printed["callbacks"][0]["early-stopping"]["patience"] == 3, "with the defaults of installed plug-ins"
@@ -125,7 +125,7 @@ def test_a_trusted_run_neither_hides_the_standard_library_nor_silently_what_is_i
     )
     assert "instead of what is installed: _pytest" in second and f"yaml ({there}/evil)" in second
     assert noted.read_text() == "trust_mine "
-    import turtle  # noqa: F401  # not loaded before
+    import tabnanny  # noqa: F401  # not loaded before
 
     assert noted.read_text() == "trust_mine ", "sys.path has the standard library first"
     assert sys.path.index(str(there / "evil")) > max(
@@ -133,7 +133,7 @@ def test_a_trusted_run_neither_hides_the_standard_library_nor_silently_what_is_i
     )
 
 
-@pytest.mark.parametrize("name", ["json", "code", "turtle"])
+@pytest.mark.parametrize("name", ["json", "code", "tabnanny"])
 def test_a_recorded_module_of_the_standard_librarys_name_is_refused(name: str, run: Run, noted: Path) -> None:
     there = stranger(noted.parent / "stranger", noted, name)
     code, _, said = run("train", "--from", str(there), "--trust")

@@ -7,7 +7,6 @@ import hashlib
 import statistics
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from hocket.data import batches as nested
 from hocket.data.source import one_epoch
 from hocket.errors import WrongType, WrongValue
+from hocket.help import warn
 from hocket.state.task import Task
 from hocket_tools.beside import beside
 from hocket_tools.compression.model_inputs import Inputs, inputs_of_batches
@@ -131,10 +131,9 @@ def compare_compressed(
     broken = {key: nonfinite(outputs, nested.count(joined).samples) for key, outputs in measured.items()}
     if any(broken.values()):
         listed = ", ".join(f"{key} ({number})" for key, number in broken.items() if number)
-        warnings.warn(
+        warn(
             f"Outputs with NaN or infinity, by model and number of samples: {listed}. A metric of classes counts them as a "
-            "class, so their quality says nothing.",
-            stacklevel=2,
+            "class, so their quality says nothing."
         )
     sets = len(every) * (resamples + 1)
     estimates = _estimates(

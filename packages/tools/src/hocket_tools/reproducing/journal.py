@@ -60,6 +60,7 @@ class Journal(Callback):
 
     Example:
         >>> import hocket, torch
+        >>> from hocket_tools.reproducing.journal import RepetitionDiffers
         >>> def run(name, lr, **options):
         ...     model = torch.nn.Linear(4, 1)
         ...     torch.nn.init.ones_(model.weight), torch.nn.init.zeros_(model.bias)
@@ -70,9 +71,11 @@ class Journal(Callback):
         >>> first = run("first", 0.1).run_folder
         >>> run("again", 0.1, against=str(first)).timestamp.batch
         3
-        >>> run("other", 0.2, against=str(first))
-        Traceback (most recent call last):
-        hocket_tools.reproducing.journal.RepetitionDiffers: ...
+        >>> try:
+        ...     run("other", 0.2, against=str(first))
+        ... except RepetitionDiffers as error:
+        ...     print(str(error).partition(":")[0])
+        runs/first is not repeated
     """
 
     def __init__(self, every: str = "100ba", sources: bool = True, against: str | None = None) -> None:
