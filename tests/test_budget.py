@@ -15,7 +15,7 @@ BUDGETS = {
     "algorithms-general": 3620,
     "algorithms-nlp": 3545,
     "algorithms-vision": 2420,
-    "checkpoints": 5370,
+    "checkpoints": 5373,
     "cli": 5726,
     "core": 15584,
     "data": 500,

@@ -362,7 +362,7 @@ def test_ignore():
 
 
 def test_ignore_has_to_match_and_is_a_list():
-    with pytest.raises(TypeError, match=r"ignore='2.\*' is a text. Give a list of patterns: ignore=\['2.\*'\]"):
+    with pytest.raises(TypeError, match=r"ignore='2.\*' is not a list of patterns. Give one: ignore=\['2.\*'\]"):
         load_weights(net(), net(1).state_dict(), ignore="2.*")
     with pytest.raises(ValueError, match=r"ignore=\['head.\*'\] matches no weight. .*0.weight, 0.bias"):
         load_weights(net(), net(1).state_dict(), ignore=["2.*", "head.*"])

@@ -307,7 +307,8 @@ def test_a_full_disk_is_said(tmp_path, to):
 
 @pytest.mark.parametrize("command", [["export", "runs/a", "--to", "safetensors"], ["evaluate", "runs/a", "test"]])
 def test_the_state_of_callbacks_is_no_matter_of_weights(trained, capsys, command):
-    trained("checkpoints: runs/a/checkpoints\ncallbacks: [journal]")
+    stopping = "{early-stopping: {monitor: test/loss, patience: 5}}"
+    trained(f"checkpoints: runs/a/checkpoints\ncallbacks: [journal, {stopping}]")
     assert main([*command, "--weights", "latest"]) == 0, capsys.readouterr().err
 
 

@@ -32,7 +32,8 @@ from hocket_checkpoints.components.data import EvaluationData, TrainingData
 VERSION = 1
 #: The key below which components of plug-ins and the Task are saved, so that their names never collide with core's.
 OFFERED = "components"
-_LEFT_OUT: ContextVar[bool] = ContextVar("hocket_left_out", default=False)
+#: Whether state of plug-ins that are not attached is allowed; see `without_plugins`.
+LEFT_OUT: ContextVar[bool] = ContextVar("hocket_left_out", default=False)
 #: Keys of the tree that belong to no component.
 _FRAME = {"version", "ranks"}
 
@@ -40,11 +41,11 @@ _FRAME = {"version", "ranks"}
 @contextmanager
 def without_plugins() -> Iterator[None]:
     """Allow state of plug-ins that are not attached: a Trainer that only evaluates leaves out callbacks on purpose."""
-    token = _LEFT_OUT.set(True)
+    token = LEFT_OUT.set(True)
     try:
         yield
     finally:
-        _LEFT_OUT.reset(token)
+        LEFT_OUT.reset(token)
 
 
 def of_run(state: State) -> Content:
@@ -239,7 +240,7 @@ def _names(tree: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of the components in a tree: its keys, and the paths of components of plug-ins."""
     for key, value in tree.items():
         if key == OFFERED:
-            yield from (f"{OFFERED}.{name}" for name in value if not _LEFT_OUT.get())
+            yield from (f"{OFFERED}.{name}" for name in value if not LEFT_OUT.get())
         else:
             yield key
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -66,9 +66,10 @@ def ignoring(tree: Mapping[str, Any], own: Mapping[str, Any], globs: Sequence[st
 
 
 def check_globs(globs: Sequence[str]) -> None:
-    """Raise TypeError for a text, whose letters would be the globs: ``*`` among them would ignore everything."""
-    if isinstance(globs, str):
-        raise WrongType(f"«ignore={globs!r}» is a text. Give a list of patterns: «ignore=[{globs!r}]».")
+    """Raise TypeError for a text, whose letters would be the globs, for what can be read once, and for others than texts."""
+    if isinstance(globs, str) or not isinstance(globs, Collection) or not all(isinstance(each, str) for each in globs):
+        example = globs if isinstance(globs, str) and globs else "head.*"
+        raise WrongType(f"«ignore={globs!r}» is not a list of patterns. Give one: «ignore=[{example!r}]».")
 
 
 def _paths_to_groups(number: str) -> Sequence[str]:

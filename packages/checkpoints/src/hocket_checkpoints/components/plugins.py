@@ -16,6 +16,7 @@ from hocket.state.component import Check, Component, Like, Saved, Tree
 from hocket.state.state import State
 from hocket_checkpoints.classes import class_named, class_of
 from hocket_checkpoints.components.generic import Decoded
+from hocket_checkpoints.content import LEFT_OUT
 
 #: Kinds with any number of plug-ins. Of other kinds there is always one, which may differ from the saved one. Loggers may
 #: differ too, because training does not depend on them.
@@ -99,7 +100,8 @@ def _problems(
     described = {(each["kind"], each["name"]): each for each in then}
     for (kind, name), each in described.items():
         states = saved.get(kind, {})
-        if (kind, name) not in attached and (kind == "algorithms" or (kind in _SEVERAL and name in states)):
+        left_out = kind in _SEVERAL and name in states and not LEFT_OUT.get()
+        if (kind, name) not in attached and (kind == "algorithms" or left_out):
             problems.append(
                 f"The checkpoint was taken with the {registry.singular(kind)} '{name}' ({each['class']}), which is not "
                 f"attached. {how_to_get(kind, each)}"
