@@ -10,7 +10,7 @@ from hocket_cli import main
 
 CONFIGURATION = """
 model: {torch.nn:Linear: {in_features: 4, out_features: 3}}
-train_data: {mine:data: {}}
+train_data: {alone_data:data: {}}
 loss: cross_entropy
 optimizer: adamw(lr=0.01)
 duration: 4ep
@@ -30,7 +30,7 @@ def data():
 
 def test_alone_it_plans_trains_and_lists(tmp_path: Path, monkeypatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(DATA)
+    Path("alone_data.py").write_text(DATA)
     Path("run.yaml").write_text(CONFIGURATION)
     assert main(["plan", "run.yaml"]) == 0
     assert main(["train", "run.yaml", "duration=2ep"]) == 0
