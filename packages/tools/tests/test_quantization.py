@@ -290,9 +290,8 @@ def test_it_says_what_stays():
     for make in (fake_quantize, lambda model, *arguments, **more: QuantizationAwareTraining(*arguments, **more)):
         with pytest.raises(ValueError, match=r"group_size=7 is not one of \(32, 64, 128\)"):
             make(nn.Linear(64, 64), "int4", group_size=7)
-    model, changed = fake_quantize(
-        nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 4)), "int4"
-    )  # 4 is none of its kernels'
+    # The kernels of int4 do not take 4 outputs.
+    model, changed = fake_quantize(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 4)), "int4")
     assert len(changed) == 1 and type(model[1]) is nn.Linear
 
 

@@ -12,7 +12,7 @@ from hocket.plugins.signatures import MAPPINGS, SEQUENCES, members
 
 
 def mapping_hint(hint: object) -> Any:
-    """Return the member of an annotation that accepts a mapping as it is; None if there is none."""
+    """Return the member of an annotation that takes an unchanged mapping, or None."""
     accepting = [part for part in members(hint) if (typing.get_origin(part) or part) in (*MAPPINGS, Any, object)]
     return accepting[0] if accepting else None
 

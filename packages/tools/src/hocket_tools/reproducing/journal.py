@@ -329,7 +329,7 @@ def _recorded(folder: Path, rank: int, ranks: int) -> Recorded:
 
 
 def _checked(folder: Path, rank: int) -> Recorded:
-    """Return the journal of a rank. Raises PluginError if there is none, or if lines of it are damaged."""
+    """Read the journal of a rank. Raises PluginError if the file does not exist or has damaged lines."""
     path = path_of(folder, rank)
     recorded = Recorded.read(path)
     if recorded.head and recorded.entries and not recorded.damaged:
