@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from hocket import plugins
+from hocket.plugins import PluginError
 from hocket_cli import main
 from hocket_cli.parsers import parser_of
 
@@ -21,6 +22,24 @@ def without_help(parser: argparse.ArgumentParser) -> Iterator[str]:
                 yield from without_help(each)
         elif not action.help:
             yield f"{parser.prog} {action.option_strings or action.dest}"
+
+
+def options(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, argparse.Action]]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from options(each)
+        elif action.option_strings and isinstance(action, argparse._StoreAction):
+            yield parser, action
+
+
+@pytest.mark.parametrize("name", plugins.names("commands"))
+def test_an_option_with_one_value_is_given_once(name: str) -> None:
+    for parser, action in options(parser_of(name, plugins.get("commands", name))):
+        value = str(next(iter(action.choices or ["1"])))
+        given = [action.option_strings[0], value]
+        with pytest.raises(PluginError, match="once. Remove one of the two"):
+            parser.parse_known_args([*given, *given])
 
 
 @pytest.mark.parametrize("name", plugins.names("commands"))
@@ -53,6 +72,9 @@ def test_an_argument_without_a_help_text_is_reported() -> None:
         ("plugins check emma", "no algorithm 'emma'. Did you mean 'ema'?"),
         ("plugins info early-stoping", "no callback 'early-stoping'. Did you mean 'early-stopping'?"),
         ("plugins check zzzz", "There is no plug-in 'zzzz', nor one of a similar name"),
+        ("export runs/a --to onnx --to safetensors", "--to onnx --to safetensors: export takes --to once. Remove one"),
+        ("export a --out b x=1 --to onnx --out b", "--out b --out b: export takes --out once"),
+        ("plugins check --timeout 1 --timeout 2", "--timeout 1.0 --timeout 2.0: plugins check takes --timeout once"),
         ("plan torch.nn:Linear", "It is an import path and not a configuration. Write `model: torch.nn:Linear`"),
     ],
 )

@@ -183,8 +183,6 @@ def test_command_names_mistakes(trained, capsys):
     for command in (["predict", "--to"], ["predict", "--out"], ["export", "--to", "safetensors", "--out"]):
         assert main([command[0], "runs/a", *command[1:], "c.yaml/o.safetensors"]) == 2
         assert "c.yaml/o.safetensors cannot be written: Not a directory" in capsys.readouterr().err
-    assert main(["export", "runs/a", "--to", "onnx", "--to", "safetensors"]) == 2
-    assert "--to onnx --to safetensors are two formats" in capsys.readouterr().err
     (run / "weights.safetensors").unlink()
     for arguments, text in (
         (["runs/b"], "runs/b: It does not exist"),

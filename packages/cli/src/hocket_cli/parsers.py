@@ -11,7 +11,27 @@ from hocket.hookspecs.command import Command
 from hocket.plugins import PluginError
 
 
+class _Once(argparse._StoreAction):
+    """Store the value of an argument. An option that is given twice is an error: its first value would have no effect."""
+
+    _given: argparse.Namespace | None = None
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        if option_string is not None and self._given is namespace:
+            both = " ".join(f"{option_string} {value}" for value in (getattr(namespace, self.dest), values))
+            raise PluginError(f"{both}: {parser._command} takes {_name(self)} once. Remove one of the two.")
+        self._given = namespace
+        super().__call__(parser, namespace, values, option_string)
+
+
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        for name in (None, "store"):
+            self.register("action", name, _Once)
+
     def add_subparsers(self, **options: Any) -> Any:
         """Add parsers of actions, each of which reports the options that it does not have."""
         return super().add_subparsers(parser_class=_ActionParser, **options)

@@ -18,7 +18,7 @@ _FORMATS = ("torch-export", "onnx", "safetensors", "huggingface")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the run, the format and the folder."""
     add_run(parser)
-    parser.add_argument("--to", required=True, action="append", choices=_FORMATS, help="the format to write")
+    parser.add_argument("--to", required=True, choices=_FORMATS, help="the format to write")
     parser.add_argument(
         "--out", metavar="FOLDER", help="the folder to write; exports/FORMAT in the folder of the run unless given"
     )
@@ -35,11 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Export, and print how much the files differ from the run."""
     dynamic = _dynamic(args.dynamic)
-    args.to, *others = args.to
-    if others:
-        raise WrongValue(
-            f"--to {args.to} --to {others[0]} are two formats, and an export has one. Type the command for both."
-        )
     from hocket_cli.overrides import source
     from hocket_tools.exporting.exporter import checked, export_trainer
     from hocket_tools.exporting.preparing import Options
