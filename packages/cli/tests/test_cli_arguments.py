@@ -38,7 +38,7 @@ def test_an_option_with_one_value_is_given_once(name: str) -> None:
     for parser, action in options(parser_of(name, plugins.get("commands", name))):
         value = str(next(iter(action.choices or ["1"])))
         given = [action.option_strings[0], value]
-        with pytest.raises(PluginError, match="once. Remove one of the two"):
+        with pytest.raises(PluginError, match=r"once\. Remove one of the two"):
             parser.parse_known_args([*given, *given])
 
 

@@ -75,6 +75,15 @@ def test_a_table_of_a_run(run, capsys):
         outputs = torch.export.load(folder / "model.pt2").module()(input=images)  # without the code of the model
         assert (outputs.argmax(1) == labels).float().mean().item() == pytest.approx(row["quality"], abs=1e-6)
 
+    assert main(["train", "config.yaml", "run_name=b", "duration=1ep"]) == 0
+    written = ["--to", "int8-static", "--repeats", "1", "--out"]
+    assert main(["compress", "runs/b", *written, "here"]) == main(["compress", "runs/b", *written, "here"]) == 0
+    capsys.readouterr()
+    assert main(["compress", "runs/a", *written, "here"]) == 2
+    assert "here/int8-static has an export of run b" in capsys.readouterr().err
+    assert main(["compress", "runs/a", *written, "here", "--overwrite"]) == 0
+    assert "which is replaced" in capsys.readouterr().err
+
     for arguments, said in (
         (["--to", "int8-static,int3"], "'int3'"),
         (["--to", "int4"], "no multiple of 16"),

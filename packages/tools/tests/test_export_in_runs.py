@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket.testkit
 import hocket_tools
-from hocket.errors import Unsupported, WrongFile
+from hocket.errors import ExistingFile, Unsupported, WrongFile
 from hocket_cli import main
 from hocket_testkit import run_ranks
 from hocket_tools.exporting.callback import Export
@@ -310,10 +311,87 @@ def test_the_state_of_callbacks_is_no_matter_of_weights(trained, capsys, command
     assert main([*command, "--weights", "latest"]) == 0, capsys.readouterr().err
 
 
-def test_the_export_of_another_run_is_replaced_with_a_line(tmp_path, capsys):
+def test_the_export_of_another_run_is_replaced_when_asked(tmp_path, capsys):
     first, second = (models.trainer_of(models.HeadsTask(), models.rows(), run_name=name) for name in "ab")
-    for trainer, said in ((first, False), (first, False), (second, True)):
-        hocket_tools.export(trainer, "safetensors", tmp_path / "out")
-        assert ("out had an export of run a" in capsys.readouterr().err) is said
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    (tmp_path / "link").symlink_to("out")
+    for folder in ("out", "out", "link"):
+        hocket_tools.export(first, "safetensors", tmp_path / folder)
+    with pytest.raises(ExistingFile, match=r"out has an export of run a .* replace it: --overwrite on"):
+        hocket_tools.export(second, "safetensors", tmp_path / "out")
+    assert json.loads((tmp_path / "link/export.json").read_text())["origin"]["run"] == "a"
+    assert "had an export" not in capsys.readouterr().err
+    hocket_tools.export(second, "safetensors", tmp_path / "link", overwrite=True)
+    assert "out had an export of run a" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "link"}
     assert json.loads((tmp_path / "out/export.json").read_text())["origin"]["run"] == "b"
+
+
+def test_the_command_replaces_the_export_of_another_run_when_asked(trained, capsys):
+    trained()
+    assert main(["train", "c.yaml", "run_name=b"]) == 0
+    arguments = ["--to", "safetensors", "--out", "out"]
+    assert main(["export", "runs/a", *arguments]) == main(["export", "runs/a", *arguments]) == 0
+    assert main(["export", "runs/b", *arguments]) == 2
+    assert "out has an export of run a" in (said := capsys.readouterr().err) and "replace it: --overwrite on" in said
+    assert main(["export", "runs/b", *arguments, "--overwrite"]) == 0
+
+
+#: Export in forks that are killed before the n-th change of the file system, and in two that race.
+KILLED = """
+import os, signal, sys, torch
+sys.path.insert(0, {tests!r})
+import exported_models as models
+import hocket_tools
+from pathlib import Path
+
+trainer = models.trainer_of(models.HeadsTask(), models.rows())
+
+def export(value, at=0):
+    changes = 0
+    def hook(event, arguments):
+        nonlocal changes
+        if event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", "ctypes.dlsym"):
+            changes += 1
+            if changes == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+    torch.nn.init.constant_(trainer.state.model.network.classes.bias, value)
+    hocket_tools.export(trainer, "safetensors", "out")
+
+def forked(*arguments):
+    if not (pid := os.fork()):
+        try:
+            export(*arguments)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return pid
+
+def ended(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def value():
+    from safetensors.torch import load_file
+    assert {{"model.safetensors", "export.json", "verification.json"}} == set(os.listdir("out")), os.listdir("out")
+    return float(next(each for name, each in load_file("out/model.safetensors").items() if name.endswith("classes.bias"))[0])
+
+assert ended(forked(1.0)) == 0 and value() == 1.0
+at, code, before = 0, -9, 1.0
+while code == -9:
+    at += 1
+    code = ended(forked(float(at + 1), at))
+    assert value() in (before, float(at + 1)), (at, os.listdir())
+    before = value()
+assert code == 0 and at > 5
+left = len(os.listdir())
+for _ in range(3):
+    assert list(map(ended, [forked(-1.0), forked(-2.0)])) == [0, 0] and value() in (-1.0, -2.0)
+assert len(os.listdir()) == left
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith(("linux", "darwin")), reason="exchanges folders")
+def test_a_killed_export_leaves_the_old_or_the_new_one_and_two_leave_one(tmp_path):
+    text = KILLED.format(tests=str(Path(__file__).parent))
+    ended = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr

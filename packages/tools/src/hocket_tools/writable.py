@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,3 +35,12 @@ def check_writable(path: str | Path) -> None:
         probe = nearest / f".{os.urandom(8).hex()}"
         probe.mkdir()
         probe.rmdir()
+
+
+def exchanged(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders at once. Return False where the system or its disk cannot, or one does not exist."""
+    libc = ctypes.CDLL(None) if os.name == "posix" else None
+    paths = os.fsencode(one), os.fsencode(other)
+    if hasattr(libc, "renameat2"):  # Linux: AT_FDCWD, and RENAME_EXCHANGE
+        return libc.renameat2(-100, paths[0], -100, paths[1], 2) == 0
+    return hasattr(libc, "renamex_np") and libc.renamex_np(*paths, 2) == 0  # macOS: RENAME_SWAP

@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="where to write a folder for each kind; compressed in the folder of the run unless given",
     )
+    parser.add_argument("--overwrite", action="store_true", help="replace models of another run in the folders")
     parser.add_argument(
         "--metric", help="label/name of the metric to compare, such as test/accuracy; default: the first one"
     )
@@ -64,12 +65,13 @@ def run(args: argparse.Namespace) -> int:
     from hocket_tools.compression.comparison import as_json, compare_compressed, evaluated_model, table
     from hocket_tools.compression.writing import write
     from hocket_tools.exporting.exporter import checked
+    from hocket_tools.exporting.preparing import Options
     from hocket_tools.progress import Progress
     from hocket_tools.run_source import folder_to_write, trainer_of_run
 
     read = source(args)
     out = folder_to_write(args.run, "compressed") if args.out is None else Path(args.out)
-    folders = {kind: checked(out / kind) for kind in kinds}
+    folders = {kind: checked(out / kind, None if args.overwrite else read.made.get("run")) for kind in kinds}
     with (
         json_alone(args.json) as stdout,
         trainer_of_run(args, read, callbacks=()) as (trainer, weights),
@@ -83,10 +85,10 @@ def run(args: argparse.Namespace) -> int:
             rows = compare_compressed(
                 trainer, models, metric=args.metric, repeats=args.repeats, compile=args.compile, progress=line.show
             )
-            written = {}
+            written, options = {}, Options("torch-export", checkpoint=weights, overwrite=args.overwrite)
             for number, (name, kind) in enumerate(zip(models, kinds, strict=True)):
                 line.show("writing models", number, len(kinds))
-                written[name] = write(trainer, original, models[name], kind, folders[kind], weights)
+                written[name] = write(trainer, original, models[name], kind, folders[kind], options)
     if args.json:
         content = {"rows": as_json(rows), "models": {name: str(each.folder) for name, each in written.items()}}
         print(json.dumps(strict(content), indent=1), file=stdout)

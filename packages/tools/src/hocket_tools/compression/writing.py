@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def write(
-    trainer: Trainer, original: nn.Module, compressed: nn.Module, kind: str, folder: Path, checkpoint: str | None
+    trainer: Trainer, original: nn.Module, compressed: nn.Module, kind: str, folder: Path, options: Options
 ) -> Exported:
     """Write ``model.pt2`` as `hocket_tools.export` does, and compare what it computes for 1 and 7 samples with the model.
 
@@ -31,7 +31,7 @@ def write(
         original: the model that was compressed, whose arguments name the inputs.
         kind: of the compression.
         folder: as `exporter.checked` returns it.
-        checkpoint: where the weights come from, if not from a file.
+        options: the checkpoint that the weights come from, and whether a model of another run is replaced.
 
     Raises:
         hocket.errors.Unsupported: it cannot be traced.
@@ -48,7 +48,7 @@ def write(
     program, axes = graphs.traced(model, inputs[0], varying(inputs[0], inputs[1:], counts))
     verified = [Sample(count, each, model.outputs(each)) for count, each in list(zip(counts, inputs, strict=True))[1:]]
     facts = Facts(
-        origin={**manifest.origin(state, checkpoint, original), "compression": kind},
+        origin={**manifest.origin(state, options.checkpoint, original), "compression": kind},
         preprocessing=manifest.preprocessing(state, given, []),
         classes=manifest.classes(state, given),
         left_out=(),
@@ -58,4 +58,4 @@ def write(
         has_adapters=False,
     )
     subject = Subject(model, inputs[0], axes, program, [], None, False)
-    return written(TorchExport(), program, subject, verified, facts, Options("torch-export"), folder)
+    return written(TorchExport(), program, subject, verified, facts, options, folder)

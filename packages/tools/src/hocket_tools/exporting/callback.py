@@ -55,7 +55,7 @@ class Export(Callback):
         adapters: str = "merged",
         dynamic: Dynamic | None = None,
     ) -> None:
-        self._options = Options(to, adapters, dynamic or {})
+        self._options = Options(to, adapters, dynamic or {}, overwrite=True)
         self._due = Due(every)
         self._out = out
         self._exported: int | None = None

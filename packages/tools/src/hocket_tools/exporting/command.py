@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dynamic", action="append", default=[], metavar="INPUT:AXIS",
         help="an axis that varies besides samples and the length of text, such as image:2; may be repeated",
     )  # fmt: skip
+    parser.add_argument("--overwrite", action="store_true", help="replace an export of another run in the folder")
     parser.add_argument("--json", action="store_true", help="print folder, description and verification as JSON")
 
 
@@ -47,15 +48,14 @@ def run(args: argparse.Namespace) -> int:
         "deterministic": False, "duration": None, "schedule": None, "profile": None,
     }  # fmt: skip
     read = source(args)
-    out = checked(
-        folder_to_write(args.run, f"exports/{args.to}") if args.out is None else args.out
-    )  # before a model is made
+    out = folder_to_write(args.run, f"exports/{args.to}") if args.out is None else args.out
+    out = checked(out, None if args.overwrite else read.made.get("run"))  # before a model is made
     with (
         json_alone(args.json) as stdout,
         Progress() as line,
         trainer_of_run(args, read, **instead) as (trainer, weights),
     ):
-        options = Options(args.to, args.adapters, dynamic, weights, stage=line.show)
+        options = Options(args.to, args.adapters, dynamic, weights, args.overwrite, stage=line.show)
         exported = export_trainer(trainer, options, out)
     if args.json:
         batches = [comparison.as_dict() for comparison in exported.comparisons]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from hocket_tools.exporting.formats import Format, Subject
 from hocket_tools.exporting.observing import Predict
 from hocket_tools.exporting.preparing import Facts, Options, prepare
 from hocket_tools.exporting.verification import TOLERANCE, Comparison, ExportDiffers, Sample, compare
-from hocket_tools.writable import check_writable, writing
+from hocket_tools.writable import check_writable, exchanged, writing
 
 if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
@@ -62,6 +62,7 @@ def export(
     data: Iterable[Any] | None = None,
     adapters: str = "merged",
     dynamic: Dynamic | None = None,
+    overwrite: bool = False,
 ) -> Exported:
     """Export the model with the weights that evaluation uses, such as the averages of EMA, and verify the files.
 
@@ -72,17 +73,19 @@ def export(
 
     Args:
         to: ``"torch-export"``, ``"onnx"``, ``"safetensors"`` or ``"huggingface"``.
-        out: the folder to write, which an earlier export may have; by default ``exports/<to>`` in the folder of the run.
+        out: the folder to write, which an earlier export of this run may have; by default ``exports/<to>`` in the folder of
+            the run. A killed process leaves the earlier or the new export, where the system exchanges folders (Linux, macOS).
         checkpoint: ``"best"``, ``"latest"`` or the path of a checkpoint whose weights to export, as in ``trainer.predict``.
         data: batches to verify with; by default the first evaluation set.
         adapters: ``"merged"`` into the weights, or ``"apart"``.
         dynamic: further axes that vary, by input: ``{"x": [2, 3]}``.
+        overwrite: whether to replace an export of another run.
 
     Raises:
         hocket.errors.Unsupported: the model cannot be exported; the message names the line.
         hocket.errors.MissingPackage: a library of the format is not installed.
         FloatingPointError: the files compute something else.
-        FileExistsError: ``out`` is something else than an earlier export.
+        FileExistsError: ``out`` is something else than an earlier export of this run.
 
     Example:
         >>> import hocket, hocket_tools, tempfile, torch
@@ -95,7 +98,7 @@ def export(
         torch.Size([3, 1])
     """
     path = None if checkpoint is None else os.fspath(checkpoint)
-    options = Options(to, adapters, dynamic or {}, path)
+    options = Options(to, adapters, dynamic or {}, path, overwrite)
     return export_trainer(trainer, options, out, data)
 
 
@@ -120,7 +123,7 @@ def export_state(
     state: State, predict: Predict, options: Options, out: str | Path | None = None, data: Iterable[Any] | None = None
 ) -> Exported:
     """Implement `export` for a state, also during a fit. Every rank calls it, and rank 0 writes."""
-    folder = checked(_folder(state, options, out), state.folder.path)
+    folder = check_folder(state, options, out)
     with seeding.preserved():  # what reads weights may make a model first
         format, subject, verified, facts = prepare(state, predict, options, data)
         options.stage(f"converting to {options.to}")
@@ -130,13 +133,11 @@ def export_state(
         return ranks_of(state).first(lambda: written(format, built, subject, verified, facts, options, folder))
 
 
-def check_folder(state: State, options: Options, out: str | Path | None) -> None:
-    """Raise WrongFile or ExistingFile, on all ranks, unless the folder can be written."""
-    ranks_of(state).first(lambda: checked(_folder(state, options, out), state.folder.path))
-
-
-def _folder(state: State, options: Options, out: str | Path | None) -> str | Path:
-    return state.folder.path / "exports" / options.to if out is None else out
+def check_folder(state: State, options: Options, out: str | Path | None) -> Path:
+    """Return the folder to write. Raises WrongFile or ExistingFile on all ranks; see `checked`."""
+    folder = state.folder.path / "exports" / options.to if out is None else out
+    whose = None if options.overwrite else state.run.id
+    return ranks_of(state).first(lambda: checked(folder, whose, state.folder.path))
 
 
 def written(
@@ -165,23 +166,25 @@ def written(
         with writing(folder):
             _write(temporary / MANIFEST, description)
             _write(temporary / VERIFICATION, _verification(comparisons, options, facts))
-            _replace(folder, temporary, facts.origin, options.say)
+            _replace(folder, temporary, facts.origin["id"], options)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return Exported(folder, description, comparisons)
 
 
-def checked(folder: str | Path, run: Path | None = None) -> Path:
-    """Return a folder as an absolute path.
+def checked(folder: str | Path, whose: str | None, run: Path | None = None) -> Path:
+    """Return a folder as an absolute path, where a link leads.
 
     Args:
+        whose: the id of the run whose earlier export may be replaced; None for that of any run.
         run: the folder of the run, which may not exist yet.
 
     Raises:
-        hocket.errors.ExistingFile: something else is there than an earlier export, or the run will be.
+        hocket.errors.ExistingFile: something else is there than such an export, or the run will be.
         hocket.errors.WrongFile: it cannot be written.
     """
     path = Path(folder).expanduser().absolute()
+    path = path.resolve() if path.is_symlink() else path
     if run is not None and path in (run.absolute(), *run.absolute().parents):
         raise ExistingFile(
             f"{path} has the run itself, and an export is a folder of its own. Write out={path / 'export'}."
@@ -190,8 +193,19 @@ def checked(folder: str | Path, run: Path | None = None) -> Path:
         raise ExistingFile(
             f"{path} is there, and is not an earlier export, which would be replaced. Give another folder, or remove it."
         )
+    if whose is not None and (earlier := _earlier(path, whose)):
+        raise ExistingFile(
+            f"{path} has an export of {earlier}, and this one is of another run. Give another folder to keep both, or "
+            "replace it: --overwrite on the command line, overwrite=True in Python."
+        )
     check_writable(path)
     return path
+
+
+def _earlier(folder: Path, whose: str) -> str:
+    """Return the name and id of the run of an earlier export, if that is another one; else an empty text."""
+    origin = content(folder / MANIFEST).get("origin") or {"id": whose}
+    return "" if origin.get("id") == whose else f"run {origin.get('run')} ({origin.get('id')})"
 
 
 def describe(subject: Subject, verified: Sequence[Sample], options: Options, facts: Facts) -> dict[str, Any]:
@@ -227,19 +241,19 @@ def _write(file: Path, values: Mapping[str, Any]) -> None:
     safe_files.replace(file, json.dumps(strict(values), indent=1) + "\n")
 
 
-def _replace(folder: Path, temporary: Path, origin: Mapping[str, Any], say: Callable[[str], None]) -> None:
+def _replace(folder: Path, temporary: Path, whose: str, options: Options) -> None:
     """Put the new folder in place of an earlier one, also of another process, and say if that is of another run."""
     for _ in range(9):
         with suppress(OSError):
             temporary.rename(folder)
             return
-        checked(folder)
-        old = folder.with_name(f".{folder.name}.{os.urandom(8).hex()}")
+        checked(folder, None if options.overwrite else whose)
+        earlier = _earlier(folder, whose)
+        if exchanged(temporary, folder):
+            if earlier:
+                options.say(f"{folder} had an export of {earlier}, which is replaced")
+            return
         with suppress(FileNotFoundError):  # another process has moved it
-            folder.rename(old)
-            earlier = content(old / MANIFEST).get("origin", {})
+            folder.rename(old := folder.with_name(f".{folder.name}.{os.urandom(8).hex()}"))
             shutil.rmtree(old)
-            if any(earlier.get(key) != origin[key] for key in ("run", "id")):
-                whose = f"run {earlier.get('run')} ({earlier.get('id')})"
-                say(f"{folder} had an export of {whose}, which is replaced. Give another folder to keep both")
     temporary.rename(folder)

@@ -37,6 +37,8 @@ class Options:
     adapters: str = "merged"
     dynamic: Dynamic = field(default_factory=dict)
     checkpoint: str | None = None
+    #: Whether an export of another run is replaced.
+    overwrite: bool = False
     #: Called with a line for each decision that nobody asked for, and with the name of each stage.
     say: Callable[[str], None] = _say
     stage: Callable[[str], None] = _skip
