@@ -198,7 +198,9 @@ def differing(folder: Path, plant: Planted, name: str, first: str, every: str = 
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    """Return the lines of a journal without their numbers, and without the end."""
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "line"} for line in found if "end" not in line]
 
 
 def test_an_honest_repetition_passes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -350,8 +352,9 @@ def test_a_resumed_run_continues_its_journal(folder: Path) -> None:
 
 
 def test_refusals(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"not in batches, which a journal counts\. Write every='100ba'"):
-        Journal("1ep")
+    for every in ("1ep", 1, "1", 0, None, "x"):
+        with pytest.raises(ValueError, match=r"is no time in batches, which a journal counts\. Write every='100ba'"):
+            Journal(every)  # type: ignore[arg-type]
     (folder / "runs/empty").mkdir()
     with pytest.raises(PluginError, match=r"has no journal to compare with. Record one first: hocket train --from"):
         trained(folder, HONEST, "refused", folder / "runs/empty")
@@ -371,22 +374,49 @@ def test_a_damaged_journal_is_refused_and_not_verified_in_part(folder: Path, lin
     texts = (folder / "runs/first/journal.jsonl").read_text().splitlines(keepends=True)
     texts[line - 1] = texts[line - 1].replace('"', "", 1)
     file.write_text("".join(texts))
-    with pytest.raises(PluginError, match=rf"journal.jsonl is damaged in line {line}, "):
+    with pytest.raises(PluginError, match=rf"journal.jsonl is damaged, or lacks a line, at line {line}, "):
         trained(folder, HONEST, f"not verified {line}", file.parent)
 
 
-def test_a_journal_that_is_cut_off_does_not_verify_the_rest(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("line", [1, 2, 3, 7, 14])
+def test_a_journal_without_one_of_its_lines_is_refused(folder: Path, line: int) -> None:
+    file = folder / f"runs/without-{line}/journal.jsonl"
+    file.parent.mkdir()
+    texts = (folder / "runs/first/journal.jsonl").read_text().splitlines(keepends=True)
+    file.write_text("".join(texts[: line - 1] + texts[line:]))
+    with pytest.raises(PluginError, match=rf"journal.jsonl is damaged, or lacks a line, at line {line}, .*Record one"):
+        trained(folder, HONEST, f"not verified without {line}", file.parent)
+
+
+def test_a_resumed_run_does_not_hide_that_a_line_is_missing(folder: Path) -> None:
+    options = {"checkpoints": {"folder": str(folder / "stored whole"), "every": "4ba"}, "resume": "auto"}
+    with pytest.raises(RuntimeError, match="crashed"):
+        trained(folder, HONEST._replace(later=(8, crash)), "hole", every="1ba", **options)
+    file = folder / "runs/hole/journal.jsonl"
+    texts = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(texts[:5] + texts[6:]))
+    trained(folder, HONEST, "hole", every="1ba", **options)
+    with pytest.raises(PluginError, match=r"lacks a line, at line 6, "):
+        Journal("1ba").compare_with(str(file.parent))
+
+
+def test_a_journal_that_is_cut_off_does_not_verify_the_rest(folder: Path) -> None:
     file = folder / "runs/cut/journal.jsonl"
     file.parent.mkdir()
-    (file.parent / "summary.json").write_text('{"position": {"batch": 12}}')
-    file.write_bytes((folder / "runs/first/journal.jsonl").read_bytes()[:-300])
-    trained(folder, HONEST, "of cut", file.parent)
-    assert "11 batches (that run trained 12 batches: its journal is cut off" in capsys.readouterr().err
-    report = json.loads((folder / "runs/of cut/verification.json").read_text())
-    assert (report["batch"], report["recorded"], report["trained"]) == (11, 11, 12)
-    file.write_bytes(file.read_bytes()[:50])
-    with pytest.raises(PluginError, match=r"journal.jsonl is empty or cut off"):
-        Journal("1ba").compare_with(str(file.parent))
+    whole = (folder / "runs/first/journal.jsonl").read_bytes()
+    assert json.loads(whole.splitlines()[-1]) == {"batch": 12, "end": True, "line": 16}
+    for name, part, last in (("end", whole[:-30], 12), ("entry", whole[:-300], 11)):
+        file.write_bytes(part)
+        with pytest.raises(
+            PluginError, match=rf"{last} batches, .* has no end, .* cut off after batch {last}\. Record one"
+        ):
+            trained(folder, HONEST, f"of cut {name}", file.parent)
+        report = json.loads((folder / f"runs/of cut {name}/verification.json").read_text())
+        assert (report["batch"], report["recorded"], report["complete"]) == (last, last, False)
+    for part in (b"".join(whole.splitlines(keepends=True)[:3]), whole[:50]):
+        file.write_bytes(part)
+        with pytest.raises(PluginError, match=r"journal.jsonl is empty or cut off: .*Record one first"):
+            Journal("1ba").compare_with(str(file.parent))
 
 
 class TestJournal(CallbackConformance):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.basics import safe_files
-from hocket.basics.run_files import SUMMARY, content, strict
-from hocket.basics.time import Unit, interval_of
+from hocket.basics.run_files import strict
+from hocket.basics.time import TimeError, Unit, interval_of
 from hocket.errors import Mistake, WrongValue
 from hocket.hookspecs.callback import Callback
+from hocket.loop.agreement import ranks_of
 from hocket.plugins import PluginError
 from hocket.state.component import Check, Component, PerRank, Saved
 from hocket.state.state import State
@@ -79,9 +81,11 @@ class Journal(Callback):
     """
 
     def __init__(self, every: str = "100ba", sources: bool = True, against: str | None = None) -> None:
-        time = interval_of(every, "every", optional=False).every
+        time = None
+        with suppress(TimeError):
+            time = interval_of(every, "every").every
         if time is None or time.unit is not Unit.BATCH:
-            raise WrongValue(f"«every={every!r}» is not in batches, which a journal counts. Write «every='100ba'».")
+            raise WrongValue(f"«every={every!r}» is no time in batches, which a journal counts. Write «every='100ba'».")
         self._every = int(time.value)
         self.every_batches = {"after_train_batch": self._every}
         self._sources = sources
@@ -97,7 +101,7 @@ class Journal(Callback):
         self._written = -1
         #: The recorded journal, the entries of this run that were not compared yet, the last batch that was, and how many were.
         self._recorded: Recorded | None = None
-        self._here = Recorded({})
+        self._here = Recorded()
         self._compared, self._entries = -1, 0
 
     def compare_with(self, place: str) -> None:
@@ -116,7 +120,8 @@ class Journal(Callback):
         rank, ranks, batch = state.strategy.rank, state.strategy.world_size, state.timestamp.batch
         folder = state.run_folder
         if self._against is not None:
-            self._recorded = _recorded(self._against, rank, ranks)
+            against = self._against
+            self._recorded = ranks_of(state).agree(lambda: _recorded(against, rank, ranks))
         here = json.loads(json.dumps(environment(state), default=str))
         self._environment = here
         if rank == 0 and self._sources:
@@ -153,6 +158,8 @@ class Journal(Callback):
         if self._written != state.timestamp.batch:
             self._inputs = self._gradients = None
             self._write(state)
+        assert self._file is not None
+        self._file.write({"batch": self._written, "end": True})
         if self._recorded is not None:
             self._conclude(state, self._recorded)
 
@@ -233,15 +240,16 @@ class Journal(Callback):
         return text.replace("«", '"').replace("»", '"')
 
     def _conclude(self, state: State, recorded: Recorded) -> None:
-        """Say that nothing differs. Raises PluginError if nothing was compared."""
+        """Say that nothing differs. Raises PluginError if nothing was compared, or the recorded journal is not complete."""
+        assert self._against is not None
         if not self._entries or not self._compared:
             raise PluginError(
                 f"No batch of {self._against} was compared: its journal has entries after batches "
-                f"{', '.join(map(str, list(recorded.entries)[:5])) or 'none'}, and this run after others. Repeat it with the "
-                "interval of its journal, and for at least as long."
+                f"{', '.join(map(str, list(recorded.entries)[:5]))}, and this run after others. Repeat it with the interval of "
+                "its journal, and for at least as long."
             )
         changed = self._changes(recorded, self._compared, "")
-        last, trained = max(recorded.entries), _batches_of(self._against)
+        last, ended = max(recorded.entries), all(state.bus.all_gather_object(recorded.ended))
         self._report(
             state,
             same=True,
@@ -249,20 +257,19 @@ class Journal(Callback):
             entries=self._entries,
             changes=changed,
             recorded=last,
-            trained=trained,
+            complete=ended,
         )
-        if state.strategy.rank == 0:
-            more = f", of {last} that were recorded" if last > self._compared else ""
-            if trained is not None and trained > last:
-                more += f" (that run trained {trained} batches: its journal is cut off, and the rest is not verified)"
-            note = f", although {'; '.join(changed)}" if changed else ""
-            print(
-                safe_files.printable(
-                    f"hocket: {self._against} is repeated bitwise: {self._compared} batches{more}, {self._entries} entries of "
-                    f"its journal{note}."
-                ),
-                file=sys.stderr,
+        more = f", of {last} that were recorded" if last > self._compared else ""
+        note = f", although {'; '.join(changed)}" if changed else ""
+        compared = f"{self._compared} batches{more}, {self._entries} entries of its journal{note}"
+        text = safe_files.printable(f"{self._against} is repeated bitwise: {compared}.")
+        if not ended:
+            raise PluginError(
+                f"{text} That is not the whole run: its journal has no end, because the run was interrupted or the file is cut "
+                f"off after batch {last}. {_record(self._against)}"
             )
+        if state.strategy.rank == 0:
+            print(f"hocket: {text}", file=sys.stderr)
 
     def _report(self, state: State, **values: Any) -> None:
         if state.strategy.rank == 0:
@@ -303,13 +310,6 @@ def _numbers(losses: list[float | Tensor | None]) -> list[float | None]:
     return [None if loss is None else float(loss) for loss in losses]
 
 
-def _batches_of(folder: Path | None) -> int | None:
-    """Return how many batches a run trained, from its summary; None where it has none."""
-    position = {} if folder is None else content(folder / SUMMARY).get("position")
-    batch = position.get("batch") if isinstance(position, dict) else None
-    return batch if type(batch) is int else None
-
-
 def _folder_of(place: Path) -> Path:
     """Return the folder of a run, from it, its configuration or one of its checkpoints."""
     return next((each for each in [place, *place.parents][:3] if path_of(each, 0).is_file()), place)
@@ -332,15 +332,19 @@ def _checked(folder: Path, rank: int) -> Recorded:
     """Read the journal of a rank. Raises PluginError if the file does not exist or has damaged lines."""
     path = path_of(folder, rank)
     recorded = Recorded.read(path)
-    if recorded.head and recorded.entries and not recorded.damaged:
+    if recorded.head and any(recorded.entries) and not recorded.damaged:
         return recorded
     what = f"{folder} has no journal to compare with."
     if recorded.damaged:
         numbers = ", ".join(map(str, recorded.damaged[:5])) + (" …" if recorded.damaged[5:] else "")
-        what = f"{path} is damaged in line {numbers}, so a comparison would omit what it recorded."
+        what = f"{path} is damaged, or lacks a line, at line {numbers}, so a comparison would omit what it recorded."
     elif path.exists():
-        what = f"{path} is empty or cut off: it has no entry to compare with."
-    raise PluginError(
-        f"{what} Record one first: hocket train --from {folder} 'callbacks=[{{journal: {{every: 100ba}}}}]', with the "
-        "callbacks that it has; then verify that run."
+        what = f"{path} is empty or cut off: it has no entry after a batch to compare with."
+    raise PluginError(f"{what} {_record(folder)}")
+
+
+def _record(folder: Path) -> str:
+    return (
+        f"Record one first: hocket train --from {folder} 'callbacks=[{{journal: {{every: 100ba}}}}]', with the callbacks that "
+        "it has; then verify that run."
     )

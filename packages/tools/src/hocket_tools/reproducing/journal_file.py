@@ -1,7 +1,7 @@
 """The files of a journal: ``journal.jsonl`` in the folder of a run, one for each rank, and the sources that the run imported.
 
 The first line names the run, others have an ``environment``, or are entries with digests. Both have the ``batch`` after which
-they were written.
+they were written, and all have the number of their ``line``, so that a missing one is noticed. A fit that ends writes ``end``.
 """
 
 from __future__ import annotations
@@ -30,28 +30,38 @@ class Recorded:
     """The journal of a rank as it was read."""
 
     #: The first line; empty if there is none.
-    head: dict[str, Any]
+    head: dict[str, Any] = field(default_factory=dict)
     #: Environments, and entries, by batch.
     environments: dict[int, dict[str, Any]] = field(default_factory=dict)
     entries: dict[int, dict[str, Any]] = field(default_factory=dict)
-    #: The numbers of lines that are none of these.
+    #: The numbers of lines that are none of these, and of the first one before which a line is missing.
     damaged: list[int] = field(default_factory=list)
+    #: All other lines as they were read, and whether the last one says that a fit has ended.
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    ended: bool = False
 
     @classmethod
     def read(cls, path: Path) -> Recorded:
         """Return what a file holds; nothing if it cannot be read. A last line that a killed run left incomplete is skipped."""
-        recorded = cls({})
+        recorded = cls()
         for number, line in enumerate(lines(path), 1):
-            batch = line.get("batch")
-            if "journal" in line:
-                recorded.head = line
-            elif type(batch) is int and isinstance(line.get("environment"), dict):
-                recorded.environments[batch] = line["environment"]
-            elif type(batch) is int:
-                recorded.entries[batch] = line
-            else:
+            if not recorded.add(line) or (line.get("line", number) != number and not recorded.damaged):
                 recorded.damaged.append(number)
         return recorded
+
+    def add(self, line: dict[str, Any]) -> bool:
+        """Add a line. Return False if it is none of a journal."""
+        batch, self.ended = line.get("batch"), "end" in line
+        if "journal" in line:
+            self.head = line
+        elif type(batch) is not int:
+            return False
+        elif isinstance(line.get("environment"), dict):
+            self.environments[batch] = line["environment"]
+        elif not self.ended:
+            self.entries[batch] = line
+        self.lines.append(line)
+        return True
 
     def entry(self, batch: int, since: int) -> dict[str, Any]:
         """Return the entry of a batch, with losses and orders of all batches after ``since`` that were recorded."""
@@ -74,23 +84,24 @@ class JournalFile:
 
     def __init__(self, path: Path, run: str, batch: int, **head: Any) -> None:
         before = Recorded.read(path)
-        same = before.head.get("run") == run
-        #: What the file held of this run up to the batch.
-        self.kept = Recorded(before.head if same else {"journal": VERSION, "run": run, **head})
-        if same:
-            self.kept.environments = {at: value for at, value in before.environments.items() if at <= batch}
-            self.kept.entries = {at: value for at, value in before.entries.items() if at <= batch}
-        elif path.exists():
-            _keep(path)
-        starts = [{"batch": at, "environment": value} for at, value in self.kept.environments.items()]
-        kept = [self.kept.head, *sorted([*starts, *self.kept.entries.values()], key=lambda line: line["batch"])]
-        safe_files.replace(path, "".join(map(_line, kept)))
-        self._path = path
+        #: What the file held of this run up to the batch. Lines keep their numbers, which show what is missing among them.
+        self.kept = Recorded()
+        if before.head.get("run") == run:
+            for line in before.lines:
+                if line.get("batch", 0) <= batch and "end" not in line:
+                    self.kept.add(line)
+        else:
+            if path.exists():
+                _keep(path)
+            self.kept.add({"journal": VERSION, "run": run, **head, "line": 1})
+        safe_files.replace(path, "".join(map(_line, self.kept.lines)))
+        self._path, self._number = path, self.kept.lines[-1].get("line", len(self.kept.lines))
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append a line at once."""
+        self._number += 1
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(_line(line))
+            file.write(_line({**line, "line": self._number}))
 
 
 def _line(line: Mapping[str, Any]) -> str:
