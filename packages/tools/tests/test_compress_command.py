@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from hocket_cli import main
 
@@ -22,6 +23,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 def net():
     return nn.Sequential(nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4))
+
+
+def nothing():
+    return [(torch.zeros(0, 1, 4, 4), torch.zeros(0, dtype=torch.long))]
 
 
 def data():
@@ -84,7 +89,12 @@ def test_a_table_of_a_run(run, capsys):
     assert main(["compress", "runs/a", *written, "here", "--overwrite"]) == 0
     assert "which is replaced" in capsys.readouterr().err
 
+    weights = load_file("runs/a/weights.safetensors")
+    weights["4.bias"][0] = torch.inf
+    save_file(weights, "broken.safetensors")
     for arguments, said in (
+        (["--to", "pruned", "--weights", "broken.safetensors"], "NaN or infinity, in 4.bias"),
+        (["--to", "pruned", "eval_data={test: digits_of_this_test:nothing}"], "'test' has no sample"),
         (["--to", "int8-static,int3"], "'int3'"),
         (["--to", "int4"], "no multiple of 16"),
         (["--to", "int8-static", "--metric", "test/f1"], "Give one of test/accuracy"),

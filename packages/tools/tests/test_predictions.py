@@ -260,6 +260,14 @@ class Slow(torch.nn.Linear):
 
 def data():
     return DataLoader(TensorDataset(INPUTS, INPUTS[:, :1]), 2)
+
+def broken():
+    inputs = INPUTS.clone()
+    inputs[7], inputs[9, 0] = float("nan"), float("inf")
+    return DataLoader(TensorDataset(inputs, inputs[:, :1]), 2)
+
+def stream():
+    return iter([*broken()])
 """
 CONFIGURATION = """
 model: {mine:Slow: {in_features: 4, out_features: 1}}
@@ -293,6 +301,14 @@ def test_the_command_writes_predictions_of_a_run(project: Path, capsys: pytest.C
     from safetensors.torch import load_file
 
     assert np.array_equal(load_file("o.safetensors")["outputs"].numpy(), read_predictions("p")["output"])
+    for data, to, where in (
+        ("broken", ["--to", "b", "--batches-per-file", "3"], "sample 7, sample 9"),
+        ("stream", ["--to", "s", "--batches-per-file", "3"], "row 1 of part-000001.npz, row 3 of part-000001.npz"),
+        ("broken", ["--out", "b.safetensors"], "row 7, row 9"),
+    ):
+        assert main(["predict", "runs/r", f"mine:{data}", *to]) == 0
+        said = capsys.readouterr().err
+        assert said.count("NaN") == 1 and f"NaN or infinity in the outputs of 2 of 60 rows: {where}. Look" in said
     assert main(["predict", "runs/r", "mine:data"]) == 2
     assert "one of --to and --out" in capsys.readouterr().err
     assert main(["predict", "runs/r", "test", "--to", "q"]) == 2

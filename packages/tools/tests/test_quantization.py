@@ -266,7 +266,7 @@ def nan_network():
         (linear_network, "int8-static", [], "none has two samples"),
         (lambda: nn.Conv2d(1, 4, 3), "int8", None, "int8-static"),
         (lambda: nn.Linear(40, 16), "int4", None, "no multiple of group_size=32"),
-        (nan_network, "int8", None, "non-finite weights, in 0.bias"),
+        (nan_network, "int8", None, "NaN or infinity, in 0.bias"),
         (linear_network, "int8-static", [torch.full((4, 64), torch.nan)], "Batch 0 of «?calibration=»? has non-finite"),
         (linear_network, "int8-static", [(torch.randn(4, 64), torch.ones(4))], r"cannot compute .*\[inputs for inputs, _"),
         (conditional, "int8-static", [torch.randn(4, 4)], "torch.export fails on it"),

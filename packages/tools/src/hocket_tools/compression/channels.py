@@ -21,6 +21,7 @@ from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning
+from hocket_tools.arguments import check_weights
 from hocket_tools.compression.libraries import torch_pruning
 from hocket_tools.compression.model_inputs import Inputs, as_inputs, on_device_of
 from hocket_tools.compression.pruning import PRUNED, check_keep
@@ -91,6 +92,7 @@ def prune_channels(
     _check(amount, round_to, keep)
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise WrongType("The model is wrapped in DistributedDataParallel. Prune it before it is wrapped.")
+    check_weights(model)
     check_keep("channel-pruning", keep, [name for name, _ in model.named_modules() if name] or [""])
     inputs = on_device_of(model, as_inputs(example))
     kept = _kept_elements(model, inputs, amount, keep, round_to)

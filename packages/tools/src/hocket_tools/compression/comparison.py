@@ -121,14 +121,14 @@ def compare_compressed(
     original = evaluated_model(trainer)
     every = {ORIGINAL: original, **models}
     batches = list(_eval_batches(state, label))
-    if not batches:
-        raise WrongValue(f"The evaluation set '{label}' has no batch to compare models on. Pass one with samples.")
+    if not any(nested.count(batch).samples for batch in batches):
+        raise WrongValue(f"The evaluation set '{label}' has no sample to compare models on. Pass one with samples.")
     measured = {}
     for number, (key, model) in enumerate(every.items(), 1):
         measured[key] = _outputs(state.task, model, batches)
         progress("evaluating models", number, len(every))
     joined = nested.join(batches)
-    broken = {key: nonfinite(outputs, nested.count(joined).samples) for key, outputs in measured.items()}
+    broken = {key: int(nonfinite(outputs, nested.count(joined).samples).sum()) for key, outputs in measured.items()}
     if any(broken.values()):
         listed = ", ".join(f"{key} ({number})" for key, number in broken.items() if number)
         warn(

@@ -10,6 +10,7 @@ from torch import nn
 
 from hocket.errors import WrongValue
 from hocket.help import warn
+from hocket_tools.arguments import check_weights
 from hocket_tools.compression.libraries import torchao
 from hocket_tools.compression.model_inputs import as_inputs, on_device_of
 
@@ -92,14 +93,7 @@ def check(model: nn.Module, to: str, *, calibrated: bool, group_size: int = 32) 
         type(each).__module__.startswith("torchao.") for each in parameters.values()
     ):
         raise WrongValue(f"{type(model).__name__} is quantized already. Give the model that it was made of.")
-    if wrong := [
-        name
-        for name, each in parameters.items()
-        if each.dtype.itemsize > 1 and not each.is_meta and not each.isfinite().all()
-    ]:
-        raise WrongValue(
-            f"{type(model).__name__} has non-finite weights, in {', '.join(wrong[:3])}. Load those of an earlier checkpoint."
-        )
+    check_weights(model)
     devices = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
     if to != "int8" and devices - {"cpu"}:
         raise WrongValue(

@@ -15,7 +15,7 @@ from hocket_tools.exporting.exporter import Exported, written
 from hocket_tools.exporting.formats import Subject, TorchExport
 from hocket_tools.exporting.portable import Call, PortableModel
 from hocket_tools.exporting.preparing import Facts, Options
-from hocket_tools.exporting.verification import Sample
+from hocket_tools.exporting.verification import Sample, check_finite
 
 if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
@@ -47,6 +47,7 @@ def write(
     model.network = compressed
     program, axes = graphs.traced(model, inputs[0], varying(inputs[0], inputs[1:], counts))
     verified = [Sample(count, each, model.outputs(each)) for count, each in list(zip(counts, inputs, strict=True))[1:]]
+    check_finite(verified, verified[0].expected.keys())
     facts = Facts(
         origin={**manifest.origin(state, options.checkpoint, original), "compression": kind},
         preprocessing=manifest.preprocessing(state, given, []),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hocket.errors import Unsupported, WrongValue
 from hocket.state.state import State
+from hocket_tools.arguments import check_weights
 from hocket_tools.exporting import adapters as adapters_of, graphs, manifest, samples
 from hocket_tools.exporting.axes import Dynamic, halved, lengths, varying
 from hocket_tools.exporting.formats import Format, Subject, format_of
@@ -87,6 +88,7 @@ def prepare(
         model = observer.model()
         subject.model, subject.tokenizer = model, getattr(state.task, "tokenizer", None)
         format.check(subject)
+        check_weights(model.network)
         is_precise = _is_precise(state, model)
         if not is_precise and format.graph:
             options.say(f"{type(state.precision).__name__} is not exported: the model computes in float32")
@@ -128,7 +130,7 @@ def prepare(
         for number in range(len(inputs))
         if number and (number < len(batches) or is_longer)
     ]
-    check_finite(subject.model.network, verified, names & reference[0].keys())
+    check_finite(verified, names & reference[0].keys())
     facts = Facts(
         origin=manifest.origin(state, options.checkpoint, subject.model.network),
         preprocessing=manifest.preprocessing(state, given, _inside(observer)),

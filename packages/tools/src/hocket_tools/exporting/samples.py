@@ -72,7 +72,9 @@ def batches_of(task: Task, data: Generator[Any, None, None]) -> tuple[list[Any],
             if samples >= _SAMPLES:
                 break
     if not samples:
-        raise WrongValue("An export is verified on real samples, and the evaluation data have none. Pass data=.")
+        raise WrongValue(
+            "An export is verified on real samples, and the evaluation data have none. Give data with samples."
+        )
     sizes = {size for tensor in named_tensors(taken[0], "batch").values() for size in tensor.shape[1:]}
     traced = next((number for number in (5, 4, 6, 3, 8, 9, 10, 11) if number not in sizes), 5)
     enough = _joined(task, taken, samples, max(traced, *VERIFIED))

@@ -111,6 +111,7 @@ def _into_file(trainer: Trainer, data: Any, checkpoint: str | None, out: str) ->
     import torch
 
     from hocket_checkpoints.weights import write_tensors
+    from hocket_tools.judging.recording import nonfinite, say_nonfinite
     from hocket_tools.writable import writing
 
     if (ranks := trainer.state.strategy.world_size) > 1:
@@ -126,7 +127,10 @@ def _into_file(trainer: Trainer, data: Any, checkpoint: str | None, out: str) ->
     with writing(out):
         Path(out).parent.mkdir(parents=True, exist_ok=True)
         write_tensors({"outputs": torch.cat(outputs).contiguous()}, Path(out))
-    return sum(map(len, outputs))
+    rows = sum(map(len, outputs))
+    where = nonfinite(torch.cat(outputs), rows).nonzero().flatten().tolist()
+    say_nonfinite(len(where), [f"row {row}" for row in where[:5]], rows)
+    return rows
 
 
 def _data(trainer: Trainer, label: str | None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from hocket.state.simple_metrics import Accuracy
 from hocket.state.step import count
 from hocket.state.task import SupervisedTask
 from hocket_tools.beside import beside
+from hocket_tools.judging.arguments import say
 from hocket_tools.judging.samples import Samples, merged
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class _Recorder(Algorithm):
         with suppress(LookupError, TypeError, WrongValue):  # a task without targets has no metrics
             state.task.update_metric(seen, state.outputs, state.batch)
         part = _read(state, *seen.given) if len(seen.given) == 2 else _nothing()
-        part.nonfinite = nonfinite(state.outputs, count(state, state.batch).samples)
+        part.nonfinite = int(nonfinite(state.outputs, count(state, state.batch).samples).sum())
         if self._losses and state.task.has_eval_loss(state.outputs) and state.loss_reduction != "batch":
             part.losses = self._of_each(state)
         if self._keep and len(seen.given) == 2:
@@ -150,13 +151,21 @@ class _Recorder(Algorithm):
         return torch.stack(sums).double().cpu().numpy()
 
 
-def nonfinite(outputs: Any, samples: int) -> int:
-    """Return how many samples have NaN or infinity in a tensor of outputs, or in several, with a row for each sample."""
+def nonfinite(outputs: Any, samples: int) -> Tensor:
+    """Return which samples have NaN or infinity in a tensor of outputs, or in several, with a row for each sample."""
     found = torch.zeros(samples, dtype=torch.bool)
     for each in tree_leaves(outputs):
         if isinstance(each, Tensor) and each.is_floating_point() and each.dim() and len(each) == samples:
-            found |= ~each.detach().isfinite().reshape(samples, -1).all(1).cpu()
-    return int(found.sum())
+            found |= ~each.detach().isfinite().reshape(samples, each.shape[1:].numel()).all(1).cpu()
+    return found
+
+
+def say_nonfinite(number: int, where: Sequence[str], rows: int) -> None:
+    """Say how many rows of predictions have NaN or infinity, if any, and where the first are."""
+    if number:
+        more = " …" if number > len(where) else ""
+        shown = f"{number} of {rows} rows: {', '.join(where)}{more}"
+        say(f"NaN or infinity in the outputs of {shown}. Look for such inputs, or weights.")
 
 
 class _Seen:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from hocket_tools.judging import predictions
 from hocket_tools.judging.arguments import say
 from hocket_tools.judging.ordered import Sharded
 from hocket_tools.judging.predictions import Format
+from hocket_tools.judging.recording import nonfinite, say_nonfinite
 from hocket_tools.progress import Progress
 from hocket_tools.reproducing.environment import code
 from hocket_tools.writable import writing
@@ -114,8 +115,10 @@ def predict_into(
             vars(trainer.settings).update(limit_predict=before)
             writer.progress.clear()
             bus.detach(attached)
-    state.bus.all_gather_object(None)  # until all ranks have written
+    numbers, where = zip(*bus.all_gather_object(writer.nonfinite), strict=True)  # until all ranks have written
     rows: int = _on_rank_0(state, lambda: predictions.finish(folder, format))
+    if strategy.rank == 0:
+        say_nonfinite(sum(numbers), [each for rank in where for each in rank][:5], rows)
     return rows
 
 
@@ -143,6 +146,8 @@ class _Writer(Callback):
         mine = [number for number in range(sharded.length) if sharded.own(number)]
         self.progress, self._total = Progress(writes and sharded._rank == 0), len(mine) or None
         self._shard, self._noted = -1, False
+        #: How many rows with NaN or infinity were written, and where the first ones are.
+        self.nonfinite: tuple[int, list[str]] = (0, [])
 
     def predict_after_forward(self, state: State) -> None:
         """Keep the outputs of a batch until its file is complete."""
@@ -169,8 +174,17 @@ class _Writer(Callback):
                 f"The model returned the outputs {', '.join(self._waiting[0])} for one batch and {', '.join(columns)} for "
                 "another, so they are not columns of one table. Return the same ones for each batch."
             )
+        if self._writes:
+            self._note_nonfinite(nonfinite(state.outputs, samples).nonzero().flatten().tolist(), columns)
         self._waiting.append(columns)
         self.progress.step("batches", self._total)
+
+    def _note_nonfinite(self, rows: list[int], columns: Mapping[str, Any]) -> None:
+        (number, where), file = self.nonfinite, predictions.file_name(self._shard, self._suffix)
+        before = sum(len(next(iter(each.values()))) for each in self._waiting)
+        index = columns.get("index")
+        named = [f"row {before + row} of {file}" if index is None else f"sample {index[row]}" for row in rows[:5]]
+        self.nonfinite = number + len(rows), [*where, *named][:5]
 
     def predict_end(self, state: State) -> None:
         """Write the last file."""
