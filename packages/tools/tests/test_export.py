@@ -45,6 +45,9 @@ def run_file(folder: Path, to: str, inputs: dict[str, torch.Tensor]) -> dict[str
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    described = json.loads((folder / "export.json").read_text())
+    for found, key in ((session.get_inputs(), "inputs"), (session.get_outputs(), "outputs")):
+        assert {each.name: each.shape for each in found} == {each["name"]: each["shape"] for each in described[key]}
     names = [output.name for output in session.get_outputs()]
     outputs = session.run(names, {name: tensor.numpy() for name, tensor in inputs.items()})
     return {name: torch.from_numpy(output) for name, output in zip(names, outputs, strict=True)}

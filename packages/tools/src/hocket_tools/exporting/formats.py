@@ -93,10 +93,16 @@ class Onnx:
 
     def build(self, subject: Subject) -> Any:
         """Return the converted graph."""
-        names = list(_by_name(subject.model(**subject.inputs)))
+        names, axes = list(_by_name(subject.model(**subject.inputs))), {**dict.fromkeys(subject.inputs), **subject.axes}
         try:
             return torch.onnx.export(
-                subject.program, (), dynamo=True, verbose=False, input_names=list(subject.inputs), output_names=names
+                subject.program,
+                (),
+                dynamo=True,
+                verbose=False,
+                input_names=list(subject.inputs),
+                output_names=names,
+                dynamic_shapes=axes,
             )
         except Exception as error:
             reason = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
