@@ -16,7 +16,7 @@ BUDGETS = {
     "algorithms-nlp": 3545,
     "algorithms-vision": 2420,
     "checkpoints": 5373,
-    "cli": 5726,
+    "cli": 5740,
     "core": 15584,
     "data": 500,
     "insight": 5315,
@@ -26,7 +26,7 @@ BUDGETS = {
     "strategies": 4570,
     "streaming": 5120,
     "testkit": 4090,
-    "tools": 6567,
+    "tools": 6565,
 }
 #: Most lines of a file of core, and the files that may have more: a step's actions, the fit loop, the Trainer's documentation.
 LINES, LONGER = 400, {"loop/actions.py", "loop/fit.py", "run/trainer.py"}

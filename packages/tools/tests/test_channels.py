@@ -163,6 +163,26 @@ def test_a_model_that_cannot_be_pruned_is_not_changed():
         prune_channels(model, (2, 1, 8, 8), keep=["first"])
 
 
+def test_layers_that_keep_their_channels_are_named():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wide, self.frozen, self.narrow = (
+                nn.Linear(4, 8),
+                nn.Linear(8, 8).requires_grad_(False),
+                nn.Linear(8, 1),
+            )
+            self.kept, self.last, self.unused = nn.Linear(1, 4), nn.Linear(4, 2), nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.last(self.kept(self.narrow(self.frozen(self.wide(x)))))
+
+    said = r"of narrow \(fewer than 2 channels\), unused \(not called with the example\)\."
+    with pytest.warns(hocket.NoEffectWarning, match=said):
+        _, changed = prune_channels(Net(), (2, 4), keep=["kept"])
+    assert [each.name for each in changed] == ["wide", "frozen", "narrow"]
+
+
 def test_kept_layers_that_do_not_exist_are_named():
     with pytest.raises(ValueError, match=r"'firts' matches none of the 2 layers.*'first'"):
         prune_channels(Reshapes(), (2, 1, 8, 8), keep=["last", "firts"])

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from hocket.state.state import State
 
 
+#: Of layers of the outputs, and layers in ``keep``.
+_MEANT = "meant"
+
+
 @dataclass(frozen=True, slots=True)
 class PrunedLayer:
     """The weight of a layer before and after channels were removed, here or in a layer before it.
@@ -74,7 +78,8 @@ def prune_channels(
         optimizer: what its state holds for removed weights is removed too, such as momentum.
 
     Returns:
-        The model and a record of each layer whose weight has another shape; empty if there is none, with a NoEffectWarning.
+        The model and a record of each layer whose weight has another shape; empty if there is none, with a NoEffectWarning. A
+        NoEffectWarning also names layers that keep all their channels, besides those of the outputs and of ``keep``.
 
     Raises:
         ValueError: ``amount`` or ``round_to`` is out of range, ``keep`` has a pattern for no layer, or the pruned
@@ -106,14 +111,21 @@ def prune_channels(
         assert optimizer is not None
         optimizer.state[parameter].update(state)
     after = {name: _shape(model.get_submodule(name)) for name in before}
+    least = max(2, math.ceil(round_to / (1 - amount)))
     changed = [PrunedLayer(name, shape, after[name]) for name, shape in before.items() if shape != after[name]]
     if not changed:
         warn(
             f"channel-pruning found nothing to remove in {type(model).__name__}: no layer but those of the outputs and those "
-            f"that «keep={list(keep)}» names has {max(2, math.ceil(round_to / (1 - amount)))} channels or more, of which "
+            f"that «keep={list(keep)}» names has {least} channels or more, of which "
             f"«amount={amount}» and «round_to={round_to}» leave {round_to} or more. Lower these, keep less, or remove it.",
             NoEffectWarning,
         )
+    elif whole := [
+        f"{name} ({kept.whole.get(name) or (f'fewer than {least} channels' if shape[0] < least else 'fixed by other layers')})"
+        for name, shape in before.items()
+        if shape[0] == after[name][0] and kept.whole.get(name) != _MEANT
+    ]:
+        warn(f"channel-pruning removes no output channel of {', '.join(whole)}.", NoEffectWarning)
     return model, changed
 
 
@@ -123,6 +135,8 @@ class _Kept:
 
     elements: Mapping[str, Tensor]
     sizes: Mapping[str, Mapping[str, Any]]
+    #: Why layers keep all their output channels, by name, as far as it is known before.
+    whole: Mapping[str, str]
 
     def apply(self, model: nn.Module) -> None:
         """Remove everything else from a model."""
@@ -180,6 +194,7 @@ def _kept_elements(model: nn.Module, inputs: Inputs, amount: float, keep: Sequen
             round_to=round_to if round_to > 1 else None,
         )
         pruner.ignored_layers += _of_outputs(pruner.DG, copied)
+        seen = pruner.DG.module2node
         groups = list(pruner.step(interactive=True))
     except Exception as error:
         raise WrongValue(
@@ -198,7 +213,12 @@ def _kept_elements(model: nn.Module, inputs: Inputs, amount: float, keep: Sequen
         for name, module in copied.named_modules()
         if (changed := _changed(model.get_submodule(name), module))
     }
-    return _Kept(elements, sizes)
+    whole = {
+        name: _MEANT if module in pruner.ignored_layers else "not called with the example"
+        for name, module in copied.named_modules()
+        if isinstance(module, PRUNED) and (module in pruner.ignored_layers or module not in seen)
+    }
+    return _Kept(elements, sizes, whole)
 
 
 def _of_outputs(graph: Any, model: nn.Module) -> Iterator[nn.Module]:

@@ -27,11 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the run, the kinds of compression, where to write, and what is measured."""
     add_run(parser)
     parser.add_argument("--to", required=True, help=f"kinds of compression, separated by commas: {', '.join(_TO)}")
-    parser.add_argument(
-        "--out",
-        metavar="FOLDER",
-        help="where to write a folder for each kind; compressed in the folder of the run unless given",
-    )
+    where = "where to write a folder for each kind; compressed in the folder of the run unless given"
+    parser.add_argument("--out", metavar="FOLDER", help=where)
     parser.add_argument("--overwrite", action="store_true", help="replace models of another run in the folders")
     parser.add_argument(
         "--metric", help="label/name of the metric to compare, such as test/accuracy; default: the first one"
@@ -39,13 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--amount", type=float, default=0.5, help="fraction of the channels that pruned removes; default: 0.5"
     )
-    parser.add_argument(
-        "--calibration",
-        type=int,
-        default=16,
-        metavar="N",
-        help="batches of the training data for int8-static; default: 16",
-    )
+    batches = "batches of the training data for int8-static; default: 16"
+    parser.add_argument("--calibration", type=int, default=16, metavar="N", help=batches)
     parser.add_argument("--repeats", type=int, default=50, metavar="N", help="calls of each model to time; default: 50")
     parser.add_argument(
         "--compile", action="store_true", help="time models compiled by torch.compile, also the original"

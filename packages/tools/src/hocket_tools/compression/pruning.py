@@ -244,10 +244,6 @@ class Pruning(Algorithm):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load masks; they are compared with the model when training starts."""
-        if state_dict.keys() != {"masks", "pruned"}:
-            raise WrongValue(
-                f"The state of Pruning has the keys 'masks' and 'pruned', but was given {sorted(state_dict)}."
-            )
         self._masks = {name: mask.detach().clone().bool() for name, mask in state_dict["masks"].items()}
         self._pruned = state_dict["pruned"]
         self._pairs = []

@@ -73,11 +73,8 @@ def run(args: argparse.Namespace) -> int:
             f"{len(runs)} run{'s are' if runs[1:] else ' is'} named. Write hocket evaluate RUN_A RUN_B [DATA] --compare for "
             "two, and hocket evaluate RUN [DATA] for one."
         )
-    if (
-        args.compare
-        and args.weights not in (None, "best", "latest")
-        and any(each.args.run is not None for each in runs)
-    ):
+    of_runs = any(each.args.run is not None for each in runs)
+    if args.compare and of_runs and args.weights not in (None, "best", "latest"):
         raise PluginError(
             f"--weights {args.weights} names the weights of one run, and --compare would evaluate them for both. Write hocket "
             f"evaluate {runs[0].name} {runs[1].name} --compare for the runs' own weights, or --weights best for their best."

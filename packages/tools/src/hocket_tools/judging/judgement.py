@@ -72,10 +72,7 @@ class Judgement:
             confusion = self.samples.confusion()
             found |= {"classes": per_class(confusion), "confusion": confusion.tolist()}
         if self.corruption_error is not None:
-            errors = {
-                kind: {str(severity): error for severity, error in each.items()}
-                for kind, each in self.corruptions.items()
-            }
+            errors = {kind: {str(at): error for at, error in each.items()} for kind, each in self.corruptions.items()}
             found |= {"corruptions": errors, "mean_corruption_error": asdict(self.corruption_error)}
         return found
 
@@ -130,16 +127,7 @@ def judge(
             trainer.state.strategy.rank,
         )
     names_ = list(metrics) or _default(found, own)
-    estimates = {
-        name: bootstrap(
-            statistic(found, name, own.get(name)),
-            level=how.level,
-            resamples=how.resamples,
-            method=how.method,
-            seed=how.seed,
-        )
-        for name in names_
-    }
+    estimates = {name: bootstrap(statistic(found, name, own.get(name)), **asdict(how)) for name in names_}
     rows = [_described(found, at) for at in found.worst(worst)]
     return Judgement(run, label, found, values, estimates, own, rows)
 
@@ -147,16 +135,8 @@ def judge(
 def compared(first: Judgement, second: Judgement, how: How) -> dict[str, Difference]:
     """Return the paired tests of two judgements of one set, for the metrics of the first."""
     both = joined(first.samples, second.samples)
-    return {
-        name: paired_test(
-            statistic(both, name, first.metrics.get(name)),
-            level=how.level,
-            resamples=how.resamples,
-            method=how.method,
-            seed=how.seed,
-        )
-        for name in first.estimates
-    }
+    known = first.metrics
+    return {name: paired_test(statistic(both, name, known.get(name)), **asdict(how)) for name in first.estimates}
 
 
 def withstand(
@@ -201,9 +181,7 @@ def withstand(
     mean_error = Statistic(
         "mean corruption error", np.arange(len(wrong)), lambda weights: weights @ wrong / weights.sum(1)
     )
-    found.corruption_error = bootstrap(
-        mean_error, level=how.level, resamples=how.resamples, method=how.method, seed=how.seed
-    )
+    found.corruption_error = bootstrap(mean_error, **asdict(how))
 
 
 class _Normalized:

@@ -63,15 +63,9 @@ def run(args: argparse.Namespace) -> int:
         else:
             from hocket_tools.judging.streaming import predict_into
 
-            rows = predict_into(
-                trainer,
-                data,
-                args.to,
-                format=args.format,
-                batches_per_file=args.batches_per_file,
-                checkpoint=checkpoint,
-                name=found.data or label or "",
-            )
+            files: dict[str, Any] = {"format": args.format, "batches_per_file": args.batches_per_file}
+            name = found.data or label or ""
+            rows = predict_into(trainer, data, args.to, **files, checkpoint=checkpoint, name=name)
             where = args.to
         if trainer.state.strategy.rank == 0:
             print(json.dumps({"rows": rows, "path": where}) if args.json else f"{rows} rows in {where}", file=out)

@@ -235,12 +235,8 @@ def finish(folder: Path, suffix: str) -> int:
     if not files:
         raise WrongValue("The data have no batch, so nothing was predicted. Pass data that begin anew each time.")
     rows = sum(files.values())
-    about |= {
-        "complete": True,
-        "rows": rows,
-        "columns": content(folder / _COLUMNS) or about.get("columns"),
-        "files": files,
-    }
+    columns = content(folder / _COLUMNS) or about.get("columns")
+    about |= {"complete": True, "rows": rows, "columns": columns, "files": files}
     safe_files.replace(folder / MANIFEST, json.dumps(about, indent=1))
     (folder / _COLUMNS).unlink(missing_ok=True)
     return rows

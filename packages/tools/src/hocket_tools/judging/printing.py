@@ -52,16 +52,11 @@ def differences(first: str, second: str, found: Mapping[str, Difference], how: H
     """Return the table of a comparison."""
     rows = [
         [
-            name,
-            _number(each.first),
-            _number(each.second),
-            f"{each.difference.value:+.4g}",
-            _interval(each.difference),
-            _p(each.p_value),
-            each.test,
+            name, _number(each.first), _number(each.second), f"{each.difference.value:+.4g}", _interval(each.difference),
+            _p(each.p_value), each.test,
         ]
         for name, each in found.items()
-    ]
+    ]  # fmt: skip
     return table(["metric", first, second, "difference", f"{how.level * 100:g} % interval", "p", "test"], rows)
 
 
@@ -102,28 +97,20 @@ def into_run(folder: Path, found: Judgement, images: Sequence[Any]) -> None:
     batch = max(
         (int(line.get("batch", 0)) for line in run_files.objects(path) if isinstance(line.get("batch"), int)), default=0
     )
+    metrics = [[name, each.value, each.low, each.high] for name, each in found.estimates.items()]
+    tables: dict[str, tuple[list[Any], list[list[Any]]]] = {"metrics": (["metric", "value", "low", "high"], metrics)}
+    if found.samples.classes:
+        confusion = found.samples.confusion()
+        classes = per_class(confusion)
+        tables["classes"] = [*classes[0]], [[*row.values()] for row in classes]
+        head = ["target", *map(str, range(len(confusion)))]
+        tables["confusion"] = head, [[label, *row] for label, row in enumerate(confusion.tolist())]
+    if found.worst:
+        tables["worst"] = [*found.worst[0]], [[*row.values()] for row in found.worst]
     writer = media.Media()
     try:
-        rows = [[name, each.value, each.low, each.high] for name, each in found.estimates.items()]
-        writer.table(
-            path, run, {"table": f"{prefix}/metrics", "batch": batch}, ["metric", "value", "low", "high"], rows
-        )
-        if found.samples.classes:
-            confusion = found.samples.confusion()
-            classes = per_class(confusion)
-            writer.table(
-                path,
-                run,
-                {"table": f"{prefix}/classes", "batch": batch},
-                list(classes[0]),
-                [[*row.values()] for row in classes],
-            )
-            head = ["target", *map(str, range(len(confusion)))]
-            rows = [[label, *row] for label, row in enumerate(confusion.tolist())]
-            writer.table(path, run, {"table": f"{prefix}/confusion", "batch": batch}, head, rows)
-        if found.worst:
-            rows = [[*row.values()] for row in found.worst]
-            writer.table(path, run, {"table": f"{prefix}/worst", "batch": batch}, list(found.worst[0]), rows)
+        for name, (head, rows) in tables.items():
+            writer.table(path, run, {"table": f"{prefix}/{name}", "batch": batch}, head, rows)
         if images:
             writer.images(path, run, {"images": f"{prefix}/worst", "batch": batch}, images)
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from hocket.data.source import limited
 from hocket.errors import WrongValue
 from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.callback import Callback
+from hocket.loop.agreement import ranks_of
 from hocket.state.step import count
 from hocket_tools.judging import predictions
 from hocket_tools.judging.arguments import say
@@ -89,20 +90,19 @@ def predict_into(
     weights: AbstractContextManager[Any] = nullcontext() if checkpoint is None else trainer._weights_of(checkpoint)
     before = trainer.settings.limit_predict
     with weights:
+        read = {"name": name, "limit": limit, "batches": sharded.batches, "type": type(data).__name__}
         made_of = {
             "weights": predictions.digest(trainer.model_state_dict(evaluated=True)),
             "model": predictions.digest({"repr": re.sub(r" at 0x\w+", "", repr(state.model))}),
             "code": code(),
-            "data": predictions.digest(
-                {"name": name, "limit": limit, "batches": sharded.batches, "type": type(data).__name__}
-            ),
+            "data": predictions.digest(read),
             "format": format,
             "batches_per_file": batches_per_file,
             "precision": type(state.precision).__name__,
         }
         with writing(folder):
-            _on_rank_0(state, lambda: predictions.begin(folder, {**made_of, "samples": sharded.samples()}))
-        sharded.done = _on_rank_0(state, lambda: predictions.done(folder, format))
+            ranks_of(state).first(lambda: predictions.begin(folder, {**made_of, "samples": sharded.samples()}))
+        sharded.done = ranks_of(state).first(lambda: predictions.done(folder, format))
         if sharded.done:
             say(f"{len(sharded.done)} files in {folder} are complete, and are kept.", strategy.rank)
         writer = _Writer(sharded, folder, format, batches_per_file, writes)
@@ -116,24 +116,10 @@ def predict_into(
             writer.progress.clear()
             bus.detach(attached)
     numbers, where = zip(*bus.all_gather_object(writer.nonfinite), strict=True)  # until all ranks have written
-    rows: int = _on_rank_0(state, lambda: predictions.finish(folder, format))
+    rows: int = ranks_of(state).first(lambda: predictions.finish(folder, format))
     if strategy.rank == 0:
         say_nonfinite(sum(numbers), [each for rank in where for each in rank][:5], rows)
     return rows
-
-
-def _on_rank_0(state: State, function: Callable[[], Any]) -> Any:
-    """Return on all ranks what a function returns on rank 0, or raise its error."""
-    returned: tuple[Any, Exception | None] = None, None
-    if state.strategy.rank == 0:
-        try:
-            returned = function(), None
-        except (ValueError, OSError) as error:
-            returned = None, error
-    value, failed = state.bus.broadcast_object(returned)
-    if failed is not None:
-        raise failed
-    return value
 
 
 class _Writer(Callback):
@@ -161,11 +147,8 @@ class _Writer(Callback):
         samples = count(state, state.batch).samples
         columns = predictions.columns_of(state.outputs, samples, self._say)
         indices = None if self._sharded.batches is None else self._sharded.batches[number]
-        if (
-            isinstance(indices, list | tuple)
-            and len(indices) == samples
-            and all(isinstance(each, int) for each in indices)
-        ):
+        of_samples = isinstance(indices, list | tuple) and len(indices) == samples
+        if of_samples and all(isinstance(each, int) for each in indices):
             import numpy as np
 
             columns = {"index": np.array(indices, np.int64), **columns}

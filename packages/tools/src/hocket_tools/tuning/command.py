@@ -27,13 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lr", action="store_true", help="search for the learning rate of every optimizer")
     parser.add_argument("--batch-size", action="store_true", help="search for the largest batch that fits in memory")
     parser.add_argument("--steps", type=int, default=100, metavar="N", help="steps of the range test (100)")
-    parser.add_argument(
-        "--run-steps",
-        type=int,
-        default=40,
-        metavar="N",
-        help="steps of each short run after it; 0 for no such runs (40)",
-    )
+    runs = "steps of each short run after it; 0 for no such runs (40)"
+    parser.add_argument("--run-steps", type=int, default=40, metavar="N", help=runs)
     parser.add_argument(
         "--limit", type=int, metavar="N", help="samples of the largest batch to try; an epoch by default"
     )
