@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from hocket.errors import Mistake, WrongFile
 
@@ -39,8 +40,8 @@ def check_writable(path: str | Path) -> None:
 
 def exchanged(one: Path, other: Path) -> bool:
     """Exchange the names of two folders at once. Return False where the system or its disk cannot, or one does not exist."""
-    libc = ctypes.CDLL(None) if os.name == "posix" else None
+    libc: Any = ctypes.CDLL(None) if os.name == "posix" else None
     paths = os.fsencode(one), os.fsencode(other)
     if hasattr(libc, "renameat2"):  # Linux: AT_FDCWD, and RENAME_EXCHANGE
-        return libc.renameat2(-100, paths[0], -100, paths[1], 2) == 0
-    return hasattr(libc, "renamex_np") and libc.renamex_np(*paths, 2) == 0  # macOS: RENAME_SWAP
+        return bool(libc.renameat2(-100, paths[0], -100, paths[1], 2) == 0)
+    return bool(hasattr(libc, "renamex_np") and libc.renamex_np(*paths, 2) == 0)  # macOS: RENAME_SWAP

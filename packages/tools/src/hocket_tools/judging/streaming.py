@@ -146,7 +146,7 @@ class _Writer(Callback):
             self._shard = shard
         samples = count(state, state.batch).samples
         columns = predictions.columns_of(state.outputs, samples, self._say)
-        indices = None if self._sharded.batches is None else self._sharded.batches[number]
+        indices: Any = None if self._sharded.batches is None else self._sharded.batches[number]
         of_samples = isinstance(indices, list | tuple) and len(indices) == samples
         if of_samples and all(isinstance(each, int) for each in indices):
             import numpy as np
