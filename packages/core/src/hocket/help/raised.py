@@ -39,7 +39,11 @@ def _message(error: BaseException) -> str:
 
 def _is_users(step: tuple[types.FrameType, int]) -> bool:
     file, module = step[0].f_code.co_filename, step[0].f_globals.get("__name__")
-    return not file.startswith("<") and "site-packages" not in file and not is_ours(module)
+    return (
+        not file.startswith(("<", str(Path(traceback.__file__).parent)))
+        and "site-packages" not in file
+        and not is_ours(module)
+    )
 
 
 def _relative(file: str | None) -> str:

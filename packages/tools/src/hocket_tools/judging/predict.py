@@ -111,13 +111,15 @@ def _into_file(trainer: Trainer, data: Any, checkpoint: str | None, out: str) ->
     import torch
 
     from hocket_checkpoints.weights import write_tensors
+    from hocket_tools.beside import explained
     from hocket_tools.writable import writing
 
     if (ranks := trainer.state.strategy.world_size) > 1:
         raise PluginError(
             f"--out writes one file, and there are {ranks} ranks. Write --to FOLDER, or start one process."
         )
-    outputs = trainer.predict(data, checkpoint=checkpoint)
+    with explained("The prediction"):
+        outputs = trainer.predict(data, checkpoint=checkpoint)
     if not all(isinstance(each, torch.Tensor) for each in outputs):
         raise PluginError(
             "The model's output is not a tensor; --out writes one tensor only. Write --to FOLDER, which writes the parts of "

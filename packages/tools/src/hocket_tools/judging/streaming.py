@@ -14,6 +14,7 @@ from hocket.errors import WrongValue
 from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.callback import Callback
 from hocket.state.step import count
+from hocket_tools.beside import explained
 from hocket_tools.judging import predictions
 from hocket_tools.judging.arguments import say
 from hocket_tools.judging.ordered import Sharded
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
     from hocket.state.state import State
 
+_CONTINUES = ": the same command continues after its complete files"
 
+
+@explained("The prediction")
 def predict_into(
     trainer: Trainer,
     data: Any,
@@ -99,7 +103,7 @@ def predict_into(
             "batches_per_file": batches_per_file,
             "precision": type(state.precision).__name__,
         }
-        with writing(folder):
+        with writing(folder, _CONTINUES):
             _on_rank_0(state, lambda: predictions.begin(folder, {**made_of, "samples": sharded.samples()}))
         sharded.done = _on_rank_0(state, lambda: predictions.done(folder, format))
         if sharded.done:
@@ -115,7 +119,8 @@ def predict_into(
             writer.progress.clear()
             bus.detach(attached)
     state.bus.all_gather_object(None)  # until all ranks have written
-    rows: int = _on_rank_0(state, lambda: predictions.finish(folder, format))
+    with writing(folder, _CONTINUES):
+        rows: int = _on_rank_0(state, lambda: predictions.finish(folder, format))
     return rows
 
 
@@ -192,7 +197,7 @@ class _Writer(Callback):
         columns = {each: predictions.concatenated(self._waiting, each) for each in self._waiting[0]}
         self._waiting = []
         if self._writes:
-            with writing(self._folder):
+            with writing(self._folder, _CONTINUES):
                 if not self._noted:
                     predictions.note_columns(self._folder, columns)
                     self._noted = True
