@@ -106,8 +106,8 @@ def _read(path: Path) -> dict[str, Tensor]:
         kind = path.stat().st_mode
     except FileNotFoundError:
         raise CheckpointError(
-            f"There is no {path}{'' if path.is_absolute() else f' in {os.getcwd()}'}. Give the path of a file or of a checkpoint's folder, "
-            "such as 'model.pt' or 'runs/a/ep3-ba18', or 'hub:org/name' for a model in the cache of Hugging Face."
+            f"There is no {path}{'' if path.is_absolute() else f' in {os.getcwd()}'}. Give the path of a file or of a "
+            "checkpoint's folder, such as 'model.pt' or 'runs/a/ep3-ba18', or 'hub:org/name' for a model in the cache of Hugging Face."
             + _if_import_path(str(path))
         ) from None
     except (OSError, ValueError) as error:
