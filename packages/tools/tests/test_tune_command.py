@@ -87,6 +87,7 @@ def test_a_learning_rate_with_overrides_and_a_plot(capsys: pytest.CaptureFixture
     assert Path("plots/lr.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.filterwarnings("ignore:Where the memory of a CPU runs out")
 def test_the_samples_of_an_epoch_limit_a_batch(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "config.yaml", "limit_train=1", "--batch-size"]) == 0
     assert "8 samples fit in memory at once, which are those of an epoch; larger batches were not tried" in (
