@@ -13,7 +13,7 @@ PACKAGES = Path(__file__).parent.parent / "packages"
 #: Lines of code of each package's sources.
 BUDGETS = {
     "algorithms-general": 3620,
-    "algorithms-nlp": 3545,
+    "algorithms-nlp": 3554,
     "algorithms-vision": 2420,
     "checkpoints": 5373,
     "cli": 5726,
@@ -26,7 +26,7 @@ BUDGETS = {
     "strategies": 4570,
     "streaming": 5120,
     "testkit": 4090,
-    "tools": 6567,
+    "tools": 6566,
 }
 #: Most lines of a file of core, and the files that may have more: a step's actions, the fit loop, the Trainer's documentation.
 LINES, LONGER = 400, {"loop/actions.py", "loop/fit.py", "run/trainer.py"}

@@ -130,16 +130,7 @@ def judge(
             trainer.state.strategy.rank,
         )
     names_ = list(metrics) or _default(found, own)
-    estimates = {
-        name: bootstrap(
-            statistic(found, name, own.get(name)),
-            level=how.level,
-            resamples=how.resamples,
-            method=how.method,
-            seed=how.seed,
-        )
-        for name in names_
-    }
+    estimates = {name: bootstrap(statistic(found, name, own.get(name)), **asdict(how)) for name in names_}
     rows = [_described(found, at) for at in found.worst(worst)]
     return Judgement(run, label, found, values, estimates, own, rows)
 
@@ -148,14 +139,7 @@ def compared(first: Judgement, second: Judgement, how: How) -> dict[str, Differe
     """Return the paired tests of two judgements of one set, for the metrics of the first."""
     both = joined(first.samples, second.samples)
     return {
-        name: paired_test(
-            statistic(both, name, first.metrics.get(name)),
-            level=how.level,
-            resamples=how.resamples,
-            method=how.method,
-            seed=how.seed,
-        )
-        for name in first.estimates
+        name: paired_test(statistic(both, name, first.metrics.get(name)), **asdict(how)) for name in first.estimates
     }
 
 
@@ -201,9 +185,7 @@ def withstand(
     mean_error = Statistic(
         "mean corruption error", np.arange(len(wrong)), lambda weights: weights @ wrong / weights.sum(1)
     )
-    found.corruption_error = bootstrap(
-        mean_error, level=how.level, resamples=how.resamples, method=how.method, seed=how.seed
-    )
+    found.corruption_error = bootstrap(mean_error, **asdict(how))
 
 
 class _Normalized:

@@ -51,18 +51,15 @@ def text(found: Judgement, how: How) -> str:
 
 def differences(first: str, second: str, found: Mapping[str, Difference], how: How) -> str:
     """Return the table of a comparison."""
-    rows = [
-        [
-            name,
+    rows = []
+    for name, each in found.items():
+        values = [
             _number(each.first),
             _number(each.second),
             f"{each.difference.value:+.4g}",
             _interval(each.difference),
-            _p(each.p_value),
-            each.test,
         ]
-        for name, each in found.items()
-    ]
+        rows.append([name, *values, _p(each.p_value), each.test])
     head = ["metric", first, second, "difference", f"{how.level * 100:g} % interval", "p", "test"]
     return "\n".join([table(head, rows), *_notes({name: each.difference for name, each in found.items()})])
 
@@ -111,27 +108,21 @@ def into_run(folder: Path, found: Judgement, images: Sequence[Any]) -> None:
         (int(line.get("batch", 0)) for line in run_files.objects(path) if isinstance(line.get("batch"), int)), default=0
     )
     writer = media.Media()
+
+    def add(name: str, head: list[str], rows: list[list[Any]]) -> None:
+        writer.table(path, run, {"table": f"{prefix}/{name}", "batch": batch}, head, rows)
+
     try:
         rows = [[name, each.value, each.low, each.high] for name, each in found.estimates.items()]
-        writer.table(
-            path, run, {"table": f"{prefix}/metrics", "batch": batch}, ["metric", "value", "low", "high"], rows
-        )
+        add("metrics", ["metric", "value", "low", "high"], rows)
         if found.samples.classes:
             confusion = found.samples.confusion()
             classes = per_class(confusion)
-            writer.table(
-                path,
-                run,
-                {"table": f"{prefix}/classes", "batch": batch},
-                list(classes[0]),
-                [[*row.values()] for row in classes],
-            )
-            head = ["target", *map(str, range(len(confusion)))]
+            add("classes", list(classes[0]), [[*row.values()] for row in classes])
             rows = [[label, *row] for label, row in enumerate(confusion.tolist())]
-            writer.table(path, run, {"table": f"{prefix}/confusion", "batch": batch}, head, rows)
+            add("confusion", ["target", *map(str, range(len(confusion)))], rows)
         if found.worst:
-            rows = [[*row.values()] for row in found.worst]
-            writer.table(path, run, {"table": f"{prefix}/worst", "batch": batch}, list(found.worst[0]), rows)
+            add("worst", list(found.worst[0]), [[*row.values()] for row in found.worst])
         if images:
             writer.images(path, run, {"images": f"{prefix}/worst", "batch": batch}, images)
     finally:
