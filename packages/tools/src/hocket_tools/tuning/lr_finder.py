@@ -172,8 +172,8 @@ class _Search:
     def _none(self, reason: str, table: tuple[tuple[float, float], ...], ended: str) -> LearningRate:
         return LearningRate(self.name, None, reason, self.current, table, ended, (), self._batch)
 
-    def _some(self, rate: float, reason: str, *rest: Any) -> LearningRate:
-        return LearningRate(self.name, float(f"{rate:.2g}"), reason, self.current, *rest, batch=self._batch)
+    def _some(self, rate: float, reason: str, table: Any, ended: str, runs: Any = ()) -> LearningRate:
+        return LearningRate(self.name, float(f"{rate:.2g}"), reason, self.current, table, ended, runs, self._batch)
 
     def _run(self, rate: float, steps: int) -> list[float]:
         """Return the losses in the second half of a run at a constant rate; infinity if it diverges."""
