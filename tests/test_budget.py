@@ -13,7 +13,7 @@ PACKAGES = Path(__file__).parent.parent / "packages"
 #: Lines of code of each package's sources.
 BUDGETS = {
     "algorithms-general": 3620,
-    "algorithms-nlp": 3545,
+    "algorithms-nlp": 3554,
     "algorithms-vision": 2420,
     "checkpoints": 5373,
     "cli": 5740,

@@ -109,8 +109,22 @@ def test_an_import_path_is_no_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match=r"There is no a\.b:mlp in .* from a\.b import mlp; and give mlp\."):
         read_weights("a.b:mlp")
-    with pytest.raises(CheckpointError, match=r"'runs/a/ep3-ba18'\.$"):
+    with pytest.raises(CheckpointError, match=r"of Hugging Face\.$"):
         read_weights("runs/a:b")
+
+
+def test_weights_are_a_file_or_tensors_and_the_module_comes_first(tmp_path):
+    module, saved = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    torch.save(saved.state_dict(), tmp_path / "model.pt")
+    load_weights(module, str(tmp_path / "model.pt"))
+    assert torch.equal(module.weight, saved.weight)
+    with pytest.raises(CheckpointError, match=r"There is no bert-base .*'hub:org/name'"):
+        load_weights(module, "bert-base")
+    for given in (("model.pt", module), (module, None), (module, saved), (module, [saved.weight])):
+        with pytest.raises(
+            TypeError, match=r"it takes a torch.nn.Module, and then its weights.* Write load_weights\(model"
+        ):
+            load_weights(*given)
 
 
 def test_latest_is_the_newest_checkpoint(tmp_path, monkeypatch):

@@ -135,17 +135,28 @@ def test_norms_update_their_statistics_if_asked() -> None:
     ("config", "error", "words"),
     [
         ({"r": 2}, ValueError, r"target_modules.*conv, second, hidden, fc"),
-        ({"r": 2, "target_modules": ["convv"]}, ValueError, "'convv' is not found in Net.*'conv'"),
-        ({"target_modules": ["conv", "nope"]}, ValueError, "target_modules=.*'nope' is not found"),
+        ({"r": 2, "target_modules": ["convv"]}, ValueError, "'convv' matches nothing.*'conv'"),
+        ({"target_modules": ["conv", "nope"]}, ValueError, "target_modules=.*'nope' matches nothing"),
         (
             {"target_modules": ["conv"], "modules_to_save": ["head"]},
             ValueError,
-            "modules_to_save=.*'head' is not found",
+            "modules_to_save=.*'head' matches nothing",
         ),
         (
             {"target_modules": 0},
             TypeError,
             r"^target_modules=0 of peft= is int. Give a list of names: target_modules=\['0'\]",
+        ),
+        (
+            {"target_modules": ["conv"], "rank_pattern": {"hidden": 4}},
+            ValueError,
+            "rank_pattern=.*'hidden' matches nothing. Give names .* such as 'conv'",
+        ),
+        ({"target_modules": ["conv", "hidden"], "alpha_pattern": {"hiden": 4}}, ValueError, "alpha_pattern=.*'hidden'"),
+        (
+            {"target_modules": ["conv"], "layers_to_transform": [3]},
+            ValueError,
+            "layers_to_transform=.*3 matches nothing",
         ),
         ({"target_modules": ["conv"], "r": "4"}, TypeError, "r='4' of peft= is str"),
         ({"target_modules": ["conv"], "r": 0.5}, TypeError, "r=0.5 of peft= is float"),

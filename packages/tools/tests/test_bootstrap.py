@@ -109,6 +109,11 @@ def test_a_seed_decides_and_edges_are_said() -> None:
     perfect = bootstrap(statistic(classified([0, 1, 2] * 10, [0, 1, 2] * 10), "accuracy"))
     assert (perfect.value, perfect.high) == (1, 1) and "Wilson" in perfect.note
     assert perfect.low == pytest.approx(stats.binomtest(30, 30).proportion_ci(method="wilson").low)
+    for few in ([0], [0, 1, 2]):
+        single = bootstrap(statistic(classified(few, few), "f1"))
+        assert single.value == 1 and np.isnan([single.low, single.high]).all() and f"has {len(few)}" in single.note
+    alike = bootstrap(statistic(classified([0, 1, 2] * 10, [0, 1, 2] * 10), "f1"))
+    assert alike.value == 1 and np.isnan([alike.low, alike.high]).all() and "equal in all resamples" in alike.note
     with pytest.raises(ValueError, match="level=2"):
         bootstrap(mean_of(losses), level=2)
     with pytest.raises(ValueError, match="resamples=7"):

@@ -175,6 +175,8 @@ def test_together_with_distillation():
         ({"interval": "10sp"}, "'10ba' or '1ep'"),
         ({"scope": "all"}, "'layer' or 'model'"),
         ({"keep": "head"}, "keep=\\['head'\\]"),
+        ({"keep": 5}, "keep=\\['5'\\]"),
+        ({"amount": "0.5"}, "amount='0.5', but it is a fraction"),
     ],
 )
 def test_wrong_arguments(arguments, said):

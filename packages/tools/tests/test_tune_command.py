@@ -61,6 +61,7 @@ def test_both_suggestions(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["batch_size"] == {"largest": 11, "batch": 8, "ranks": 1, "limited": False, "microbatch": None}
     (rate,) = found["learning_rates"]
+    assert rate["batch"] == 8
     assert 1 / 3 <= rate["suggestion"] * 8 <= 2 and rate["current"] == 1e-3
     assert len(rate["table"]) > 40 and len(rate["runs"]) >= 3
     assert files() == before
@@ -79,11 +80,23 @@ def test_a_learning_rate_with_overrides_and_a_plot(capsys: pytest.CaptureFixture
     printed = capsys.readouterr().out
     assert (
         printed.startswith("learning rate: 0.")
-        and "(now 0.001)\n  because in the range test the loss had fallen" in printed
+        and " for batches of 8 (now 0.001)\n  because in the range test the loss had fallen" in printed
     )
     assert "batch size" not in printed
     assert files() == {*before, "plots/lr.png"}
     assert Path("plots/lr.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.filterwarnings("ignore:Where the memory of a CPU runs out")
+def test_the_samples_of_an_epoch_limit_a_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "config.yaml", "limit_train=1", "--batch-size"]) == 0
+    assert "8 samples fit in memory at once, which are those of an epoch; larger batches were not tried" in (
+        capsys.readouterr().out
+    )
+    assert main(["tune", "config.yaml", "--batch-size", "--limit", "9"]) == 0
+    printed = capsys.readouterr().out
+    assert "9 samples fit in memory at once; larger batches were not tried" in printed
+    assert "write this one first, and then search with `hocket tune --lr`" in printed
 
 
 def test_no_suggestion_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,8 +75,8 @@ def distillation_loss(
 
 
 def _check_temperature(who: str, temperature: float) -> None:
-    if not temperature > 0:
-        raise WrongValue(f"{who} was given «temperature={temperature}»: give a positive number, such as 2.0.")
+    if not isinstance(temperature, int | float) or not temperature > 0:
+        raise WrongValue(f"{who} was given «temperature={temperature!r}»: give a positive number, such as 2.0.")
 
 
 class Distillation(Algorithm):
@@ -145,8 +145,8 @@ class Distillation(Algorithm):
         ignore_index: int | None = None,
     ) -> None:
         _check_temperature("Distillation", temperature)
-        if not 0 <= alpha <= 1:
-            raise WrongValue(f"Distillation was given «alpha={alpha}»: give the weight of the teacher, from 0 to 1.")
+        if not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
+            raise WrongValue(f"Distillation was given «alpha={alpha!r}»: give the weight of the teacher, from 0 to 1.")
         if feature_weight < 0 or (alpha == 0 and not (features and feature_weight)):
             raise WrongValue(
                 f"Distillation was given «alpha={alpha}» and «feature_weight={feature_weight}», with "

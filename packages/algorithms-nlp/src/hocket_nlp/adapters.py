@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -99,18 +99,33 @@ def _check_numbers(config: Any) -> None:
             raise WrongValue(f"«{key}={value}» of peft= is not positive. Give a number above 0, such as 8.")
 
 
+def _check_each(key: str, given: Any, wanted: Iterable[Any], known: Iterable[str], fits: Any, what: str) -> None:
+    """Raise for something wanted that fits no known name."""
+    for each in wanted:
+        if not any(fits(name, each) for name in known):
+            near = difflib.get_close_matches(str(each), known, 6, 0.3) or [*known][-6:]
+            there = f"such as {', '.join(map(repr, near))}" if near else "of which there are none: omit it"
+            raise WrongValue(f"«{key}={given!r}» of peft=: {each!r} matches nothing. Give {what}, {there}.")
+
+
 def _check_names(config: Any, model: nn.Module) -> None:
     """Raise for a name of no module, which peft ignores; warn of a rank above both sides of a weight."""
     modules = {name: module for name, module in model.named_modules() if name}
+    ends = "names of its modules, or what they end with"
     for key in _NAMES:
-        targets = getattr(config, key, None) or ()
-        for target in () if isinstance(targets, str) else sorted(set(targets) - _PEFTS_OWN, key=str):
-            if not any(matches(name, [target]) for name in modules):
-                near = difflib.get_close_matches(str(target), modules, 6, 0.3) or [*modules][-6:]
-                raise WrongValue(
-                    f"«{key}={[*targets]}» of peft=: {target!r} is not found in {type(model).__name__}. Give names of its "
-                    f"modules, or what they end with, such as {', '.join(map(repr, near))}."
-                )
+        given = getattr(config, key, None) or ()
+        wanted = () if isinstance(given, str) else sorted(set(given) - _PEFTS_OWN, key=str)
+        _check_each(key, [*given], wanted, modules, lambda name, target: matches(name, [target]), ends)
+    adapted = [name for name in modules if matches(name, getattr(config, "target_modules", None))] or [*modules]
+    for key in ("rank_pattern", "alpha_pattern"):
+        given = getattr(config, key, None) or {}
+        _check_each(key, given, given, adapted, lambda name, end: re.match(rf"(.*\.)?({end})$", name), ends)
+    layers = dict.fromkeys(index for name in adapted for index in re.findall(r"(?<![^.])\d+(?=\.)", name))
+    given = getattr(config, "layers_to_transform", None)
+    wanted = [given] if isinstance(given, int) else given or ()
+    _check_each(
+        "layers_to_transform", given, wanted, layers, lambda name, index: name == str(index), "indices of layers"
+    )
     rank = config.r if config.peft_type == "LORA" else 0
     for name, module in modules.items():
         weight = getattr(module, "weight", None)

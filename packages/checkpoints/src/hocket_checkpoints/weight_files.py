@@ -105,10 +105,10 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         kind = path.stat().st_mode
     except FileNotFoundError:
-        where = "" if path.is_absolute() else f" in {os.getcwd()}"
         raise CheckpointError(
-            f"There is no {path}{where}. Give the path of a file or of a checkpoint's folder, "
-            "such as 'model.pt' or 'runs/a/ep3-ba18'." + _if_import_path(str(path))
+            f"There is no {path}{'' if path.is_absolute() else f' in {os.getcwd()}'}. Give the path of a file or of a "
+            "checkpoint's folder, such as 'model.pt' or 'runs/a/ep3-ba18', or 'hub:org/name' for a model in the cache of "
+            "Hugging Face." + _if_import_path(str(path))
         ) from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}.") from None

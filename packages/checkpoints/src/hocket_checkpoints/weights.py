@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hocket.basics import safe_files
-from hocket.errors import CheckpointError, WrongValue
+from hocket.errors import CheckpointError, WrongType, WrongValue
 from hocket.help import warn
 from hocket_checkpoints.ignoring import check_globs
 from hocket_checkpoints.weight_differences import Report, some, suggested_remap
@@ -72,7 +72,7 @@ def write_tensors(tensors: dict[str, Tensor], target: Path, metadata: dict[str, 
 
 def load_weights(
     module: nn.Module,
-    state: Mapping[str, Any],
+    state: Mapping[str, Any] | Path | str,
     strict: bool = True,
     ignore: Sequence[str] = (),
     remap: Mapping[str, str] | None = None,
@@ -83,6 +83,7 @@ def load_weights(
     Extra state (``get_extra_state``) is loaded if ``state`` has it, and may be missing unless it is a tensor.
 
     Args:
+        state: tensors by name, or a file or folder as `read_weights` reads it.
         strict: whether anything that does not fit is an error; then nothing at all is loaded.
         ignore: globs of the module's names that are not changed and not reported, such as ``["head.*"]``.
         remap: new names for names in ``state``: full names, or prefixes that end with a dot, as in
@@ -92,7 +93,7 @@ def load_weights(
     Raises:
         CheckpointError: with ``strict``, listing everything that does not fit.
         ValueError: ``remap`` gives two weights one name, or has an entry for no weight; ``ignore`` has a glob for none.
-        TypeError: ``ignore`` is a text.
+        TypeError: ``ignore`` is a text, or ``module`` or ``state`` is something else, such as one in the place of the other.
 
     Example:
         >>> import torch
@@ -101,6 +102,11 @@ def load_weights(
         >>> saved = {"encoder.weight": torch.ones(4, 4), "encoder.bias": torch.zeros(4)}
         >>> report = load_weights(backbone, saved, ignore=["1.*"], remap={"encoder.": "0."})
     """
+    if not isinstance(module, nn.Module) or not isinstance(state, Mapping | Path | str):
+        raise WrongType(
+            f"load_weights({type(module).__name__}, {type(state).__name__}): it takes a torch.nn.Module, and then its weights: "
+            "a file or folder, or tensors by name. Write load_weights(model, 'model.pt') or load_weights(model, state_dict)."
+        )
     chosen, report = _choose(module.state_dict(), state, strict, ignore, remap, type(module).__name__)
     module.load_state_dict(chosen, strict=False)
     return report
@@ -116,12 +122,11 @@ def load_into(
 ) -> Report:
     """Implement `Trainer.load_weights`; ``own`` are the model's weights. Raises the errors of `load_weights`."""
     prefix = state.model_prefix
-    given = weights if isinstance(weights, Mapping) else read_weights(weights)
     if not isinstance(weights, Mapping):
         from hocket_checkpoints.algorithm_records import warn_of_surgery
 
         warn_of_surgery(weights, state)
-    chosen, report = _choose(own, given, strict, ignore, remap, type(state.model).__name__)
+    chosen, report = _choose(own, weights, strict, ignore, remap, type(state.model).__name__)
     if (resumed := state.identity.resumed_from) is not None:  # a script that loads initial weights was started again
         warn(
             f"These weights are not loaded, because this run was resumed from {resumed} and goes on with its weights. To begin "
@@ -135,13 +140,14 @@ def load_into(
 
 def _choose(
     own: Mapping[str, Any],
-    state: Mapping[str, Any],
+    state: Mapping[str, Any] | Path | str,
     strict: bool,
     ignore: Sequence[str],
     remap: Mapping[str, str] | None,
     what: str,
 ) -> tuple[dict[str, Any], Report]:
     """Return the weights of ``state`` that fit a module with the state ``own``, by the module's names, and the misfits."""
+    state = state if isinstance(state, Mapping) else read_weights(state)
     if isinstance(state, Weights) and not remap:
         state = max(state.namings(), key=lambda naming: len(naming.keys() & own.keys()))
     renamed = _renamed(state, remap or {})
@@ -209,13 +215,9 @@ def _memory(value: Any) -> Any:
     """Return a key that is equal only for entries of a state that are the same tensor."""
     if not isinstance(value, Tensor) or nn.parameter.is_lazy(value) or type(value) not in (Tensor, nn.Parameter):
         return id(value)
-    if value.layout is not torch.strided:
+    if value.layout is not torch.strided or not value.numel() or value.is_meta:
         return id(value)
-    return (
-        (value.device, value.data_ptr(), value.shape, value.stride())
-        if value.numel() and not value.is_meta
-        else id(value)
-    )
+    return value.device, value.data_ptr(), value.shape, value.stride()
 
 
 def _has_nan(value: Any) -> bool:
@@ -224,6 +226,5 @@ def _has_nan(value: Any) -> bool:
 
 
 def _shapes_differ(given: Any, own: Any) -> bool:
-    if not isinstance(given, Tensor) or not isinstance(own, Tensor) or nn.parameter.is_lazy(own):
-        return False
-    return given.shape != own.shape
+    known = isinstance(given, Tensor) and isinstance(own, Tensor) and not nn.parameter.is_lazy(own)
+    return known and given.shape != own.shape

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from torch import OutOfMemoryError
+
 from hocket.data.source import Source
+from hocket.errors import Mistake, WrongValue
+from hocket.help.raised import raised
 
 
 @contextmanager
@@ -17,3 +21,25 @@ def beside(source: Source) -> Iterator[Source]:
     finally:
         source.close()
         source.restore(position)
+
+
+@contextmanager
+def explained(doing: str) -> Iterator[None]:
+    """Raise WrongValue, one paragraph, for an exception on data that hocket explains: the data do not suit model or loss.
+
+    Args:
+        doing: the subject of the sentence, such as "The evaluation".
+    """
+    try:
+        yield
+    except Exception as error:
+        notes = [each for each in getattr(error, "__notes__", ()) if not each.startswith("Raised by ")]
+        unknown = getattr(error, "hocket_cause", None) == ""  # as of a mistake in the model's own code
+        if not notes or unknown or isinstance(error, OutOfMemoryError):
+            raise
+        advice = " ".join(notes)
+        if "Trainer(" in advice:
+            advice += "«¦ A command takes such arguments as overrides: inputs=NAME targets=NAME.»"
+        raise WrongValue(
+            f"{error.marked} {advice}" if isinstance(error, Mistake) else raised(doing, error, advice)
+        ) from error

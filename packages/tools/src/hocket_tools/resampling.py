@@ -20,6 +20,8 @@ Method = Literal["bca", "percentile"]
 METHODS: tuple[Method, ...] = ("bca", "percentile")
 #: Numbers in one block of resamples, and the groups of samples that the jackknife of a large set omits one by one.
 _BLOCK, _GROUPS = 4_000_000, 1000
+#: The fewest samples of an interval: resamples of fewer vary much less than sets of the population.
+_FEWEST = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Statistic:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value and its confidence interval; ``note`` says where the interval is not a bootstrap's."""
+    """A value and its confidence interval; ``note`` says why the interval is not a bootstrap's, or NaN."""
 
     value: float
     low: float
@@ -73,7 +75,8 @@ def bootstrap(
 
     ``"percentile"`` takes quantiles of the resamples; ``"bca"`` corrects them for bias and skewness (Efron 1987, "Better
     Bootstrap Confidence Intervals", equations 2.3 and 6.6; above 1000 samples its acceleration is that of a jackknife that
-    omits groups). A proportion of 0 or 1 has no spread to resample, so its interval is Wilson's (1927).
+    omits groups). A proportion of 0 or 1 has no spread to resample, so its interval is Wilson's (1927). There is none, NaN,
+    for fewer than 10 samples, and for other statistics that are equal in all resamples.
 
     Args:
         level: the probability that the interval covers the value of the population, in (0, 1).
@@ -96,21 +99,29 @@ def bootstrap(
     if not len(statistic.rows):
         raise WrongValue(f"{statistic.name} has no samples, so there is nothing to resample.")
     counts = statistic.counts
-    value = float(statistic.value(counts[None].astype(np.float64))[0])
+    value, samples = float(statistic.value(counts[None].astype(np.float64))[0]), len(statistic.rows)
+    if samples < _FEWEST:
+        return _without_interval(value, f"an interval needs {_FEWEST} samples or more, and this set has {samples}")
     if statistic.proportion and value in (0.0, 1.0):
-        return _wilson(value, len(statistic.rows), level)
+        return _wilson(value, samples, level)
     drawn = np.concatenate(
         [statistic.value(weights) for weights in resampled(counts, resamples, np.random.default_rng(seed))]
     )
     drawn = drawn[~np.isnan(drawn)]
     if not len(drawn) or value != value:
-        return Estimate(value, float("nan"), float("nan"), "it cannot be computed in resamples")
+        return _without_interval(value, "it cannot be computed in resamples")
+    if drawn.min() == drawn.max():
+        return _without_interval(value, "it is equal in all resamples, which tell no interval")
     tail = (1 - level) / 2
     tails = (tail, 1 - tail)
     if method == "bca" and (corrected := _corrected(statistic, counts, value, drawn, tails)) is not None:
         tails = corrected
     low, high = np.quantile(drawn, tails)
     return Estimate(value, float(low), float(high))
+
+
+def _without_interval(value: float, why: str) -> Estimate:
+    return Estimate(value, float("nan"), float("nan"), why)
 
 
 def check(level: float, resamples: int, method: str) -> None:

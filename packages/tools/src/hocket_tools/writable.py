@@ -13,8 +13,12 @@ from hocket.errors import Mistake, WrongFile
 
 
 @contextmanager
-def writing(path: str | Path) -> Iterator[None]:
-    """Raise WrongFile, which names the path, where a file cannot be written: a full disk, or one that is read-only."""
+def writing(path: str | Path, then: str = "") -> Iterator[None]:
+    """Raise WrongFile, which names the path, where a file cannot be written: a full disk, or one that is read-only.
+
+    Args:
+        then: the end of the sentence that says what to do.
+    """
     from safetensors import SafetensorError
 
     try:
@@ -24,7 +28,7 @@ def writing(path: str | Path) -> Iterator[None]:
             raise
         reason = getattr(error, "strerror", None) or error
         raise WrongFile(
-            f"{path} cannot be written: {reason}. Give another folder, or make room in this one."
+            f"{path} cannot be written: {reason}. Give another folder, or make room in this one{then}."
         ) from error
 
 

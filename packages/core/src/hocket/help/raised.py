@@ -13,13 +13,12 @@ from hocket.help.ours import is_ours
 
 def raised(doing: str, error: BaseException, advice: str = "") -> str:
     """Describe an exception of somebody's code, with the line of the innermost frame in a file of theirs, and what to do."""
-    text = _message(error)
     if isinstance(error, SyntaxError):
         place = f"{_relative(error.filename)}:{error.lineno}"
         line = " ".join((error.text or "").split())
         return f"{doing} raised {type(error).__name__}: {error.msg} ({place}): `{line}`. Correct that line."
     frames = traceback.StackSummary.extract(filter(_is_users, traceback.walk_tb(error.__traceback__)))
-    sentence = f"{doing} raised {type(error).__name__}: {text}"
+    sentence = f"{doing} raised {type(error).__name__}: {_message(error)}"
     if not frames:
         return f"{sentence}. {advice or 'Change the value.'}"
     sentence = f"{sentence} ({_relative(frames[-1].filename)}:{frames[-1].lineno}): `{frames[-1].line}`."
@@ -39,7 +38,8 @@ def _message(error: BaseException) -> str:
 
 def _is_users(step: tuple[types.FrameType, int]) -> bool:
     file, module = step[0].f_code.co_filename, step[0].f_globals.get("__name__")
-    return not file.startswith("<") and "site-packages" not in file and not is_ours(module)
+    library = file.startswith(("<", str(Path(traceback.__file__).parent))) or "site-packages" in file
+    return not library and not is_ours(module)
 
 
 def _relative(file: str | None) -> str:

@@ -38,6 +38,7 @@ def _explain_model(where: str, error: BaseException, task: Task, batch: Batch, o
             (text for pattern, tell in CAUSES[where] if re.search(pattern, failure.text) and (text := tell(failure))),
             "",
         )
+        vars(error)["hocket_cause"] = cause  # a tool that reads data raises a Mistake instead where there is one
         place = {"forward": "the forward pass", "loss": "the loss", "backward": "the backward pass"}[where]
         note = f"In {place} of {type(failure.network).__name__}, with {described}. {cause}".rstrip()
         if note not in getattr(error, "__notes__", ()):

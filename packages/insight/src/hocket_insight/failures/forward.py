@@ -148,8 +148,9 @@ def _arguments(failure: Failure) -> str:
                 )
             return (
                 f"From a dict the model gets all of {', '.join(map(repr, keys))} by name, and its forward should accept those "
-                f"names. Write Trainer(inputs={probable_key(batch, 'inputs', failure.task)!r}, "
-                f"targets={probable_key(batch, 'targets', failure.task)!r}) to give it one of them."
+                f"names. Write Trainer(inputs={probable_key(batch, 'inputs', failure.task)!r}"
+                + (f", targets={probable_key(batch, 'targets', failure.task)!r}" if keys[1:] else "")
+                + ") to give it one of them."
             )
         return (
             "The model gets batch[0] alone. For a model with several inputs, yield dicts whose keys are the names of the "

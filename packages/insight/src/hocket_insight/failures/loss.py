@@ -161,12 +161,13 @@ def _sizes(failure: Failure) -> str:
 
 def _no_targets(failure: Failure) -> str:
     batch, task = failure.batch, failure.task
-    lone = isinstance(batch, Tensor) or (isinstance(batch, tuple | list) and len(batch) < 2)
+    lone = isinstance(batch, Tensor) or (isinstance(batch, tuple | list | Mapping) and len(batch) < 2)
     if not lone or (isinstance(task, SupervisedTask) and task.targets is not None):
         return ""
     return (
         f"The loss takes targets, and the batch, a {type(batch).__name__}, has none. Give batches (inputs, targets), or "
-        "targets= a name or function; without labels use trainer.predict(data), or a hocket.Task whose loss needs none."
+        "targets= a name or function; without labels use trainer.predict(data) or `hocket predict`, or a hocket.Task whose "
+        "loss needs none."
     )
 
 

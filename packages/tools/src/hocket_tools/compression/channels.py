@@ -292,14 +292,14 @@ def _compare_outputs(model: nn.Module, pruned: nn.Module, inputs: Inputs) -> Non
 
 
 def _check(amount: float, round_to: int, keep: Sequence[str]) -> None:
-    if not 0 < amount < 1:
+    if not isinstance(amount, int | float) or not 0 < amount < 1:
         raise WrongValue(
-            f"«amount={amount}» is no fraction of the channels to remove. Give one in (0, 1), such as 0.5."
+            f"«amount={amount!r}» is no fraction of the channels to remove. Give one in (0, 1), such as 0.5."
         )
-    if round_to < 1:
-        raise WrongValue(f"«round_to={round_to}» is no number of channels. Give 1, or 8 for tensor cores.")
-    if isinstance(keep, str):
-        raise WrongType(f"«keep={keep!r}» is a text. Give a list of patterns: «keep=[{keep!r}]».")
+    if not isinstance(round_to, int) or round_to < 1:
+        raise WrongValue(f"«round_to={round_to!r}» is no number of channels. Give 1, or 8 for tensor cores.")
+    if not isinstance(keep, list | tuple):
+        raise WrongType(f"«keep={keep!r}» is {type(keep).__name__}. Give a list of patterns: «keep=['{keep}']».")
 
 
 class ChannelPruning(Algorithm):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import statistics
 import tempfile
 import time
@@ -193,6 +194,10 @@ def _plain(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
             yield from _plain(f"{name}.{part}", inner)
 
 
+def _interval(ends: tuple[float, float], sign: str) -> str:
+    return "" if math.isnan(ends[0]) else f" [{ends[0]:{sign}.4f}, {ends[1]:{sign}.4f}]"
+
+
 def table(rows: Sequence[Row]) -> str:
     """Return the rows as text, with a line that says what was measured."""
     first = rows[0]
@@ -200,10 +205,8 @@ def table(rows: Sequence[Row]) -> str:
     cells = [heads] + [
         (
             row.name,
-            f"{row.quality:.4f} [{row.quality_interval[0]:.4f}, {row.quality_interval[1]:.4f}]",
-            f"{row.change:+.4f} [{row.change_interval[0]:+.4f}, {row.change_interval[1]:+.4f}]"
-            if row is not first
-            else "",
+            f"{row.quality:.4f}{_interval(row.quality_interval, '')}",
+            f"{row.change:+.4f}{_interval(row.change_interval, '+')}" if row is not first else "",
             f"{row.bytes / 1000:,.1f} kB",
             f"{row.bytes / first.bytes:.2f}",
             f"{row.latency_ms:.3f} ms",

@@ -141,8 +141,8 @@ class Pruning(Algorithm):
             raise WrongValue(f"Pruning was given «interval='{interval}'». Give batches or epochs: '10ba' or '1ep'.")
         if scope not in get_args(Scope):
             raise WrongValue(f"Pruning was given «scope={scope!r}». Give 'layer' or 'model'.")
-        if isinstance(keep, str):
-            raise WrongValue(f"Pruning was given «keep={keep!r}». Give a list of patterns: «keep=[{keep!r}]».")
+        if not isinstance(keep, list | tuple):
+            raise WrongValue(f"Pruning was given «keep={keep!r}». Give a list of patterns: «keep=['{keep}']».")
         self.amount, self.scope, self.keep = amount, scope, tuple(keep)
         self._due = Interval(self.interval)
         #: By the names of the model's parameters; empty before the first pruning.
@@ -277,7 +277,7 @@ def check_keep(who: str, keep: Sequence[str], layers: Sequence[str]) -> None:
 
 
 def _check_amount(who: str, amount: float) -> None:
-    if not 0 <= amount < 1:
+    if not isinstance(amount, int | float) or not 0 <= amount < 1:
         raise WrongValue(
-            f"{who} was given «amount={amount}», but it is a fraction of the weights: give one in [0, 1), such as 0.5."
+            f"{who} was given «amount={amount!r}», but it is a fraction of the weights: give one in [0, 1), such as 0.5."
         )

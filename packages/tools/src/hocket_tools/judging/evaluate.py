@@ -90,9 +90,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_values(found: Asked) -> int:
     from hocket_cli.weights import trainer_with_weights
+    from hocket_tools.beside import explained
     from hocket_tools.judging.arguments import say
 
-    with trainer_with_weights(found.args) as (trainer, checkpoint):
+    with trainer_with_weights(found.args) as (trainer, checkpoint), explained("The evaluation"):
         for name, value in trainer.evaluate(checkpoint=checkpoint).items():
             print(f"{name} {value:.6g}")
             if not math.isfinite(value):

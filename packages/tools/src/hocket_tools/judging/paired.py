@@ -64,12 +64,7 @@ def mcnemar(first_only: int, second_only: int) -> float:
 
 
 def paired_test(
-    statistic: Statistic,
-    *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    method: Method = "bca",
-    seed: int = 0,
+    statistic: Statistic, *, level: float = 0.95, resamples: int = 2000, method: Method = "bca", seed: int = 0
 ) -> Difference:
     """Compare two runs on the same samples: does the second differ from the first?
 

@@ -105,6 +105,7 @@ def _into_file(trainer: Trainer, data: Any, checkpoint: str | None, out: str) ->
     import torch
 
     from hocket_checkpoints.weights import write_tensors
+    from hocket_tools.beside import explained
     from hocket_tools.judging.recording import nonfinite, say_nonfinite
     from hocket_tools.writable import writing
 
@@ -112,7 +113,8 @@ def _into_file(trainer: Trainer, data: Any, checkpoint: str | None, out: str) ->
         raise PluginError(
             f"--out writes one file, and there are {ranks} ranks. Write --to FOLDER, or start one process."
         )
-    outputs = trainer.predict(data, checkpoint=checkpoint)
+    with explained("The prediction"):
+        outputs = trainer.predict(data, checkpoint=checkpoint)
     if not all(isinstance(each, torch.Tensor) for each in outputs):
         raise PluginError(
             "The model's output is not a tensor; --out writes one tensor only. Write --to FOLDER, which writes the parts of "

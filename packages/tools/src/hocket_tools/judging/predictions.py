@@ -188,12 +188,12 @@ def begin(folder: Path, made_of: Mapping[str, Any]) -> None:
     """
     manifest = folder / MANIFEST
     there = content(manifest)
-    if not there:
-        if folder.exists() and (not folder.is_dir() or any(each.name[0] != "." for each in folder.iterdir())):
-            raise WrongValue(
-                f"--to {folder} exists and has no {MANIFEST}, so it is not of predictions, and nothing is written into it. "
-                "Name a new folder, such as --to predictions."
-            )
+    if not there and folder.exists() and (not folder.is_dir() or any(each.name[0] != "." for each in folder.iterdir())):
+        raise WrongValue(
+            f"--to {folder} exists and has no {MANIFEST}, so it is not of predictions, and nothing is written into it. "
+            "Name a new folder, such as --to predictions."
+        )
+    if not any(folder.glob("part-*")):  # of a command that failed before its first file, nothing is continued
         folder.mkdir(parents=True, exist_ok=True)
         safe_files.replace(manifest, json.dumps({"version": 1, "made_of": made_of, "complete": False}, indent=1))
         return
@@ -201,8 +201,8 @@ def begin(folder: Path, made_of: Mapping[str, Any]) -> None:
     differ = [found for name, value in made_of.items() if (found := _differs(name, then.get(name), value))]  # type: ignore[union-attr]
     if differ:
         raise WrongValue(
-            f"--to {folder} has predictions whose {', '.join(differ)} differ{'s' if len(differ) == 1 else ''} from what this "
-            f"command would write, so it cannot be continued. Name another folder, or remove this one: rm -r {folder}"
+            f"--to {folder} has predictions that differ from those of this command in {', '.join(differ)}, so it cannot be "
+            f"continued. Name another folder, or remove this one: rm -r {folder}"
         )
 
 

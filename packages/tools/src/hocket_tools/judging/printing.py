@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ def text(found: Judgement, how: How) -> str:
     parts = [f"{found.run} on {found.label}: {len(found.samples)} samples"]
     rows = [[name, _number(each.value), _interval(each)] for name, each in found.estimates.items()]
     parts.append(table(["metric", "value", f"{how.level * 100:g} % interval"], rows))
-    parts += [f"{name}: {each.note}" for name, each in found.estimates.items() if each.note]
+    parts += _notes(found.estimates)
     if found.samples.classes:
         confusion = found.samples.confusion()
         classes = per_class(confusion)[:_TABLE]
@@ -57,7 +58,8 @@ def differences(first: str, second: str, found: Mapping[str, Difference], how: H
         ]
         for name, each in found.items()
     ]  # fmt: skip
-    return table(["metric", first, second, "difference", f"{how.level * 100:g} % interval", "p", "test"], rows)
+    head = ["metric", first, second, "difference", f"{how.level * 100:g} % interval", "p", "test"]
+    return "\n".join([table(head, rows), *_notes({name: each.difference for name, each in found.items()})])
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -77,7 +79,13 @@ def _number(value: float) -> str:
 
 
 def _interval(found: Estimate) -> str:
-    return f"{found.low:.4g} to {found.high:.4g}"
+    return "none" if math.isnan(found.low) else f"{found.low:.4g} to {found.high:.4g}"
+
+
+def _notes(estimates: Mapping[str, Estimate]) -> list[str]:
+    """Return a line for each note, with the names of all that have it."""
+    notes = dict.fromkeys(each.note for each in estimates.values() if each.note)
+    return [f"{', '.join(name for name, each in estimates.items() if each.note == note)}: {note}" for note in notes]
 
 
 def _p(value: float) -> str:

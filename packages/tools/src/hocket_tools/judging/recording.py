@@ -29,7 +29,7 @@ from hocket.state.loss_divisors import LossWatch
 from hocket.state.simple_metrics import Accuracy
 from hocket.state.step import count
 from hocket.state.task import SupervisedTask
-from hocket_tools.beside import beside
+from hocket_tools.beside import beside, explained
 from hocket_tools.judging.arguments import say
 from hocket_tools.judging.samples import Samples, merged
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 Corrupt = Callable[[Tensor, "list[int]"], Tensor]
 
 
+@explained("The evaluation")
 def record(
     trainer: Trainer,
     label: str,

@@ -56,12 +56,8 @@ class Samples:
             cells = np.stack([self.targets, self.predicted], 1)
             pairs, kind = np.unique(cells, axis=0, return_inverse=True)
             known = (pairs[:, :1] >= 0).astype(float)
-            return (
-                kind.reshape(-1),
-                eye[pairs[:, 0]],
-                eye[pairs[:, 1]] * known,
-                eye[pairs[:, 0]] * (pairs[:, :1] == pairs[:, 1:]),
-            )
+            is_target, is_predicted = eye[pairs[:, 0]], eye[pairs[:, 1]] * known
+            return kind.reshape(-1), is_target, is_predicted, is_target * (pairs[:, :1] == pairs[:, 1:])
         targets, predicted = (each.reshape(len(each), -1) for each in (self.targets, self.predicted))
         counts = [np.zeros((len(targets), number)) for _ in range(3)]
         for label in range(number):
@@ -208,11 +204,7 @@ def per_class(confusion: NDArray[Any]) -> list[dict[str, float]]:
     """Return precision, recall, F1 and support of each class, from ``(classes, classes)`` counts; 0 where nothing divides."""
     rows = []
     for label in range(len(confusion)):
-        hits, support, guesses = (
-            int(confusion[label, label]),
-            int(confusion[label].sum()),
-            int(confusion[:, label].sum()),
-        )
+        hits, support, guesses = map(int, (confusion[label, label], confusion[label].sum(), confusion[:, label].sum()))
         rows.append(
             {
                 "class": label,

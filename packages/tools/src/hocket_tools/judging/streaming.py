@@ -15,6 +15,7 @@ from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.callback import Callback
 from hocket.loop.agreement import ranks_of
 from hocket.state.step import count
+from hocket_tools.beside import explained
 from hocket_tools.judging import predictions
 from hocket_tools.judging.arguments import say
 from hocket_tools.judging.ordered import Sharded
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
     from hocket.state.state import State
 
+_CONTINUES = ": the same command continues after its complete files"
 
+
+@explained("The prediction")
 def predict_into(
     trainer: Trainer,
     data: Any,
@@ -100,7 +104,7 @@ def predict_into(
             "batches_per_file": batches_per_file,
             "precision": type(state.precision).__name__,
         }
-        with writing(folder):
+        with writing(folder, _CONTINUES):
             ranks_of(state).first(lambda: predictions.begin(folder, {**made_of, "samples": sharded.samples()}))
         sharded.done = ranks_of(state).first(lambda: predictions.done(folder, format))
         if sharded.done:
@@ -116,7 +120,8 @@ def predict_into(
             writer.progress.clear()
             bus.detach(attached)
     numbers, where = zip(*bus.all_gather_object(writer.nonfinite), strict=True)  # until all ranks have written
-    rows: int = ranks_of(state).first(lambda: predictions.finish(folder, format))
+    with writing(folder, _CONTINUES):
+        rows: int = ranks_of(state).first(lambda: predictions.finish(folder, format))
     if strategy.rank == 0:
         say_nonfinite(sum(numbers), [each for rank in where for each in rank][:5], rows)
     return rows
@@ -189,7 +194,7 @@ class _Writer(Callback):
         columns = {each: predictions.concatenated(self._waiting, each) for each in self._waiting[0]}
         self._waiting = []
         if self._writes:
-            with writing(self._folder):
+            with writing(self._folder, _CONTINUES):
                 if not self._noted:
                     predictions.note_columns(self._folder, columns)
                     self._noted = True

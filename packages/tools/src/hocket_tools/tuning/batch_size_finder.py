@@ -38,6 +38,8 @@ class BatchSize:
     ranks: int
     #: Whether the search ended at its limit, where everything still fitted.
     limited: bool
+    #: Whether that limit is the number of samples of an epoch.
+    of_epoch: bool = False
 
     @property
     def microbatch(self) -> int | None:
@@ -56,7 +58,8 @@ class BatchSize:
 
     def __str__(self) -> str:
         each = " on each rank" if self.ranks > 1 else ""
-        beyond = "; larger batches were not tried" if self.limited else f", and {self.largest + 1} do not"
+        beyond = ", which are those of an epoch" if self.of_epoch else ""
+        beyond += "; larger batches were not tried" if self.limited else f", and {self.largest + 1} do not"
         fits = f"{self.largest} samples fit in memory at once{each}{beyond}"
         if self.microbatch is not None:
             parts = -(-self.batch // self.microbatch)
@@ -64,7 +67,7 @@ class BatchSize:
         return (
             f"batch size: {self.largest}\n  because {fits}; a batch has {self.batch}{each} now. Write batch_size="
             f"{self.largest} in the DataLoader, or global_batch={self.largest * self.ranks}; another batch size needs another "
-            "learning rate"
+            "learning rate: write this one first, and then search with `hocket tune --lr`"
         )
 
 
@@ -132,7 +135,8 @@ def _search(state: State, fits: Callable[[State, Any, int], bool], limit: int | 
             f"Not even one sample fits on {state.device} together with the model's gradients and the optimizer's state. Use a "
             "smaller model or samples, a precision of 16 bits, or a strategy that shards parameters."
         )
-    return BatchSize(agreed, on_all_ranks(samples, "max"), state.strategy.world_size, bool(limited))
+    of_epoch = bool(limited and length and not limit and not step.carry)
+    return BatchSize(agreed, on_all_ranks(samples, "max"), state.strategy.world_size, bool(limited), of_epoch)
 
 
 def _largest(tried: Callable[[int], bool], size: int, most: int) -> tuple[int, int]:

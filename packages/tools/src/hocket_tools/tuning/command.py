@@ -27,11 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lr", action="store_true", help="search for the learning rate of every optimizer")
     parser.add_argument("--batch-size", action="store_true", help="search for the largest batch that fits in memory")
     parser.add_argument("--steps", type=int, default=100, metavar="N", help="steps of the range test (100)")
-    runs = "steps of each short run after it; 0 for no such runs (40)"
-    parser.add_argument("--run-steps", type=int, default=40, metavar="N", help=runs)
     parser.add_argument(
-        "--limit", type=int, metavar="N", help="samples of the largest batch to try; an epoch by default"
+        "--run-steps", type=int, default=40, metavar="N", help="steps of each short run; 0 for none (40)"
     )
+    parser.add_argument("--limit", type=int, metavar="N", help="samples of the largest batch; default: an epoch")
     parser.add_argument("--plot", metavar="FILE", help="draw losses by learning rate into a .png, .pdf or .svg file")
     parser.add_argument("--json", action="store_true", help="print JSON, with the table of learning rates and losses")
 

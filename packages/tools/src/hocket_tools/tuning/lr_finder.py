@@ -44,10 +44,14 @@ class LearningRate:
     ended: str
     #: Short runs at constant rates, and their mean loss in the second half of the steps; infinite after a divergence.
     runs: tuple[tuple[float, float], ...] = ()
+    #: Samples of the batches that it was searched with, on all ranks: another batch size needs another learning rate.
+    batch: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data, with None for infinity."""
-        plain = {name: getattr(self, name) for name in ("optimizer", "suggestion", "reason", "current", "ended")}
+        plain = {
+            name: getattr(self, name) for name in ("optimizer", "suggestion", "reason", "current", "ended", "batch")
+        }
         return {
             **plain,
             **{
@@ -59,7 +63,8 @@ class LearningRate:
     def __str__(self) -> str:
         if self.suggestion is None:
             return f"no learning rate\n  because {self.reason}. The range test ended with {self.ended}"
-        return f"learning rate: {self.suggestion:.2g} (now {self.current:.2g})\n  because {self.reason}"
+        found = f"{self.suggestion:.2g} for batches of {self.batch} (now {self.current:.2g})"
+        return f"learning rate: {found}\n  because {self.reason}"
 
     def figure(self) -> Figure:
         """Return a figure of matplotlib with losses by learning rate. Raises ImportError without matplotlib."""
@@ -128,7 +133,7 @@ class _Search:
         self.name = state.optimizer_names[index]
         self._label = f"optimizer {self.name}: " if len(state.optimizers) > 1 else ""
         self._base = [_initial(group, self.name) for group in state.optimizers[index].param_groups]
-        self.current = max(self._base)
+        self.current, self._batch = max(self._base), 0
 
     def result(self, rates: Sequence[float], run_steps: int) -> LearningRate:
         losses, why = self._losses(rates, "range test")
@@ -165,10 +170,10 @@ class _Search:
         return self._some(math.sqrt(equal[0] * equal[-1]), reason, table, ended, means)
 
     def _none(self, reason: str, table: tuple[tuple[float, float], ...], ended: str) -> LearningRate:
-        return LearningRate(self.name, None, reason, self.current, table, ended)
+        return LearningRate(self.name, None, reason, self.current, table, ended, (), self._batch)
 
-    def _some(self, rate: float, reason: str, *rest: Any) -> LearningRate:
-        return LearningRate(self.name, float(f"{rate:.2g}"), reason, self.current, *rest)
+    def _some(self, rate: float, reason: str, table: Any, ended: str, runs: Any = ()) -> LearningRate:
+        return LearningRate(self.name, float(f"{rate:.2g}"), reason, self.current, table, ended, runs, self._batch)
 
     def _run(self, rate: float, steps: int) -> list[float]:
         """Return the losses in the second half of a run at a constant rate; infinity if it diverges."""
@@ -185,6 +190,7 @@ class _Search:
             def stepped(optimizer: Optimizer, closure: Any) -> Any:
                 if optimizer is mine:
                     losses.append(loss_of(state))
+                    self._batch = max(self._batch, state.batch_samples)
                     if len(losses) > len(rates):
                         raise EndOfTrial
                     if range_test.diverges(losses):

@@ -19,7 +19,7 @@ from hocket.errors import WrongState, WrongValue
 from hocket.help.ours import is_ours
 from hocket.hookspecs import HOOKS, Event
 from hocket_checkpoints.content import of_run
-from hocket_tools.beside import beside
+from hocket_tools.beside import beside, explained
 from hocket_tools.tuning.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def check(trainer: Trainer) -> None:
         raise WrongValue("There is no optimizer to search with. Write «optimizer='adamw(lr=1e-3)'».")
 
 
+@explained("A step on trial")
 def take_steps(trainer: Trainer, batches: int, hooks: Hooks) -> str:
     """Train on some batches, with other functions for some hooks. Every rank has to call it.
 
