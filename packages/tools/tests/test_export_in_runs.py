@@ -336,6 +336,25 @@ def test_the_command_replaces_the_export_of_another_run_when_asked(trained, caps
     assert main(["export", "runs/b", *arguments, "--overwrite"]) == 0
 
 
+def test_the_callback_replaces_the_export_of_another_run_when_asked(tmp_path):
+    out = tmp_path / "out"
+
+    def train(name, **arguments):
+        trainer = models.trainer_of(
+            models.HeadsTask(), models.rows(), run_name=name, folder=str(tmp_path / "runs"),
+            callbacks=[{"export": {"to": "safetensors", "out": str(out), "every": "1ba", **arguments}}],
+        )  # fmt: skip
+        try:
+            trainer.fit()
+        finally:
+            assert json.loads((out / "export.json").read_text())["origin"]["run"] == ("b" if arguments else "a")
+
+    train("a")
+    with pytest.raises(ExistingFile, match=r"out has an export of run a .* overwrite: true in YAML"):
+        train("b")
+    train("b", overwrite=True)
+
+
 #: Export in forks that are killed before the n-th change of the file system, and in two that race.
 KILLED = """
 import os, signal, sys, torch

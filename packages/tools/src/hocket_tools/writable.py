@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,9 +28,12 @@ def writing(path: str | Path, then: str = "") -> Iterator[None]:
         if isinstance(error, Mistake):
             raise
         reason = getattr(error, "strerror", None) or error
-        raise WrongFile(
-            f"{path} cannot be written: {reason}. Give another folder, or make room in this one{then}."
-        ) from error
+        full = getattr(error, "errno", errno.ENOSPC) in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+        )  # of safetensors' no number is known
+        advice = f"make room in this one{then}" if full else "make this one writable"
+        raise WrongFile(f"{path} cannot be written: {reason}. Give another folder, or {advice}.") from error
 
 
 def check_writable(path: str | Path) -> None:

@@ -244,6 +244,8 @@ class Pruning(Algorithm):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load masks; they are compared with the model when training starts."""
+        if state_dict.keys() != {"masks", "pruned"}:
+            raise WrongValue(f"A state of Pruning has 'masks' and 'pruned', but this one has {sorted(state_dict)}.")
         self._masks = {name: mask.detach().clone().bool() for name, mask in state_dict["masks"].items()}
         self._pruned = state_dict["pruned"]
         self._pairs = []

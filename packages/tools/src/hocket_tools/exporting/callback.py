@@ -30,10 +30,11 @@ class Export(Callback):
         out: the folder to write; by default ``exports/<to>`` in the folder of the run.
         adapters: ``"merged"`` into the weights, or ``"apart"``.
         dynamic: further axes that vary, by input: ``{"x": [2, 3]}``.
+        overwrite: whether to replace an export of another run in the folder.
 
     Raises:
         hocket.errors.Unsupported: when a fit starts: the model cannot be exported; the message names the line.
-        OSError: when a fit starts: the folder cannot be written, or has something else than an export.
+        OSError: when a fit starts: the folder cannot be written, or has something else than an export of this run.
         FloatingPointError: the files compute something else than the run.
 
     Example:
@@ -54,8 +55,9 @@ class Export(Callback):
         out: str | Path | None = None,
         adapters: str = "merged",
         dynamic: Dynamic | None = None,
+        overwrite: bool = False,
     ) -> None:
-        self._options = Options(to, adapters, dynamic or {}, overwrite=True)
+        self._options = Options(to, adapters, dynamic or {}, overwrite=overwrite)
         self._due = Due(every)
         self._out = out
         self._exported: int | None = None

@@ -196,7 +196,7 @@ def checked(folder: str | Path, whose: str | None, run: Path | None = None) -> P
     if whose is not None and (earlier := _earlier(path, whose)):
         raise ExistingFile(
             f"{path} has an export of {earlier}, and this one is of another run. Give another folder to keep both, or "
-            "replace it: --overwrite on the command line, overwrite=True in Python."
+            "replace it: --overwrite on the command line, overwrite=True in Python, overwrite: true in YAML."
         )
     check_writable(path)
     return path
