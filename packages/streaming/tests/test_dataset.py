@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from hocket.errors import WrongType, WrongValue
 from hocket_streaming import StreamDataset, mix, stream
 from hocket_streaming.errors import DamagedData, StreamError
 from hocket_streaming.formats.arrow import Arrow
+from hocket_streaming.store import fetching
 
 
 @pytest.fixture
@@ -36,6 +39,31 @@ def test_a_damaged_chunk_is_an_error_that_names_it(damaged: str) -> None:
     assert data_sets.numbers(dataset[5]) == 5
     with pytest.raises(DamagedData, match=r"shard.00001.mds.*its checksum is xxh64:"):
         dataset[6]
+
+
+def test_a_chunk_that_a_worker_verified_is_not_verified_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = data_sets.write("mds", tmp_path / "data")
+    loader = stream(path, batch_size=12, num_workers=2)
+    assert len(list(loader)) == 16
+    monkeypatch.setattr(fetching, "damage", lambda chunk, data: "verified again")
+    assert data_sets.numbers(loader.dataset[0]) == 0
+    with pytest.raises(DamagedData, match="verified again"):  # who gets a pickled one verifies for himself
+        pickle.loads(pickle.dumps(loader.dataset))[0]
+
+
+def test_local_chunks_are_requested_once_and_before_workers_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = data_sets.write("mds", tmp_path / "data")
+    asked: list[tuple[str, set[Any]]] = []
+    monkeypatch.setattr(
+        fetching, "begin_to_read", lambda path, part: asked.append((path, set(multiprocessing.active_children())))
+    )
+    before = set(multiprocessing.active_children())
+    batches = iter(stream(path, batch_size=12, num_workers=2, seed=17))
+    assert len({path for path, _ in asked}) == len(asked) == 32
+    assert all(workers <= before for _, workers in asked)
+    next(batches)
 
 
 def test_samples_of_a_damaged_chunk_can_be_left_out(damaged: str) -> None:

@@ -194,7 +194,7 @@ class StreamDataset(Dataset[Any]):
             ranks = (here and here.local_world_size) or 1
             self._ahead = Ahead(self.chunks, self.cache.limit // 2 // ranks)
         self._ahead.want(chunks)
-        self.chunks.read_ahead(chunks[:at_once])
+        self.chunks.read_ahead(chunks)
 
     def _warn_of_small_cache(self, at_once: int) -> None:
         limit, largest = self.cache.limit, max(chunk.kept for chunk in self.chunks.chunks)

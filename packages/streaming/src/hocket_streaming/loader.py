@@ -52,6 +52,12 @@ class StreamLoader(DataLoader[Any]):
         super().__init__(dataset if seed is None else SeededDataset(dataset, seed), batch_sampler=order, **loader)
         self.streams = list(datasets)
 
+    def __iter__(self) -> Any:
+        """Begin an epoch. Before worker processes start, the first chunks are fetched; a Trainer has an order of its own."""
+        if self._iterator is None and isinstance(self.batch_sampler, GlobalOrder):
+            next(self.batch_sampler.after(0)[0], None)
+        return super().__iter__()
+
 
 def stream(
     path: Any,
@@ -121,15 +127,9 @@ def stream(
     if given is not path:
         check_whole(given, len(dataset))
     order = GlobalOrder(
-        [dataset],
-        batch_size,
-        seed=seed,
-        lanes=lanes,
-        window=window,
-        shuffle=shuffle,
-        drop_last=drop_last,
+        [dataset], batch_size, seed=seed, lanes=lanes, window=window, shuffle=shuffle, drop_last=drop_last,
         samples=epoch_size,
-    )
+    )  # fmt: skip
     if not isinstance(seeded, bool):
         raise WrongType(f"«seeded={seeded!r}» is not a bool. Write True or False.")
     if seeded and on_error == "skip":

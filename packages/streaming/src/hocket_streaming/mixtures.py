@@ -65,15 +65,9 @@ def mix(
     else:
         stages = _of_weights(weights, streams)
     order = GlobalOrder(
-        datasets,
-        batch_size,
-        seed=seed,
-        lanes=lanes,
-        window=window,
-        drop_last=drop_last,
-        mixing=Mixing(stages),
+        datasets, batch_size, seed=seed, lanes=lanes, window=window, drop_last=drop_last, mixing=Mixing(stages),
         samples=epoch_size,
-    )
+    )  # fmt: skip
     return StreamLoader(datasets, order, **loader)
 
 

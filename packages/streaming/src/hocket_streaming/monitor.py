@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import Counter
 
 from hocket.state.periodic import Periodic
 from hocket.state.state import State
@@ -43,8 +43,7 @@ class StreamMonitor(Periodic):
 
     def __init__(self, every: str = "50ba") -> None:
         super().__init__(every)
-        self._began: dict[str, float] = {}
-        self._before: dict[str, float] = {}
+        self._began = self._before = Counter[str]()
         self._then = 0.0
 
     def fit_start(self, state: State) -> None:
@@ -54,12 +53,11 @@ class StreamMonitor(Periodic):
         self._then = time.monotonic()
 
     def _report(self, state: State) -> None:
-        streams, now, then = list(_streams(state)), time.monotonic(), self._then
+        streams, now, then = _streams(state), time.monotonic(), self._then
         if not streams:
             return
         sums = _sums(state)
-        since = {name: value - self._before.get(name, 0.0) for name, value in sums.items()}
-        total = {name: value - self._began.get(name, 0.0) for name, value in sums.items()}
+        since, total = ({name: sums[name] - earlier[name] for name in sums} for earlier in (self._before, self._began))
         self._before, self._then = sums, now
         loading = max(sum(loader.num_workers for loader in _loaders(state)), 1)
         figures = {
@@ -76,21 +74,17 @@ class StreamMonitor(Periodic):
         state.log({f"stream/{name}": value for name, value in figures.items()})
 
 
-def _loaders(state: State) -> Iterator[StreamLoader]:
+def _loaders(state: State) -> list[StreamLoader]:
     data = state.data.train_data
-    for loader in getattr(data, "loaders", {"": data}).values():
-        if isinstance(loader, StreamLoader):
-            yield loader
+    return [loader for loader in getattr(data, "loaders", {"": data}).values() if isinstance(loader, StreamLoader)]
 
 
-def _streams(state: State) -> Iterator[StreamDataset]:
-    for loader in _loaders(state):
-        yield from loader.streams
+def _streams(state: State) -> list[StreamDataset]:
+    return [dataset for loader in _loaders(state) for dataset in loader.streams]
 
 
-def _sums(state: State) -> dict[str, float]:
-    sums: dict[str, float] = {}
+def _sums(state: State) -> Counter[str]:
+    sums: Counter[str] = Counter()
     for one in _streams(state):
-        for name, value in one.counters.read().items():
-            sums[name] = sums.get(name, 0.0) + value
+        sums.update(one.counters.read())
     return sums

@@ -88,6 +88,7 @@ def lines(parent: int) -> Iterator[bytes | None]:
 
 
 def main() -> None:
+    os.nice(10)  # where processors are few, whoever needs a chunk now goes first
     signal.signal(signal.SIGTERM, _ended)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Control-C is for the parent, which ends this process
     setup, counters, parent = map(int, sys.argv[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +20,8 @@ from hocket_streaming.store.retrying import Attempts, failed
 from hocket_streaming.threads import in_threads
 
 _THREADS = 8
+#: Bytes of local chunks that the system is asked for at a time, before they are needed.
+_READ_AHEAD = 256 << 20
 
 
 class Chunks:
@@ -74,11 +77,16 @@ class Chunks:
         kind = type(shards)
         self._data_set = f"{shards.files.url()} {kind.__module__}.{kind.__qualname__} {version}"
         self._opened: OrderedDict[int, Any] = OrderedDict()
-        self._verified: set[int] = set()
+        #: 1 for each local chunk whose checksum was verified, by this process or by one that was forked.
+        self._verified = mmap.mmap(-1, max(1, len(chunks)))
+        self._requested: set[int] = set()
         self._names: dict[int, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": OrderedDict(), "_verified": set()}
+        return {**self.__dict__, "_opened": OrderedDict(), "_verified": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"_verified": mmap.mmap(-1, max(1, len(state["chunks"])))}
 
     def open(self, number: int) -> Any:
         """Return an opened chunk, by its number. It waits where another process is fetching it, else fetches it.
@@ -143,8 +151,16 @@ class Chunks:
         return self._names[number]
 
     def read_ahead(self, numbers: Iterable[int]) -> None:
-        """Have the system read chunks of local files, before they are needed."""
+        """Have the system read chunks of local files: the first ones of a list that it was not asked for before."""
+        self._requested.intersection_update(numbers := list(numbers))
+        left = _READ_AHEAD
         for number in numbers if self.shards.files.local else ():
+            if number in self._requested:
+                continue
+            left -= self.chunks[number].size
+            if left < 0:
+                break
+            self._requested.add(number)
             if self.in_place(number) or not self.cache.has(self.name(number)):
                 for part in merged(self.chunks[number].parts):
                     begin_to_read(str(self.shards.files.local_path(part.file)), part)
@@ -224,10 +240,10 @@ class Chunks:
             damaged = DamagedData(str(error)) if isinstance(error, ValueError) else failed(error, first, Attempts())
             raise self._about(number, damaged) from error
         data = views[0] if len(views) == 1 else memoryview(b"".join(views))
-        if number not in self._verified:
+        if not self._verified[number]:
             if wrong := damage(chunk, data):
                 raise self._about(number, DamagedData(wrong))
-            self._verified.add(number)
+            self._verified[number] = 1
         return data
 
     def _about(self, number: int, error: Exception) -> Exception:
