@@ -132,7 +132,8 @@ class StreamDataset(Dataset[Any]):
 
     def read(self, indices: Sequence[int]) -> list[Any]:
         """Return samples by their numbers; ``on_error="skip"`` leaves out what cannot be read."""
-        samples = ((index, self._sample_or_skip(index)) for index in indices)
+        load = self._sample if self.on_error == "raise" else self._sample_or_skip
+        samples = ((index, load(index)) for index in indices)
         return [self._transformed(sample, index) for index, sample in samples if sample is not _SKIPPED]
 
     def _transformed(self, sample: Any, index: int) -> Any:
@@ -162,8 +163,6 @@ class StreamDataset(Dataset[Any]):
             ) from error
 
     def _sample_or_skip(self, index: int) -> Any:
-        if self.on_error == "raise":
-            return self._sample(index)
         chunk = bisect_right(self._starts, index) - 1
         if chunk in self._skipped:
             return _SKIPPED

@@ -6,7 +6,7 @@ import io
 import itertools
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -83,6 +83,30 @@ def array(dtype: str | None, shape: tuple[int, ...] | None) -> Decoder:
 def _scalar(dtype: str) -> Decoder:
     kind = np.dtype(dtype).newbyteorder("<")
     return lambda data: np.frombuffer(data, kind)[0]
+
+
+class Columns:
+    """Decode a sample: the sizes of its values of varying size (uint32 each), and then all values.
+
+    Args:
+        decoders: of the values.
+        sizes: of the values, in bytes; None for a varying one.
+    """
+
+    def __init__(self, decoders: Sequence[Decoder], sizes: Sequence[int | None]) -> None:
+        self._columns = list(zip(decoders, sizes, strict=True))
+        self._header = struct.Struct(f"<{sum(not size for size in sizes)}I")
+
+    def decode(self, raw: memoryview) -> list[Any]:
+        """Return the values of a sample. Raises ValueError or struct.error where it has another number of bytes."""
+        varying, at, values = iter(self._header.unpack_from(raw)), self._header.size, []
+        for decode, size in self._columns:
+            end = at + (size or next(varying))
+            values.append(decode(raw[at:end]))
+            at = end
+        if at != len(raw):
+            raise ValueError(f"it has {len(raw)} bytes; its columns have {at}")
+        return values
 
 
 _DECODERS: dict[str, Decoder] = {

@@ -15,7 +15,7 @@ from hocket.errors import Unsupported, WrongFile, WrongValue
 from hocket_streaming.formats import compression
 from hocket_streaming.formats.arrow import columns_of, row_of
 from hocket_streaming.formats.common import below, damaged, index, offsets, positive, pyarrow, whole
-from hocket_streaming.formats.encodings import Decoder, image_file, of_bytes, raw_image
+from hocket_streaming.formats.encodings import Columns, Decoder, image_file, of_bytes, raw_image
 from hocket_streaming.shards import Chunk, Part, Shards
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _built(structure: Any, values: Iterator[Any]) -> Any:
     if structure is None:
         return next(values)
     kind, keys, inside = structure
-    built = [_built(each, values) for each in inside]
+    built = [_built(each, values) if each else next(values) for each in inside]
     if kind in ("list", "tuple"):
         return built if kind == "list" else tuple(built)
     return dict(zip(keys, built, strict=True))
@@ -288,13 +288,14 @@ class Litdata(Shards):
         if data[-8:] == _FOOTER:
             return self._table(chunk, data), chunk
         if length is None:
-            return data, offsets(self, chunk, data).tolist(), decoders, structure, chunk
+            columns = Columns(decoders, [None] * len(decoders))
+            return data, offsets(self, chunk, data).tolist(), columns, structure, chunk
         kind, number = kinds[0].split(":")
         row = length * np.dtype(_TENSORS[int(number)] if kind == "no_header_tensor" else _ARRAYS[int(number)]).itemsize
         start = 4 * (items[0] + 2)
         if start + row * chunk.samples > len(data):
             raise damaged(self, chunk, f"its {len(data):,} bytes are fewer than those of {chunk.samples} samples")
-        return data, [start + row * k for k in range(chunk.samples + 1)], decoders, None, chunk
+        return data, [start + row * k for k in range(chunk.samples + 1)], decoders[0], None, chunk
 
     def _table(self, chunk: Chunk, data: memoryview) -> Any:
         """Return the columns of a chunk with a table of Arrow at its end, which litdata writes for dicts of plain values."""
@@ -314,23 +315,17 @@ class Litdata(Shards):
         """Return a sample in its structure."""
         if len(opened) == 2:
             return row_of(opened[0], row)
-        data, starts, decoders, structure, chunk = opened
+        data, starts, columns, structure, chunk = opened
         raw = data[starts[row] : starts[row + 1]]
-        if chunk.extra[1][2] is not None:
-            return decoders[0](raw)
+        if not isinstance(columns, Columns):
+            return columns(raw)
         try:
-            sizes = struct.unpack_from(f"<{len(decoders)}I", raw)
-            at, values = 4 * len(sizes), []
-            for decode, size in zip(decoders, sizes, strict=True):
-                values.append(decode(raw[at : at + size]))
-                at += size
-            if at != len(raw):
-                raise ValueError(f"it has {len(raw)} bytes; its columns have {at}")
+            values = iter(columns.decode(raw))
         except Unsupported as error:
             raise Unsupported(f"{self.files.url(chunk.parts[0].file)} has {error}.") from None
         except (ValueError, IndexError, TypeError, struct.error, OSError) as error:
             raise damaged(self, chunk, f"sample {row} cannot be decoded: {error}") from error
-        return _built(structure, iter(values))
+        return _built(structure, values)
 
 
 def _inflated(data: bytes) -> bytes:

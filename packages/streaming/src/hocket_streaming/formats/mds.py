@@ -9,7 +9,7 @@ from hocket.errors import Unsupported, WrongFile
 from hocket_streaming import checksums
 from hocket_streaming.formats import compression
 from hocket_streaming.formats.common import below, damaged, index, offsets, whole
-from hocket_streaming.formats.encodings import decoder
+from hocket_streaming.formats.encodings import Columns, decoder
 from hocket_streaming.shards import Chunk, Part, Shards
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class MDS(Shards):
         shared = columns.setdefault(
             repr((described, packed and algorithm)), [*described, algorithm if packed else None]
         )
-        _decoders(shared)
+        _columns(shared)
         return Chunk((part,), samples, checksum, size if packed else 0, shared)
 
     def unpack(self, chunk: Chunk, fetched: bytes) -> bytes:
@@ -101,35 +101,22 @@ class MDS(Shards):
             raise damaged(self, chunk, error) from error
 
     def open(self, chunk: Chunk, data: memoryview) -> Any:
-        """Return the bytes, the offsets of samples, and the columns."""
-        return data, offsets(self, chunk, data), _decoders(chunk.extra), chunk
+        """Return the bytes, the offsets of samples, the names of columns, and what decodes their values."""
+        return data, offsets(self, chunk, data).tolist(), chunk.extra[0], _columns(chunk.extra), chunk
 
     def get(self, opened: Any, row: int) -> dict[str, Any]:
         """Return a sample as a dict of its columns."""
-        data, starts, columns, chunk = opened
-        raw = data[int(starts[row]) : int(starts[row + 1])]
+        data, starts, names, columns, chunk = opened
         try:
-            at, sizes = 0, []
-            for _, _, size in columns:
-                if not size:
-                    (size,) = struct.unpack_from("<I", raw, at)
-                    at += 4
-                sizes.append(size)
-            sample = {}
-            for (name, decode, _), size in zip(columns, sizes, strict=True):
-                sample[name] = decode(raw[at : at + size])
-                at += size
+            return dict(zip(names, columns.decode(data[starts[row] : starts[row + 1]]), strict=True))
         except (ValueError, IndexError, KeyError, struct.error, OSError) as error:
             raise damaged(self, chunk, f"sample {row} cannot be decoded: {error}") from error
-        if at != len(raw):
-            raise damaged(self, chunk, f"sample {row} has {len(raw)} bytes; its columns have {at}")
-        return sample
 
 
-def _decoders(extra: Any) -> list[tuple[str, Any, int | None]]:
+def _columns(extra: Any) -> Columns:
     names, encodings, sizes, _ = extra
     if not len(names) == len(encodings) == len(sizes) or not all(
         isinstance(each, str) for each in (*names, *encodings)
     ):
         raise TypeError("list of columns")
-    return [(name, decoder(kind, name), size) for name, kind, size in zip(names, encodings, sizes, strict=True)]
+    return Columns([decoder(kind, name) for name, kind in zip(names, encodings, strict=True)], sizes)
