@@ -321,5 +321,5 @@ def test_a_comparison_says_broken_outputs_and_refuses_what_it_cannot_measure():
         compare([model], batches)
     with pytest.raises(TypeError, match="x: str"):
         compare({"x": "runs/a"}, batches)
-    with pytest.raises(ValueError, match="'test' has no batch"):
+    with pytest.raises(ValueError, match="'test' has no sample"):
         compare({"x": model}, [])
