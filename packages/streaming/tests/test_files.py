@@ -14,6 +14,7 @@ from records import Records, record
 from stand_in import Rule, StandIn, serving
 
 from hocket_streaming.errors import AccessDenied, DamagedData, MissingData, StreamError, Unreachable
+from hocket_streaming.store import clients
 from hocket_streaming.store.cache import Cache
 from hocket_streaming.store.fetching import Chunks
 from hocket_streaming.store.files import Files
@@ -148,6 +149,17 @@ def test_a_server_that_is_not_there_is_an_error_soon() -> None:
         with pytest.raises(Unreachable, match=r"data/a\.bin could not be read"):
             files.read("a.bin")
     assert time.monotonic() - began < 15
+
+
+def test_certificates_are_verified_but_where_there_is_no_tls() -> None:
+    for scheme, verify in (("http", False), ("https", None)):
+        for options in (
+            {"endpoint_url": f"{scheme}://127.0.0.1:1"},
+            {"client_kwargs": {"endpoint_url": f"{scheme}://x"}},
+        ):
+            assert clients.client("s3://bucket/data", options).client_kwargs.get("verify") is verify
+    own = {"endpoint_url": "http://127.0.0.1:1", "client_kwargs": {"verify": "authority.pem"}}
+    assert clients.client("s3://bucket/data", own).client_kwargs["verify"] == "authority.pem"
 
 
 def test_no_secret_is_in_a_message() -> None:

@@ -58,6 +58,10 @@ def _opened(protocol: str, url: str, options: dict[str, Any]) -> Any:
     if protocol in ("s3", "s3a"):
         silence = {"connect_timeout": SILENCE, "read_timeout": SILENCE, "retries": {"total_max_attempts": 1}}
         options["config_kwargs"] = {"max_pool_connections": 64, **silence, **options.get("config_kwargs", {})}
+        client_kwargs = options.get("client_kwargs", {})
+        if (options.get("endpoint_url") or client_kwargs.get("endpoint_url") or "").startswith("http://"):
+            # Without TLS; to load the certificates that it needs takes 0.2 s in every process.
+            options["client_kwargs"] = {"verify": False, **client_kwargs}
     elif protocol in ("http", "https") and "timeout" not in options.get("client_kwargs", {}):
         import aiohttp
 
