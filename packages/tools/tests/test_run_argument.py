@@ -188,6 +188,25 @@ def test_a_checkpoint_is_named_by_its_run_its_folder_or_a_url(place: str, checkp
     torch.testing.assert_close(read_weights("outputs.safetensors")["outputs"], outputs)
 
 
+@pytest.mark.parametrize("command", ["export", "evaluate", "predict", "compress"])
+@pytest.mark.parametrize("which", ["latest", "best"])
+def test_weights_outside_of_the_named_run_are_said_and_those_of_another_run_refused(
+    command: str, which: str, typed: Any
+) -> None:
+    shutil.copytree("runs/a", "runs/now")
+    shutil.rmtree("runs/now/checkpoints")
+    Path("runs/now/weights.safetensors").unlink()
+    more = ["--weights", "best"] if which == "best" else []
+    read = f"runs/a/checkpoints/{'ep1-ba3' if which == 'best' else 'ep2-ba6'}"
+    code, _, said = typed(command, "runs/now", *more)
+    assert code == 0 and f"hocket: the weights of runs/now are those of {read}.\n" in said, said
+    recorded = Path("runs/now/config.yaml")
+    identity = json.loads(Path("runs/now/run.json").read_text())["run"]
+    recorded.write_text(recorded.read_text().replace(identity, "another"))
+    code, _, said = typed(command, "runs/now", *more)
+    assert code == 2 and f"{read} is of another run. Write --weights" in said and "Traceback" not in said, said
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_json_is_alone_on_stdout(command: str, typed: Any) -> None:
     code, out, said = typed(command, "runs/a", "--json")
