@@ -339,6 +339,14 @@ def test_the_command_writes_predictions_of_a_run(project: Path, capsys: pytest.C
         assert main(["predict", "runs/r", f"mine:{data}", *to]) == 0
         said = capsys.readouterr().err
         assert said.count("NaN") == 1 and f"NaN or infinity in the outputs of 2 of 60 rows: {where}. Look" in said
+    for options, said in (
+        (["--out", "o.safetensors", "--to", "p"], "--to p and --out o.safetensors were both given"),
+        (["--out", "o.safetensors", "--format", "jsonl"], "--format jsonl has no effect without --to"),
+    ):
+        assert main(["predict", "runs/r", "mine:data", *options]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["predict", "runs/r", "mine:data", "--out", "o.safetensors"]) == 0
+    assert "o.safetensors had the outputs of an earlier prediction, which are replaced." in capsys.readouterr().err
     assert main(["predict", "runs/r", "mine:data"]) == 2
     assert "one of --to and --out" in capsys.readouterr().err
     assert main(["predict", "runs/r", "test", "--to", "q"]) == 2

@@ -200,11 +200,20 @@ def test_weights_outside_of_the_named_run_are_said_and_those_of_another_run_refu
     read = f"runs/a/checkpoints/{'ep1-ba3' if which == 'best' else 'ep2-ba6'}"
     code, _, said = typed(command, "runs/now", *more)
     assert code == 0 and f"hocket: the weights of runs/now are those of {read}.\n" in said, said
+    for written in ("exported", "compressed"):
+        shutil.rmtree(written, ignore_errors=True)
     recorded = Path("runs/now/config.yaml")
     identity = json.loads(Path("runs/now/run.json").read_text())["run"]
     recorded.write_text(recorded.read_text().replace(identity, "another"))
     code, _, said = typed(command, "runs/now", *more)
     assert code == 2 and f"{read} is of another run. Write --weights" in said and "Traceback" not in said, said
+
+
+@pytest.mark.parametrize("command", ["export", "compress"])
+@pytest.mark.parametrize("word", ["runs/a", "test"])
+def test_commands_of_one_run_name_the_second_word(command: str, word: str, typed: Any) -> None:
+    code, _, said = typed(command, "runs/a", word)
+    assert code == 2 and f"takes one run, runs/a, and its overrides, and {word} is no override. Remove it" in said
 
 
 @pytest.mark.parametrize("command", COMMANDS)

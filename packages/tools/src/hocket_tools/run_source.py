@@ -17,6 +17,18 @@ if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
 
 
+def source_of_run(args: argparse.Namespace) -> Source:
+    """Return the configuration of the run. Raises WrongValue for a second run, and for data."""
+    from hocket_cli.overrides import source
+
+    if more := [each for each in args.changes if "=" not in each]:
+        raise WrongValue(
+            f"The command takes one run, {args.run}, and its overrides, and {more[0]} is no override. Remove it, or write "
+            "key=value, such as device=cpu."
+        )
+    return source(args)
+
+
 @contextmanager
 def trainer_of_run(args: argparse.Namespace, read: Source, **instead: Any) -> Iterator[tuple[Trainer, str | None]]:
     """Enter the Trainer of a run; yield it with the checkpoint whose weights it does not have yet."""

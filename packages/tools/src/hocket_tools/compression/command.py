@@ -13,6 +13,7 @@ from hocket.basics.run_files import strict
 from hocket.errors import WrongValue
 from hocket.hookspecs.command import Command
 from hocket_cli.common_options import add_run, json_alone
+from hocket_tools.arguments import check_effect
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,21 +48,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compress the model of a run, write the models, and print what they cost and gain."""
-    kinds = list(dict.fromkeys(args.to.split(",")))
+    kinds = list(dict.fromkeys(each.strip() for each in args.to.split(",")))
     if unknown := [kind for kind in kinds if kind not in _TO]:
-        raise WrongValue(f"--to {args.to} has '{unknown[0]}'. Give some of {', '.join(_TO)}, such as --to int8-static.")
+        raise WrongValue(
+            f"--to {args.to!r} has {unknown[0]!r}. Give some of {', '.join(_TO)}, such as --to int8-static."
+        )
+    check_effect(args, "pruned" in kinds, "--to pruned", amount=0.5)
+    check_effect(args, "int8-static" in kinds, "--to int8-static", calibration=16)
     if args.calibration < 1:
         raise WrongValue(f"--calibration {args.calibration} is no number of batches. Write --calibration 16.")
     from hocket_checkpoints.checkpoint_evaluation import weights_of
-    from hocket_cli.overrides import source
     from hocket_tools.compression.comparison import as_json, compare_compressed, evaluated_model, table
     from hocket_tools.compression.writing import write
     from hocket_tools.exporting.exporter import checked
     from hocket_tools.exporting.preparing import Options
     from hocket_tools.progress import Progress
-    from hocket_tools.run_source import folder_to_write, trainer_of_run
+    from hocket_tools.run_source import folder_to_write, source_of_run, trainer_of_run
 
-    read = source(args)
+    read = source_of_run(args)
     out = folder_to_write(args.run, "compressed") if args.out is None else Path(args.out)
     folders = {kind: checked(out / kind, None if args.overwrite else read.made.get("run")) for kind in kinds}
     with (
