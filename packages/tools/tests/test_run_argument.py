@@ -216,6 +216,58 @@ def test_commands_of_one_run_name_the_second_word(command: str, word: str, typed
     assert code == 2 and f"takes one run, runs/a, and its overrides, and {word} is no override. Remove it" in said
 
 
+@pytest.mark.parametrize(
+    ("command", "out", "said"),
+    [
+        ("compress", "runs/b", "another"), ("compress", "notes", "or remove it"), ("export", "runs/b", "another"),
+        ("export", "runs/a", "files of runs"), ("export", "runs/a/checkpoints", "files of runs"),
+        ("export", "runs", "files of runs"), ("export", ".", "the working folder"), ("export", "notes", "or remove it"),
+    ],
+)  # fmt: skip
+def test_nobody_is_advised_to_remove_what_is_valuable(
+    command: str, out: str, said: str, typed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(COMMANDS, command, [*COMMANDS[command][:-2], "--out", out, "--overwrite"])
+    shutil.copytree("runs/a", "runs/b")
+    mark = Path("runs/b/run.json")
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), "run": "another"}))
+    Path("notes/int8").mkdir(parents=True)
+    Path("notes/int8/thesis.tex").touch()
+    code, _, explained = typed(command, "runs/a")
+    assert code == 2 and said in explained and "Give another folder" in explained
+    assert ("remove" in explained) == (out == "notes"), explained
+
+
+DATA = """
+import torch
+
+def texts():
+    return ["a", "b"]
+
+def dicts():
+    return [{"q": torch.ones(8, 32)}] * 3
+
+def without_labels():
+    return [torch.ones(8, 32)] * 3"""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("eval_data.test=data_of_this_test:dicts", "inputs=NAME"),
+        ("train_data=data_of_this_test:texts", "Convert samples in the data set"),
+        ("eval_data.test=data_of_this_test:without_labels", "has nothing at 1"),
+    ],
+)
+def test_data_that_do_not_suit_compression_are_explained_in_one_paragraph(
+    change: str, said: str, typed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(COMMANDS, "compress", ["--to", "int8-static, int8", "--repeats", "1"])
+    Path("data_of_this_test.py").write_text(DATA)
+    code, _, explained = typed("compress", "runs/a", change)
+    assert code == 2 and said in explained and "Traceback" not in explained, explained
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_json_is_alone_on_stdout(command: str, typed: Any) -> None:
     code, out, said = typed(command, "runs/a", "--json")

@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hocket.basics.run_files import strict
@@ -58,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.calibration < 1:
         raise WrongValue(f"--calibration {args.calibration} is no number of batches. Write --calibration 16.")
     from hocket_checkpoints.checkpoint_evaluation import weights_of
+    from hocket_tools.beside import explained
     from hocket_tools.compression.comparison import as_json, compare_compressed, evaluated_model, table
     from hocket_tools.compression.writing import write
     from hocket_tools.exporting.exporter import checked
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from hocket_tools.run_source import folder_to_write, source_of_run, trainer_of_run
 
     read = source_of_run(args)
-    out = folder_to_write(args.run, "compressed") if args.out is None else Path(args.out)
+    out = folder_to_write(args, read, "compressed")
     folders = {kind: checked(out / kind, None if args.overwrite else read.made.get("run")) for kind in kinds}
     with (
         json_alone(args.json) as stdout,
@@ -74,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
         Progress() as line,
     ):
         state = trainer.state
-        with weights_of(state, weights, trainer.settings.checkpoints) if weights else nullcontext():
+        loaded = weights_of(state, weights, trainer.settings.checkpoints) if weights else nullcontext()
+        with loaded, explained("The compression"):
             trainer._data.make("eval", running=trainer._running)
             original = evaluated_model(trainer)
             models = _compressed(trainer, original, kinds, args)

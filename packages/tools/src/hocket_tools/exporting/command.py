@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         "deterministic": False, "duration": None, "schedule": None, "profile": None,
     }  # fmt: skip
     read = source_of_run(args)
-    out = folder_to_write(args.run, f"exports/{args.to}") if args.out is None else args.out
+    out = folder_to_write(args, read, f"exports/{args.to}")
     out = checked(out, None if args.overwrite else read.made.get("run"))  # before a model is made
     with (
         json_alone(args.json) as stdout,
