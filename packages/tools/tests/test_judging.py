@@ -232,6 +232,7 @@ def test_corrupted_images_are_those_of_the_function(typed: Any) -> None:
         (("runs/a", "test", "--mean", "0.5"), "--mean 0.5 has no effect without --corruptions"),
         (("runs/a", "runs/nope", "test", "--compare"), "runs/nope does not exist"),
         (("runs/a", "runs/nope", "--compare"), "runs/nope does not exist"),
+        (("c.yaml", "test", "--weights", "runs/nothing", "--report"), "--report adds to the folder of a run, and c.yaml has"),
         (("runs", "test"), "runs: It has no config.yaml"),
         (("runs/nothing", "test"), "runs/nothing: It does not exist"),
     ],

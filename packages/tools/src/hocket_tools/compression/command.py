@@ -109,7 +109,8 @@ def _compressed(trainer: Trainer, model: nn.Module, kinds: list[str], args: argp
     needs_inputs = "int8-static" in kinds or "pruned" in kinds
     if needs_inputs and state.train_loader is None:
         raise WrongValue(
-            f"{' and '.join(kinds)} need inputs of the model, and {args.run} has no train_data. Add «train_data=»."
+            f"--to {','.join(kinds)} takes inputs from the training data, and {args.run} has no train_data. Add an override: "
+            "train_data=module:loader."
         )
     calibration = []
     if needs_inputs:

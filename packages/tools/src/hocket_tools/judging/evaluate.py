@@ -120,6 +120,8 @@ def _judged(found: Asked, args: argparse.Namespace, how: How) -> Judgement | Non
 
     kinds, severities = _corruptions(args)
     mean, std = _numbers(args.mean, "--mean"), _numbers(args.std, "--std")
+    if args.report:
+        printing.marked(Path(found.name))
     judgement.Normalized(mean, std)  # refuses before the evaluation
     metrics = [each for each in (args.metrics or "").split(",") if each]
     with arguments.opened(found, callbacks=()) as (trainer, checkpoint):
