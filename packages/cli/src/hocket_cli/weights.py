@@ -63,6 +63,7 @@ def _of_run(trainer: Trainer, which: str, run: str | None, identity: str) -> str
     """Return best or latest in the folder of checkpoints that a run recorded. Raises ConfigError for those of another run."""
     from hocket.loop.agreement import ranks_of
 
+    assert trainer.settings.checkpoints is not None
     listing = trainer.settings.checkpoints.listing
     path: str = ranks_of(trainer.state).first(lambda: listing.path_of(which))
     owner = listing.store.about(path.rpartition("/")[2]).get("run", {}).get("id", identity)
