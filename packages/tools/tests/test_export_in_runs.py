@@ -288,6 +288,16 @@ def test_a_folder_that_cannot_be_written_costs_no_training(tmp_path, monkeypatch
     assert trainer.state.timestamp.batch == 0
 
 
+def test_two_callbacks_do_not_replace_the_export_of_each_other(tmp_path):
+    trainer = models.trainer_of(
+        models.HeadsTask(), models.rows(), folder=str(tmp_path),
+        callbacks=[{"export": {"to": to, "out": str(tmp_path / "out")}} for to in ("safetensors", "torch-export")],
+    )  # fmt: skip
+    with pytest.raises(ExistingFile, match=r"Two export callbacks, .* Give one another folder, such as"):
+        trainer.fit()
+    assert trainer.state.timestamp.batch == 0
+
+
 @pytest.mark.parametrize("to", ["torch-export", "safetensors"])
 def test_a_full_disk_is_said(tmp_path, to):
     resource = pytest.importorskip("resource")

@@ -190,6 +190,36 @@ def test_other_predictions_and_folders_are_refused(tmp_path: Path) -> None:
     assert files(folder) == before
 
 
+@pytest.mark.parametrize("suffix", ["npz", "parquet", "jsonl"])
+@pytest.mark.parametrize("complete", [True, False])
+def test_damaged_files_are_named_and_written_again(
+    tmp_path: Path, suffix: Any, complete: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "p"
+    predict_into(trainer(), loader(), folder, format=suffix, batches_per_file=3)
+    before = files(folder)
+    path = folder / f"part-000001.{suffix}"
+    for cut in (before[path.name][:100], before[path.name] + b"{}\n", b""):
+        path.write_bytes(cut)
+        for read in (lambda found: found["output"], lambda found: list(found.parts())):
+            with pytest.raises(ValueError, match=rf"{path.name} is damaged: .* Repeat the command") as raised:
+                read(read_predictions(folder))
+            assert "\n" not in str(raised.value)
+        if not complete and cut == before[path.name][:100]:  # as of a killed command, which did not record sizes
+            about = json.loads(before["predictions.json"])
+            columns = json.dumps(about.pop("columns"))
+            (folder / ".columns.json").write_text(columns)
+            about = {"version": 1, "made_of": about["made_of"], "complete": False}
+            (folder / "predictions.json").write_text(json.dumps(about))
+        assert predict_into(trainer(), loader(), folder, format=suffix, batches_per_file=3) == 83
+        assert files(folder) == before and f"{path.name} is damaged, and is written again." in capsys.readouterr().err
+    (folder / "predictions.json").write_text('{"version": 1')
+    with pytest.raises(ValueError, match=r"has a damaged predictions\.json"):
+        read_predictions(folder)
+    with pytest.raises(ValueError, match=r"predictions\.json is damaged.* rm -r"):
+        predict_into(trainer(), loader(), folder, format=suffix, batches_per_file=3)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("done", [[], [0, 2], [0, 1, 2, 3, 4]])
 @pytest.mark.parametrize("stream", [False, True])
@@ -309,6 +339,14 @@ def test_the_command_writes_predictions_of_a_run(project: Path, capsys: pytest.C
         assert main(["predict", "runs/r", f"mine:{data}", *to]) == 0
         said = capsys.readouterr().err
         assert said.count("NaN") == 1 and f"NaN or infinity in the outputs of 2 of 60 rows: {where}. Look" in said
+    for options, said in (
+        (["--out", "o.safetensors", "--to", "p"], "--to p and --out o.safetensors were both given"),
+        (["--out", "o.safetensors", "--format", "jsonl"], "--format jsonl has no effect without --to"),
+    ):
+        assert main(["predict", "runs/r", "mine:data", *options]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["predict", "runs/r", "mine:data", "--out", "o.safetensors"]) == 0
+    assert "o.safetensors had the outputs of an earlier prediction, which are replaced." in capsys.readouterr().err
     assert main(["predict", "runs/r", "mine:data"]) == 2
     assert "one of --to and --out" in capsys.readouterr().err
     assert main(["predict", "runs/r", "test", "--to", "q"]) == 2

@@ -188,6 +188,86 @@ def test_a_checkpoint_is_named_by_its_run_its_folder_or_a_url(place: str, checkp
     torch.testing.assert_close(read_weights("outputs.safetensors")["outputs"], outputs)
 
 
+@pytest.mark.parametrize("command", ["export", "evaluate", "predict", "compress"])
+@pytest.mark.parametrize("which", ["latest", "best"])
+def test_weights_outside_of_the_named_run_are_said_and_those_of_another_run_refused(
+    command: str, which: str, typed: Any
+) -> None:
+    shutil.copytree("runs/a", "runs/now")
+    shutil.rmtree("runs/now/checkpoints")
+    Path("runs/now/weights.safetensors").unlink()
+    more = ["--weights", "best"] if which == "best" else []
+    read = f"runs/a/checkpoints/{'ep1-ba3' if which == 'best' else 'ep2-ba6'}"
+    code, _, said = typed(command, "runs/now", *more)
+    assert code == 0 and f"hocket: the weights of runs/now are those of {read}.\n" in said, said
+    for written in ("exported", "compressed"):
+        shutil.rmtree(written, ignore_errors=True)
+    recorded = Path("runs/now/config.yaml")
+    identity = json.loads(Path("runs/now/run.json").read_text())["run"]
+    recorded.write_text(recorded.read_text().replace(identity, "another"))
+    code, _, said = typed(command, "runs/now", *more)
+    assert code == 2 and f"{read} is of another run. Write --weights" in said and "Traceback" not in said, said
+
+
+@pytest.mark.parametrize("command", ["export", "compress"])
+@pytest.mark.parametrize("word", ["runs/a", "test"])
+def test_commands_of_one_run_name_the_second_word(command: str, word: str, typed: Any) -> None:
+    code, _, said = typed(command, "runs/a", word)
+    assert code == 2 and f"takes one run, runs/a, and its overrides, and {word} is no override. Remove it" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "out", "said"),
+    [
+        ("compress", "runs/b", "another"), ("compress", "notes", "or remove it"), ("export", "runs/b", "another"),
+        ("export", "runs/a", "files of runs"), ("export", "runs/a/checkpoints", "files of runs"),
+        ("export", "runs", "files of runs"), ("export", ".", "the working folder"), ("export", "notes", "or remove it"),
+    ],
+)  # fmt: skip
+def test_nobody_is_advised_to_remove_what_is_valuable(
+    command: str, out: str, said: str, typed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(COMMANDS, command, [*COMMANDS[command][:-2], "--out", out, "--overwrite"])
+    shutil.copytree("runs/a", "runs/b")
+    mark = Path("runs/b/run.json")
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), "run": "another"}))
+    Path("notes/int8").mkdir(parents=True)
+    Path("notes/int8/thesis.tex").touch()
+    code, _, explained = typed(command, "runs/a")
+    assert code == 2 and said in explained and "Give another folder" in explained
+    assert ("remove" in explained) == (out == "notes"), explained
+
+
+DATA = """
+import torch
+
+def texts():
+    return ["a", "b"]
+
+def dicts():
+    return [{"q": torch.ones(8, 32)}] * 3
+
+def without_labels():
+    return [torch.ones(8, 32)] * 3"""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("eval_data.test=data_of_this_test:dicts", "inputs=NAME"),
+        ("train_data=data_of_this_test:texts", "Convert samples in the data set"),
+        ("eval_data.test=data_of_this_test:without_labels", "has nothing at 1"),
+    ],
+)
+def test_data_that_do_not_suit_compression_are_explained_in_one_paragraph(
+    change: str, said: str, typed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(COMMANDS, "compress", ["--to", "int8-static, int8", "--repeats", "1"])
+    Path("data_of_this_test.py").write_text(DATA)
+    code, _, explained = typed("compress", "runs/a", change)
+    assert code == 2 and said in explained and "Traceback" not in explained, explained
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_json_is_alone_on_stdout(command: str, typed: Any) -> None:
     code, out, said = typed(command, "runs/a", "--json")

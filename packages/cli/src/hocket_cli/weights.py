@@ -48,14 +48,32 @@ def trainer_with_weights(
         # Another learning rate or seed than the checkpoint's has no effect: nothing is trained.
         warnings.filterwarnings("ignore", "This run is configured differently from the checkpoint's")
         with trainer_from(args, ("checkpoints",) if of_run else (), read=read, **instead) as trainer:
+            if of_run and trainer.settings.checkpoints is not None:
+                where = _of_run(trainer, where, args.run, str(read.made.get("run")))
             if where != given and trainer.state.strategy.rank == 0:
-                shown = "latest of its checkpoints" if of_run else where
-                print(f"hocket: the weights of {given} are those of {shown}.", file=sys.stderr, flush=True)
+                print(f"hocket: the weights of {args.run or given} are those of {where}.", file=sys.stderr, flush=True)
             if of_run or _is_checkpoint(where):
                 yield trainer, where
             else:
                 trainer.load_weights(where)
                 yield trainer, None
+
+
+def _of_run(trainer: Trainer, which: str, run: str | None, identity: str) -> str:
+    """Return best or latest in the folder of checkpoints that a run recorded. Raises ConfigError for those of another run."""
+    from hocket.loop.agreement import ranks_of
+
+    assert trainer.settings.checkpoints is not None
+    listing = trainer.settings.checkpoints.listing
+    path: str = ranks_of(trainer.state).first(lambda: listing.path_of(which))
+    owner = listing.store.about(path.rpartition("/")[2]).get("run", {}).get("id", identity)
+    if run and owner != identity:
+        raise ConfigError(
+            run,
+            f"It recorded that {listing.store.folder} has its checkpoints, but {path} is of another run. Write --weights "
+            "with a checkpoint of this one.",
+        )
+    return path
 
 
 def weights_of(place: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 from torch import Tensor, nn
 
 from hocket.errors import WrongType, WrongValue
@@ -15,6 +17,16 @@ def check_trainer(trainer: object, call: str) -> None:
         raise WrongType(
             f"{call}({type(trainer).__name__}, …): a {type(trainer).__name__} is not a Trainer, which has model and data. "
             f"Write {call}(hocket.Trainer(model, …), …)."
+        )
+
+
+def check_effect(args: argparse.Namespace, needed: bool, without: str, **defaults: object) -> None:
+    """Raise WrongValue for an option that was given and has no effect, because the command lacks what it needs."""
+    given = [name for name, default in defaults.items() if getattr(args, name) != default and not needed]
+    if given:
+        option = f"--{given[0].replace('_', '-')}"
+        raise WrongValue(
+            f"{option} {getattr(args, given[0])} has no effect without {without}. Add that, or remove {option}."
         )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import OutOfMemoryError
 
 from hocket.data.source import Source
 from hocket.errors import Mistake, WrongValue
+from hocket.help import failures
 from hocket.help.raised import raised
+from hocket.state.task import Task
 
 
 @contextmanager
@@ -21,6 +24,16 @@ def beside(source: Source) -> Iterator[Source]:
     finally:
         source.close()
         source.restore(position)
+
+
+@contextmanager
+def noted(task: Task, batch: Any) -> Iterator[None]:
+    """Add notes to an exception of a forward pass outside of the loops, as they do; `explained` reads them."""
+    try:
+        yield
+    except Exception as error:
+        failures.explain(error, "forward", task, batch)
+        raise
 
 
 @contextmanager

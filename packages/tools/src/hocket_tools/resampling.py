@@ -95,7 +95,7 @@ def bootstrap(
     """
     import numpy as np
 
-    check(level, resamples, method)
+    check(level, resamples, method, seed)
     if not len(statistic.rows):
         raise WrongValue(f"{statistic.name} has no samples, so there is nothing to resample.")
     counts = statistic.counts
@@ -124,12 +124,14 @@ def _without_interval(value: float, why: str) -> Estimate:
     return Estimate(value, float("nan"), float("nan"), why)
 
 
-def check(level: float, resamples: int, method: str) -> None:
+def check(level: float, resamples: int, method: str, seed: int = 0) -> None:
     """Raise ValueError for arguments of an interval that are out of range."""
     if not 0 < level < 1:
         raise WrongValue(f"«level={level}» is not a probability between 0 and 1. Write «level=0.95».")
     if resamples < 100:
         raise WrongValue(f"«resamples={resamples}» is too few for an interval. Give 100 or more, such as 2000.")
+    if seed < 0:
+        raise WrongValue(f"«seed={seed}» is not a seed. Write 0 or more.")
     if method not in METHODS:
         raise WrongValue(f"«method={method!r}» is not a method of intervals. Write one of {', '.join(METHODS)}.")
 

@@ -6,13 +6,13 @@ import argparse
 import json
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hocket.basics.run_files import strict
 from hocket.errors import WrongValue
 from hocket.hookspecs.command import Command
 from hocket_cli.common_options import add_run, json_alone
+from hocket_tools.arguments import check_effect
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,22 +47,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compress the model of a run, write the models, and print what they cost and gain."""
-    kinds = list(dict.fromkeys(args.to.split(",")))
+    kinds = list(dict.fromkeys(each.strip() for each in args.to.split(",")))
     if unknown := [kind for kind in kinds if kind not in _TO]:
-        raise WrongValue(f"--to {args.to} has '{unknown[0]}'. Give some of {', '.join(_TO)}, such as --to int8-static.")
+        raise WrongValue(
+            f"--to {args.to!r} has {unknown[0]!r}. Give some of {', '.join(_TO)}, such as --to int8-static."
+        )
+    check_effect(args, "pruned" in kinds, "--to pruned", amount=0.5)
+    check_effect(args, "int8-static" in kinds, "--to int8-static", calibration=16)
     if args.calibration < 1:
         raise WrongValue(f"--calibration {args.calibration} is no number of batches. Write --calibration 16.")
     from hocket_checkpoints.checkpoint_evaluation import weights_of
-    from hocket_cli.overrides import source
+    from hocket_tools.beside import explained
     from hocket_tools.compression.comparison import as_json, compare_compressed, evaluated_model, table
     from hocket_tools.compression.writing import write
     from hocket_tools.exporting.exporter import checked
     from hocket_tools.exporting.preparing import Options
     from hocket_tools.progress import Progress
-    from hocket_tools.run_source import folder_to_write, trainer_of_run
+    from hocket_tools.run_source import folder_to_write, source_of_run, trainer_of_run
 
-    read = source(args)
-    out = folder_to_write(args.run, "compressed") if args.out is None else Path(args.out)
+    read = source_of_run(args)
+    out = folder_to_write(args, read, "compressed")
     folders = {kind: checked(out / kind, None if args.overwrite else read.made.get("run")) for kind in kinds}
     with (
         json_alone(args.json) as stdout,
@@ -70,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
         Progress() as line,
     ):
         state = trainer.state
-        with weights_of(state, weights, trainer.settings.checkpoints) if weights else nullcontext():
+        loaded = weights_of(state, weights, trainer.settings.checkpoints) if weights else nullcontext()
+        with loaded, explained("The compression"):
             trainer._data.make("eval", running=trainer._running)
             original = evaluated_model(trainer)
             models = _compressed(trainer, original, kinds, args)
@@ -104,7 +109,8 @@ def _compressed(trainer: Trainer, model: nn.Module, kinds: list[str], args: argp
     needs_inputs = "int8-static" in kinds or "pruned" in kinds
     if needs_inputs and state.train_loader is None:
         raise WrongValue(
-            f"{' and '.join(kinds)} need inputs of the model, and {args.run} has no train_data. Add «train_data=»."
+            f"--to {','.join(kinds)} takes inputs from the training data, and {args.run} has no train_data. Add an override: "
+            "train_data=module:loader."
         )
     calibration = []
     if needs_inputs:

@@ -25,7 +25,7 @@ from hocket.data.source import one_epoch
 from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
 from hocket.state.task import Task
-from hocket_tools.beside import beside
+from hocket_tools.beside import beside, noted
 from hocket_tools.compression.model_inputs import Inputs, inputs_of_batches
 from hocket_tools.judging.recording import nonfinite
 from hocket_tools.resampling import Estimate, Statistic, bootstrap
@@ -266,7 +266,12 @@ def _model_of(task: Task, model: nn.Module) -> Iterator[Callable[[Any], Any]]:
 
 def _outputs(task: Task, model: nn.Module, batches: Sequence[Any]) -> Any:
     with torch.no_grad(), _model_of(task, model) as forward:
-        return nested.join([forward(batch) for batch in batches])
+        return nested.join([_output(forward, task, batch) for batch in batches])
+
+
+def _output(forward: Callable[[Any], Any], task: Task, batch: Any) -> Any:
+    with noted(task, batch):
+        return forward(batch)
 
 
 def _estimates(

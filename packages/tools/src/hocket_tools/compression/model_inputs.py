@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import WrongType
+from hocket_tools.beside import noted
 
 if TYPE_CHECKING:
     from hocket.state.task import Task
@@ -57,7 +58,8 @@ def inputs_of_batches(task: Task, batches: Iterable[Any], number: int) -> list[I
     try:
         with torch.no_grad():
             for batch in islice(batches, number):
-                task.eval_forward(batch)
+                with noted(task, batch):
+                    task.eval_forward(batch)
     finally:
         handle.remove()
     return seen

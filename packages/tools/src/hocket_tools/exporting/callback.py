@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.basics.time import Interval
+from hocket.errors import ExistingFile
 from hocket.hookspecs.callback import Callback
 from hocket.loop.predict import predict
 from hocket.state.interval_due import Due
@@ -67,9 +68,19 @@ class Export(Callback):
         self._due.fit_start(state)
         self._exported = None
         if state.folder.lasting:
-            check_folder(state, self._options, self._out)
+            self._check_others(state, check_folder(state, self._options, self._out))
         format, subject, *_ = prepare(state, _predict(state), self._options)
         format.build(subject)
+
+    def _check_others(self, state: State, folder: Path) -> None:
+        """Raise ExistingFile for another callback that writes other files into the folder."""
+        others = [each.obj for each in state.bus.attachments if isinstance(each.obj, Export) and each.obj._out]
+        for each in others:
+            if each._options != self._options and check_folder(state, each._options, each._out) == folder:
+                raise ExistingFile(
+                    f"Two export callbacks, to {self._options.to} and to {each._options.to}, write into {folder}, where one "
+                    f"would replace the other. Give one another folder, such as out={folder}-{each._options.to}."
+                )
 
     def batch_checkpoint(self, state: State) -> None:
         """Export if the interval is due."""

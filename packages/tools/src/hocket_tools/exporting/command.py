@@ -36,19 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Export, and print how much the files differ from the run."""
     dynamic = _dynamic(args.dynamic)
-    from hocket_cli.overrides import source
     from hocket_tools.exporting.exporter import checked, export_trainer
     from hocket_tools.exporting.preparing import Options
     from hocket_tools.progress import Progress
-    from hocket_tools.run_source import folder_to_write, trainer_of_run
+    from hocket_tools.run_source import folder_to_write, source_of_run, trainer_of_run
 
     # Arguments of a run that do not matter for its predictions.
     instead: dict[str, Any] = {
         "callbacks": (), "device": "cpu", "devices": None, "strategy": "auto", "compile": False, "limit_predict": None,
         "deterministic": False, "duration": None, "schedule": None, "profile": None,
     }  # fmt: skip
-    read = source(args)
-    out = folder_to_write(args.run, f"exports/{args.to}") if args.out is None else args.out
+    read = source_of_run(args)
+    out = folder_to_write(args, read, f"exports/{args.to}")
     out = checked(out, None if args.overwrite else read.made.get("run"))  # before a model is made
     with (
         json_alone(args.json) as stdout,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.basics import safe_files, seeding
-from hocket.basics.run_files import content, strict
+from hocket.basics.run_files import CONFIG, MARK, content, strict
 from hocket.errors import ExistingFile
 from hocket.loop.agreement import ranks_of
 from hocket.state.state import State
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 #: The files beside an export.
 MANIFEST, VERIFICATION = "export.json", "verification.json"
+#: The files of runs and checkpoints in a folder, and in that of several, which nobody is advised to remove.
+_OF_RUNS = tuple(f"{above}{name}" for above in ("", "*/") for name in (MARK, CONFIG, "manifest.json"))
 
 
 @dataclass(frozen=True)
@@ -190,8 +192,10 @@ def checked(folder: str | Path, whose: str | None, run: Path | None = None) -> P
             f"{path} has the run itself, and an export is a folder of its own. Write out={path / 'export'}."
         )
     if os.path.lexists(path) and not (path.is_dir() and (not any(path.iterdir()) or (path / MANIFEST).is_file())):
+        kept = path in (Path.cwd(), *Path.cwd().parents) or any(any(path.glob(each)) for each in _OF_RUNS)
         raise ExistingFile(
-            f"{path} is there, and is not an earlier export, which would be replaced. Give another folder, or remove it."
+            f"{path} is there, and is not an earlier export, which alone is replaced, --overwrite or not. Give another "
+            f"folder{', since this one has files of runs or is the working folder' if kept else ', or remove it'}."
         )
     if whose is not None and (earlier := _earlier(path, whose)):
         raise ExistingFile(

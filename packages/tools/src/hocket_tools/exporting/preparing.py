@@ -157,8 +157,8 @@ def _that_work(
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         if asked:
             raise Unsupported(
-                f"The model does not compute with half of the axes that «dynamic={dict(options.dynamic)!r}» names: {reason} "
-                "Remove them. Nothing was written."
+                f"The model does not compute with half of the axes that «dynamic={dict(options.dynamic)!r}» names: "
+                f"{reason.rstrip('.')}. Remove them. Nothing was written."
             ) from error
         options.say(
             f"the length of {next(iter(chosen))[0]} is fixed, because the model fails with half of it: {reason}"

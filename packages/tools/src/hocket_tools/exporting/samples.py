@@ -40,7 +40,7 @@ def data_of(state: State, data: Iterable[Any] | None) -> tuple[Generator[Any, No
         return _batches(data), data
     if state.another_epoch is None:
         raise WrongValue(
-            "An export is verified on real samples, and this run has no data. Pass «data=loader to export, or eval_data= to "
+            "An export is verified on real samples, and this run has no data. «Pass data=loader to export, or eval_data= to "
             "the Trainer¦Write `eval_data: {test: module:loader}`»."
         )
     return _training_batches(state), state.train_data

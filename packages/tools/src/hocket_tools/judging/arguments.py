@@ -50,6 +50,9 @@ def asked(args: argparse.Namespace) -> list[Asked]:
         runs, data = data[:1], data[1:]  # what does not exist, or is a file
     if not runs:
         raise PluginConfigError("Name the folder of a run, such as runs/a, or a configuration with --weights.")
+    missing = [each for each in data if os.sep in each and ":" not in each]
+    if missing and (data[1:] or getattr(args, "compare", False)):
+        raise PluginError(f"{missing[0]} does not exist. Give the folder of a run, such as {runs[0]}, or a checkpoint.")
     if data[1:]:
         raise PluginError(
             f"{data[0]} and {data[1]} both name data, and a command takes one set. Write the label of an evaluation set, "

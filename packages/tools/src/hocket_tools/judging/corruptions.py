@@ -106,6 +106,8 @@ def corrupt(images: Tensor, kind: str, severity: int, *, seed: int = 0, places: 
         raise WrongValue(f"There is no corruption {kind!r}.{meant} The kinds are {', '.join(CORRUPTIONS)}.")
     if severity not in SEVERITIES:
         raise WrongValue(f"«severity={severity!r}» is not a severity. Write 1 to 5.")
+    if seed < 0:
+        raise WrongValue(f"«seed={seed}» is not a seed. Write 0 or more.")
     if images.dim() != 4 or not images.is_floating_point():
         raise WrongValue(
             f"corrupt was given {images.dtype} of shape {tuple(images.shape)}. Images are floats (N, C, H, W) in [0, 1]."

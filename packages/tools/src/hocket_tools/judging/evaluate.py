@@ -62,9 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print losses and metrics of a configuration's sets; of a run, or with any option, a judgement of one set."""
+    from hocket_tools.arguments import check_effect
     from hocket_tools.judging.arguments import asked
 
     runs = asked(args)
+    of_corruptions = {name: _DEFAULTS[name] for name in ("severity", "mean", "std")}
+    check_effect(args, args.corruptions is not None, "--corruptions", **of_corruptions)
     plain = all(getattr(args, name) == default for name, default in _DEFAULTS.items())
     if plain and len(runs) == 1 and runs[0].label is None and runs[0].args.run is None:
         return _print_values(runs[0])
@@ -107,7 +110,7 @@ def _how(args: argparse.Namespace) -> How:
     from hocket_tools import resampling
     from hocket_tools.judging.judgement import How
 
-    resampling.check(args.level, args.resamples, args.interval)
+    resampling.check(args.level, args.resamples, args.interval, args.seed)
     return How(args.level, args.resamples, args.interval, args.seed)
 
 
@@ -117,6 +120,9 @@ def _judged(found: Asked, args: argparse.Namespace, how: How) -> Judgement | Non
 
     kinds, severities = _corruptions(args)
     mean, std = _numbers(args.mean, "--mean"), _numbers(args.std, "--std")
+    if args.report:
+        printing.marked(Path(found.name))
+    judgement.Normalized(mean, std)  # refuses before the evaluation
     metrics = [each for each in (args.metrics or "").split(",") if each]
     with arguments.opened(found, callbacks=()) as (trainer, checkpoint):
         label = arguments.label_of(trainer, found.label, "evaluate", f"hocket evaluate {found.name} {{}}")
@@ -142,6 +148,11 @@ def _corruptions(args: argparse.Namespace) -> tuple[list[str], list[int]]:
     from hocket_tools.judging.corruptions import CORRUPTIONS, corrupt
 
     kinds = list(CORRUPTIONS) if args.corruptions == "all" else args.corruptions.split(",")
+    if "all" in kinds or "" in kinds:
+        raise PluginError(
+            f"--corruptions {args.corruptions!r} is neither all nor a list of kinds. Write --corruptions all alone, or kinds "
+            "such as --corruptions gaussian-noise,fog."
+        )
     try:
         severities = [int(each) for each in args.severity.split(",")]
     except ValueError:

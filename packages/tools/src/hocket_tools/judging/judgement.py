@@ -100,6 +100,8 @@ def judge(
 
     Raises ValueError for a metric that there is not.
     """
+    if worst < 0:
+        raise WrongValue(f"«worst={worst}» is not a number of samples. Write 0 or more.")
     how = how or How()
     own = _own(trainer, label, metrics)
     unknown = [name for name in metrics if name not in METRICS and name not in own]
@@ -162,7 +164,7 @@ def withstand(
     how = how or How()
     if not found.samples.classes:
         raise WrongValue("--corruptions count wrong classes, and this run predicts none. Omit it.")
-    undone, wrong = _Normalized(mean, std), np.zeros(len(found.samples))
+    undone, wrong = Normalized(mean, std), np.zeros(len(found.samples))
     with Progress(trainer.state.strategy.rank == 0) as line:
         for kind in kinds:
             found.corruptions[kind] = {}
@@ -184,10 +186,15 @@ def withstand(
     found.corruption_error = bootstrap(mean_error, **asdict(how))
 
 
-class _Normalized:
+class Normalized:
     """Call a function of pixels in [0, 1] on images that were normalized by channel."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        if not all(each > 0 for each in std) or len({1, len(mean), len(std)}) > 2:
+            raise WrongValue(
+                f"«std={list(std)}» has to be positive, and one number or as many as «mean={list(mean)}» has. Write those that "
+                "the data set divides by, such as «mean=[0.485, 0.456, 0.406]» and «std=[0.229, 0.224, 0.225]»."
+            )
         self._mean, self._std = mean, std
 
     def __call__(self, images: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:

@@ -41,13 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the model's outputs for an evaluation set, one row per sample."""
+    from hocket_tools.arguments import check_effect
     from hocket_tools.judging.arguments import asked, opened
 
     if (args.to is None) == (args.out is None):
+        given = f"; --to {args.to} and --out {args.out} were both given" if args.to else ""
         raise PluginError(
-            "predict needs one of --to and --out: --to FOLDER for files of rows, such as --to predictions, or --out "
+            f"predict needs one of --to and --out{given}: --to FOLDER for files of rows, such as --to predictions, or --out "
             "outputs.safetensors for one tensor."
         )
+    check_effect(args, args.out is None, "--to", format="npz", batches_per_file=64)
     if args.out is not None:
         _check(args.out)
     found, *others = asked(args)
@@ -106,6 +109,7 @@ def _into_file(trainer: Trainer, data: Any, checkpoint: str | None, out: str) ->
 
     from hocket_checkpoints.weights import write_tensors
     from hocket_tools.beside import explained
+    from hocket_tools.judging.arguments import say
     from hocket_tools.judging.recording import nonfinite, say_nonfinite
     from hocket_tools.writable import writing
 
@@ -120,6 +124,8 @@ def _into_file(trainer: Trainer, data: Any, checkpoint: str | None, out: str) ->
             "The model's output is not a tensor; --out writes one tensor only. Write --to FOLDER, which writes the parts of "
             "outputs as columns."
         )
+    if Path(out).exists():
+        say(f"{out} had the outputs of an earlier prediction, which are replaced.")
     with writing(out):
         Path(out).parent.mkdir(parents=True, exist_ok=True)
         write_tensors({"outputs": torch.cat(outputs).contiguous()}, Path(out))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from hocket.basics import safe_files
-from hocket.basics.run_files import content, strict
-from hocket.errors import WrongValue
+from hocket.basics.run_files import content, size, strict
+from hocket.errors import Mistake, WrongValue
 from hocket.help import optional_packages
 
 if TYPE_CHECKING:
@@ -119,36 +120,54 @@ def _arrow(arrow: Any, column: NDArray[Any]) -> Any:
     if column.dtype == object:
         return arrow.array([each.tolist() for each in column])
     array = arrow.array(column.reshape(-1))
-    for size in reversed(column.shape[1:]):
-        array = arrow.FixedSizeListArray.from_arrays(array, size)
+    for length in reversed(column.shape[1:]):
+        array = arrow.FixedSizeListArray.from_arrays(array, length)
     return array
 
 
 def read(path: Path, columns: Mapping[str, str]) -> Columns:
-    """Read columns, dtypes by name, from a file."""
+    """Read columns, dtypes by name, from a file. Raises WrongValue for a damaged one."""
     import numpy as np
 
-    if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in columns}
-    if path.suffix == ".parquet":
-        table = optional_packages.module("pyarrow.parquet", "read_predictions").read_table(path, columns=list(columns))
-        return {name: _array(table[name].to_pylist(), dtype) for name, dtype in columns.items()}
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {name: _array([row[name] for row in rows], dtype) for name, dtype in columns.items()}
+    with _reading(path) as file:
+        if path.suffix == ".npz":
+            with np.load(file, allow_pickle=False) as arrays:
+                return {name: arrays[name] for name in columns}
+        if path.suffix == ".parquet":
+            parquet = optional_packages.module("pyarrow.parquet", "read_predictions")
+            table = parquet.read_table(file, columns=list(columns))
+            return {name: _array(table[name].to_pylist(), dtype) for name, dtype in columns.items()}
+        rows = [json.loads(line) for line in file]
+        return {name: _array([row[name] for row in rows], dtype) for name, dtype in columns.items()}
 
 
 def number_of_rows(path: Path) -> int:
-    """Return the rows of a file."""
+    """Return the rows of a file. Raises WrongValue for a damaged one."""
     import numpy as np
 
-    if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as file:
-            return len(file[file.files[0]])
-    if path.suffix == ".parquet":
-        return int(optional_packages.module("pyarrow.parquet", "read_predictions").read_metadata(path).num_rows)
-    with path.open("rb") as lines:
-        return sum(1 for _ in lines)
+    with _reading(path) as file:
+        if path.suffix == ".npz":
+            with np.load(file, allow_pickle=False) as arrays:
+                return len(arrays[arrays.files[0]])
+        if path.suffix == ".parquet":
+            return int(optional_packages.module("pyarrow.parquet", "read_predictions").read_metadata(file).num_rows)
+        return sum(1 for line in file if json.loads(line))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[BinaryIO]:
+    """Open a file. Raise WrongValue for a damaged one, whatever exception its format has for that."""
+    try:
+        with path.open("rb") as file:
+            yield file
+    except Mistake:
+        raise
+    except Exception as error:
+        raise _damaged(path, f": {type(error).__name__}: {error}") from error
+
+
+def _damaged(path: Path, why: str = "") -> WrongValue:
+    return WrongValue(f"{path} is damaged{why}. Repeat the command that wrote it: it writes damaged files again.")
 
 
 def _array(rows: list[Any], dtype: str) -> NDArray[Any]:
@@ -188,6 +207,11 @@ def begin(folder: Path, made_of: Mapping[str, Any]) -> None:
     """
     manifest = folder / MANIFEST
     there = content(manifest)
+    if not there and manifest.exists():
+        raise WrongValue(
+            f"{manifest} is damaged, so it is not known what the files beside it are. Name another folder, or remove this "
+            f"one: rm -r {folder}"
+        )
     if not there and folder.exists() and (not folder.is_dir() or any(each.name[0] != "." for each in folder.iterdir())):
         raise WrongValue(
             f"--to {folder} exists and has no {MANIFEST}, so it is not of predictions, and nothing is written into it. "
@@ -214,10 +238,19 @@ def _differs(name: str, then: Any, now: Any) -> str:
     return f"code ({', '.join(sorted(changed))})" if changed else ""
 
 
-def done(folder: Path, suffix: str) -> list[int]:
-    """Return the numbers of the complete files."""
-    names = (each.name.removeprefix("part-").removesuffix(f".{suffix}") for each in folder.glob(f"part-*.{suffix}"))
-    return sorted(int(each) for each in names if each.isdecimal())
+def done(folder: Path, suffix: str, said: Callable[[str], None] = lambda text: None) -> dict[int, int]:
+    """Return the rows of the complete files by their numbers. ``said`` is called with a line about damaged files."""
+    about, rows = content(folder / MANIFEST), {}
+    for path in sorted(folder.glob(f"part-*.{suffix}")):
+        number, known = path.stem.removeprefix("part-"), about.get("bytes", {}).get(path.name, size(path))
+        try:
+            if known != size(path):
+                raise _damaged(path)
+            if number.isdecimal():
+                rows[int(number)] = about.get("files", {}).get(path.name) or number_of_rows(path)
+        except WrongValue:
+            said(f"{path} is damaged, and is written again.")
+    return rows
 
 
 def note_columns(folder: Path, columns: Columns) -> None:
@@ -229,14 +262,13 @@ def note_columns(folder: Path, columns: Columns) -> None:
 def finish(folder: Path, suffix: str) -> int:
     """Write the columns and the rows of each file into the manifest, which is then complete. Return the number of rows."""
     about = content(folder / MANIFEST)
-    earlier = about.get("files", {})
-    names = [file_name(shard, suffix) for shard in done(folder, suffix)]
-    files = {name: earlier.get(name) or number_of_rows(folder / name) for name in names}
+    files = {file_name(shard, suffix): rows for shard, rows in done(folder, suffix).items()}
     if not files:
         raise WrongValue("The data have no batch, so nothing was predicted. Pass data that begin anew each time.")
     rows = sum(files.values())
     columns = content(folder / _COLUMNS) or about.get("columns")
-    about |= {"complete": True, "rows": rows, "columns": columns, "files": files}
+    sizes = {name: size(folder / name) for name in files}
+    about |= {"complete": True, "rows": rows, "columns": columns, "files": files, "bytes": sizes}
     safe_files.replace(folder / MANIFEST, json.dumps(about, indent=1))
     (folder / _COLUMNS).unlink(missing_ok=True)
     return rows
@@ -251,13 +283,13 @@ class Predictions(Mapping[str, "NDArray[Any]"]):
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
         self._folder, self._columns, self._files = folder, about["columns"], about["files"]
+        self._bytes: dict[str, int] = about.get("bytes", {})  # which older versions did not record
         self.rows: int = about["rows"]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         if name not in self._columns:
             raise KeyError(f"There is no column {name!r}. The columns are {', '.join(self._columns)}.")
-        parts = [read(self._folder / file, {name: self._columns[name]}) for file in self._files]
-        return concatenated(parts, name)
+        return concatenated(list(self._read({name: self._columns[name]})), name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)
@@ -267,8 +299,14 @@ class Predictions(Mapping[str, "NDArray[Any]"]):
 
     def parts(self) -> Iterator[Columns]:
         """Yield the columns of each file, in order, one file in memory at a time."""
+        yield from self._read(self._columns)
+
+    def _read(self, columns: Mapping[str, str]) -> Iterator[Columns]:
         for file in self._files:
-            yield read(self._folder / file, self._columns)
+            path = self._folder / file
+            if self._bytes.get(file, size(path)) != size(path):
+                raise _damaged(path, f": it has {size(path)} bytes, and {self._bytes[file]} were written")
+            yield read(path, columns)
 
 
 def read_predictions(folder: str | Path) -> Predictions:
@@ -295,5 +333,6 @@ def read_predictions(folder: str | Path) -> Predictions:
     about = content(folder / MANIFEST)
     if not about.get("complete"):
         what = "is not complete: continue it with the command that began it" if about else f"has no {MANIFEST}"
+        what = f"has a damaged {MANIFEST}" if not about and (folder / MANIFEST).exists() else what
         raise WrongValue(f"{folder} {what}. `hocket predict RUN DATA --to FOLDER` writes predictions.")
     return Predictions(folder, about)

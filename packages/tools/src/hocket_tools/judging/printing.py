@@ -92,16 +92,21 @@ def _p(value: float) -> str:
     return "< 0.0001" if value < 0.0001 else f"{value:.4f}"
 
 
-def into_run(folder: Path, found: Judgement, images: Sequence[Any]) -> None:
-    """Add metrics, classes and worst samples to the media of a run, which `hocket report` shows. Raises PluginError."""
-    media = optional_packages.module("hocket_loggers.media", "--report")
+def marked(folder: Path) -> str:
+    """Return the identity of the run in a folder. Raises PluginError for any other folder, and for a file."""
     mark = run_files.content(folder / run_files.MARK)
     if not isinstance(mark.get("run"), str):
         raise PluginError(
             f"--report adds to the folder of a run, and {folder} has no {run_files.MARK}, which runs write with loggers: "
             "[jsonl]. Name the folder of a run, or omit --report."
         )
-    run, path, prefix = mark["run"], folder / run_files.METRICS, f"judgement/{found.label}"
+    return str(mark["run"])
+
+
+def into_run(folder: Path, found: Judgement, images: Sequence[Any]) -> None:
+    """Add metrics, classes and worst samples to the media of a run, which `hocket report` shows. Raises PluginError."""
+    media = optional_packages.module("hocket_loggers.media", "--report")
+    run, path, prefix = marked(folder), folder / run_files.METRICS, f"judgement/{found.label}"
     batch = max(
         (int(line.get("batch", 0)) for line in run_files.objects(path) if isinstance(line.get("batch"), int)), default=0
     )

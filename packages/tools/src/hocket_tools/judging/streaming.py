@@ -106,7 +106,7 @@ def predict_into(
         }
         with writing(folder, _CONTINUES):
             ranks_of(state).first(lambda: predictions.begin(folder, {**made_of, "samples": sharded.samples()}))
-        sharded.done = ranks_of(state).first(lambda: predictions.done(folder, format))
+        sharded.done = list(ranks_of(state).first(lambda: predictions.done(folder, format, say)))
         if sharded.done:
             say(f"{len(sharded.done)} files in {folder} are complete, and are kept.", strategy.rank)
         writer = _Writer(sharded, folder, format, batches_per_file, writes)
