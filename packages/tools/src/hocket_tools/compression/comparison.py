@@ -22,9 +22,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hocket.data import batches as nested
 from hocket.data.source import one_epoch
-from hocket.errors import WrongType, WrongValue
+from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.state.task import Task
+from hocket_tools.arguments import checked
 from hocket_tools.beside import beside
 from hocket_tools.compression.model_inputs import Inputs, inputs_of_batches
 from hocket_tools.judging.recording import nonfinite
@@ -67,6 +68,7 @@ class Row:
     nonfinite: int = 0
 
 
+@checked
 def compare_compressed(
     trainer: Trainer,
     models: Mapping[str, nn.Module],
@@ -112,9 +114,11 @@ def compare_compressed(
         >>> [row.name for row in rows], rows[1].bytes < rows[0].bytes
         (['original', 'int8'], True)
     """
-    named = models if isinstance(models, Mapping) else {type(models).__name__: models}
-    if wrong := [f"{key}: {type(model).__name__}" for key, model in named.items() if not isinstance(model, nn.Module)]:
-        raise WrongType(f"«models=» has {wrong[0]}. Give models by name, such as {{'int8': quantize(model, 'int8')}}.")
+    if ORIGINAL in models:
+        raise WrongValue(
+            "compare_compressed was given a model that is named 'original', as the row of the trainer's own model is. Give it "
+            "another name, such as 'int8'."
+        )
     state = trainer.state
     if state.strategy.world_size > 1:
         raise WrongValue("Models are compared in one process. Make the Trainer without «devices=» and a launcher.")

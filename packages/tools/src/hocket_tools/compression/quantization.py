@@ -10,7 +10,7 @@ from torch import nn
 
 from hocket.errors import WrongValue
 from hocket.help import warn
-from hocket_tools.arguments import check_weights
+from hocket_tools.arguments import check_weights, checked
 from hocket_tools.compression.libraries import torchao
 from hocket_tools.compression.model_inputs import as_inputs, on_device_of
 
@@ -20,12 +20,13 @@ Kind = Literal["int8", "int8-static", "int4"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 #: Numbers of input features that torchao's int4 kernels take as a group.
-_GROUPS = (32, 64, 128)
+GroupSize = Literal[32, 64, 128]
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
+@checked
 def quantize(
-    model: nn.Module, to: Kind = "int8-static", calibration: Iterable[Any] | None = None, *, group_size: int = 32
+    model: nn.Module, to: Kind = "int8-static", calibration: Iterable[Any] | None = None, *, group_size: GroupSize = 32
 ) -> nn.Module:
     """Return a quantized copy of ``model`` in eval mode, for inference; ``model`` is not changed.
 
@@ -85,7 +86,6 @@ def quantize(
 
 def check(model: nn.Module, to: str, *, calibrated: bool, group_size: int = 32) -> None:
     """Raise ValueError if `quantize` cannot do this, before any work."""
-    check_kind(to, group_size)
     from hocket_tools.compression.static_int8 import StaticInt8
 
     parameters = dict(model.named_parameters())
@@ -117,14 +117,6 @@ def check(model: nn.Module, to: str, *, calibrated: bool, group_size: int = 32) 
         )
     if to == "int4" and (obstacles := [misfits_int4(each, group_size) for each in linears]) and all(obstacles):
         raise WrongValue(f"int4 fits no Linear of {type(model).__name__}: {obstacles[0]}. Quantize to 'int8'.")
-
-
-def check_kind(to: str, group_size: int) -> None:
-    """Raise ValueError for an unknown kind, or a size of groups that the int4 kernels do not take."""
-    if to not in KINDS:
-        raise WrongValue(f"«to={to!r}» is no kind of quantization. Give one of {', '.join(map(repr, KINDS))}.")
-    if group_size not in _GROUPS:
-        raise WrongValue(f"«group_size={group_size}» is not one of {_GROUPS}. Give «group_size=32».")
 
 
 def _linears(model: nn.Module) -> dict[str, nn.Linear]:

@@ -18,7 +18,7 @@ from hocket.basics.run_files import content, strict
 from hocket.errors import ExistingFile
 from hocket.loop.agreement import ranks_of
 from hocket.state.state import State
-from hocket_tools.arguments import check_trainer
+from hocket_tools.arguments import checked
 from hocket_tools.exporting import manifest
 from hocket_tools.exporting.axes import Dynamic
 from hocket_tools.exporting.formats import Format, Subject
@@ -53,6 +53,7 @@ class Exported:
         return max(self.comparisons, key=lambda comparison: comparison.difference)
 
 
+@checked
 def export(
     trainer: Trainer,
     to: str = "torch-export",
@@ -106,7 +107,6 @@ def export_trainer(
     trainer: Trainer, options: Options, out: str | Path | None = None, data: Iterable[Any] | None = None
 ) -> Exported:
     """Implement `export`."""
-    check_trainer(trainer, "export")
     state = trainer.state
     if data is None:
         trainer._data.make("eval", running=trainer._running)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongValue
+from hocket_tools.arguments import checked
 from hocket_tools.judging.corruption_kinds import blur, digital, noise, weather
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ SEVERITIES = (1, 2, 3, 4, 5)
 _SMALL = 64
 
 
+@checked
 def corrupt(images: Tensor, kind: str, severity: int, *, seed: int = 0, places: Sequence[int] | None = None) -> Tensor:
     """Return corrupted copies of images, as robustness is measured on (arXiv:1903.12261).
 

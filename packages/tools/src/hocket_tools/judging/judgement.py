@@ -13,6 +13,7 @@ from hocket.data import loaders
 from hocket.errors import WrongValue
 from hocket.state.metrics import MetricSet
 from hocket.state.simple_metrics import Mean
+from hocket_tools.arguments import checked
 from hocket_tools.judging.arguments import say
 from hocket_tools.judging.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from hocket_tools.judging.paired import Difference, paired_test
@@ -77,6 +78,7 @@ class Judgement:
         return found
 
 
+@checked
 def judge(
     trainer: Trainer,
     label: str,
@@ -132,6 +134,7 @@ def judge(
     return Judgement(run, label, found, values, estimates, own, rows)
 
 
+@checked
 def compared(first: Judgement, second: Judgement, how: How) -> dict[str, Difference]:
     """Return the paired tests of two judgements of one set, for the metrics of the first."""
     both = joined(first.samples, second.samples)
@@ -139,6 +142,7 @@ def compared(first: Judgement, second: Judgement, how: How) -> dict[str, Differe
     return {name: paired_test(statistic(both, name, known.get(name)), **asdict(how)) for name in first.estimates}
 
 
+@checked
 def withstand(
     trainer: Trainer,
     found: Judgement,

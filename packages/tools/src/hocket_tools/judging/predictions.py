@@ -12,6 +12,7 @@ from hocket.basics import safe_files
 from hocket.basics.run_files import content, strict
 from hocket.errors import WrongValue
 from hocket.help import optional_packages
+from hocket_tools.arguments import checked
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -271,6 +272,7 @@ class Predictions(Mapping[str, "NDArray[Any]"]):
             yield read(self._folder / file, self._columns)
 
 
+@checked
 def read_predictions(folder: str | Path) -> Predictions:
     """Return what ``hocket predict RUN DATA --to FOLDER`` wrote: a mapping of columns, whose rows are in the order of the data.
 
