@@ -312,12 +312,8 @@ def test_ranks_with_other_arguments_are_refused() -> None:
 @pytest.mark.parametrize(
     "what, options, message",
     [
-        (
-            "learning_rate",
-            {},
-            r"tune\(trainer, 'learning_rate'\): it tunes 'lr' and 'batch_size'\. Write tune\(trainer, ",
-        ),
-        ("batch-size", {}, r"Write tune\(trainer, 'batch_size'\)"),
+        ("learning_rate", {}, r"what='learning_rate', which is str; it should be 'lr' or 'batch_size'"),
+        ("batch-size", {}, r"Write what='batch_size'"),
         ("lr", {"low": 1.0, "high": 0.1}, "low=1, high=0.1 is not a range of learning rates. Write low=1e-7"),
         ("lr", {"steps": 3}, "steps=3, run_steps=40 are too few steps"),
         ("batch_size", {"limit": 0}, "limit=0 is not a number of samples"),
