@@ -79,3 +79,71 @@ def test_what_fits_passes():
     assert function(np.float64(2), names=["a"], pair=[1, 2]) == (2.0, ["a"], [1, 2])
     assert hocket_tools.mcnemar(np.int64(1), 8) == hocket_tools.mcnemar(1, 8)
     assert str(inspect.signature(function)).startswith("(number: 'float'")
+
+
+def dropping(x):
+    return torch.nn.functional.dropout(x, 0.5)
+
+
+class Dropping(nn.Linear):
+    def forward(self, input):
+        return dropping(super().forward(input))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda: hocket_tools.judge(trainer(), "tset"),
+            r"no evaluation set 'tset'; it has test\. Write judge\(trainer, 'test'\)",
+        ),
+        (
+            lambda: hocket_tools.judge(trainer(), "test", metrics=["acc"]),
+            r"no metric 'acc'.*Write metrics=\['accuracy'\]",
+        ),
+        (lambda: hocket_tools.withstand(trainer(), hocket_tools.judge(trainer(), "test"), kinds=[]), "no kind"),
+        (
+            lambda: hocket_tools.withstand(trainer(), hocket_tools.judge(trainer(), "test"), kinds="fog"),
+            r"kinds=\['fog'\]",
+        ),
+        (lambda: hocket_tools.corrupt(IMAGES, "fog", 1, seed=-1), r"seed=-1.*0 or more"),
+        (lambda: hocket_tools.corrupt(IMAGES, "fog", 1, places=[]), "0 places for 1 images"),
+        (lambda: hocket_tools.corrupt(IMAGES[0], "fog", 1), r"images\[None\] for one image"),
+        (lambda: hocket_tools.corrupt((IMAGES * 255).byte(), "fog", 1), "images / 255 for bytes"),
+        (lambda: hocket_tools.quantize(nn.Linear(4, 4), calibration=torch.ones(2, 4)), r"calibration=\[inputs\]"),
+        (lambda: hocket_tools.quantize(nn.Linear(4, 4), "int8", [torch.ones(2, 4)]), "to='int8-static' only; omit it"),
+        (lambda: hocket_tools.quantize(nn.ReLU(), "int8"), r"ReLU has none\. Quantize a model with linear layers"),
+        (
+            lambda: hocket_tools.compare_compressed(trainer(), {"a": nn.Linear(5, 4)}),
+            r"with the model 'a' raised.*Give models",
+        ),
+        (
+            lambda: hocket_tools.compare_compressed(trainer(), {"a": nn.Linear(4, 3)}),
+            r"'a' has outputs of shapes \[\(8, 3\)\]",
+        ),
+        (
+            lambda: hocket_tools.prune_channels(nn.Linear(4, 4), (2, 5)),
+            r"cannot compute example=, inputs of shapes \[\(2, 5\)\]",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_what_to_write(call, said):
+    with pytest.raises((TypeError, ValueError), match=said) as caught:
+        call()
+    assert (
+        isinstance(caught.value, hocket.errors.Mistake)
+        and "\n" not in str(caught.value)
+        and "--" not in str(caught.value)
+    )
+
+
+def test_two_prunings_are_refused():
+    with pytest.raises(ValueError, match="two Pruning algorithms"):
+        hocket.Trainer(nn.Linear(4, 4), device="cpu", algorithms=[hocket_tools.Pruning(), hocket_tools.Pruning()])
+
+
+def test_an_export_with_random_outputs_says_the_cause(tmp_path):
+    data = [(torch.randn(8, 4), torch.randint(4, (8,)))]
+    run = hocket.Trainer(Dropping(4, 4), loss="cross_entropy", eval_data={"test": data}, device="cpu")
+    with pytest.raises(FloatingPointError, match=r"other outputs when it is called twice: look for dropout"):
+        hocket_tools.export(run, "torch-export", tmp_path / "out")

@@ -147,8 +147,11 @@ class Distillation(Algorithm):
         _check_temperature("Distillation", temperature)
         if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
             raise WrongValue(f"Distillation was given «alpha={alpha!r}»: give the weight of the teacher, from 0 to 1.")
-        useless = not (features and feature_weight) if alpha == 0 else feature_weight != 1 and not features
-        if feature_weight < 0 or useless:
+        if (
+            feature_weight < 0
+            or (feature_weight != 1 and not features)
+            or (alpha == 0 and not (features and feature_weight))
+        ):
             raise WrongValue(
                 f"Distillation was given «alpha={alpha}» and «feature_weight={feature_weight}», with "
                 f"{'' if features else 'no '}features, and would change nothing, or train away from the teacher. Give positive "
@@ -254,10 +257,9 @@ class Distillation(Algorithm):
             name for name, each in plain.items() if each.itemsize > 1 and not each.is_meta and each.isnan().any()
         ]:
             raise WrongValue(f"The teacher of Distillation has NaN in {', '.join(broken[:3])}. Load earlier weights.")
-        for name in self.features:
+        for name, taught in self.features.items():
             _module_named(state.model, name, "model")
-        for name in self.features.values():
-            _module_named(module, name, "teacher")
+            _module_named(module, taught, "teacher")
         self._module = state.bus.convert_module(module.to(state.device)).eval()
         self._predict = self._module
         if isinstance(state.task, SupervisedTask) and not isinstance(self._module, Task):
@@ -304,8 +306,9 @@ class Distillation(Algorithm):
                 outputs = self._predict(state.batch)
         except Exception as error:
             if not isinstance(error, torch.OutOfMemoryError):
-                teacher = f"Distillation's teacher, {type(self._module).__name__}, was called with the model's inputs"
-                error.add_note(f"{teacher}. Give a teacher that takes these, or one that is a hocket.Task.")
+                error.add_note(
+                    "The teacher of Distillation was called with the model's inputs. Give one that takes these."
+                )
             raise
         if self.output_key is not None and isinstance(outputs, Tensor) and isinstance(state.outputs, Tensor):
             raise WrongValue(

@@ -23,7 +23,7 @@ from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning
 from hocket_tools.arguments import check_weights, checked
 from hocket_tools.compression.libraries import torch_pruning
-from hocket_tools.compression.model_inputs import Inputs, as_inputs, on_device_of
+from hocket_tools.compression.model_inputs import Inputs, as_inputs, leaves, on_device_of
 from hocket_tools.compression.pruning import PRUNED, check_keep
 
 if TYPE_CHECKING:
@@ -107,10 +107,17 @@ def prune_channels(
             f"The {type(optimizer).__name__} of «optimizer=» has no parameter of this {type(model).__name__}: it is that of "
             "another model, or of a copy. Pass the optimizer that was made of model.parameters(), or omit it."
         )
+    try:
+        expected = _output_shapes(model, inputs)
+    except Exception as error:
+        raise WrongValue(
+            f"{type(model).__name__} cannot compute «example=», inputs of shapes "
+            f"{[tuple(each.shape) for each in leaves(inputs)]}: {error}. Give inputs that the model takes."
+        ) from error
     kept = _kept_elements(model, inputs, amount, keep, round_to)
     trial = copy.deepcopy(model)
     kept.apply(trial)
-    _compare_outputs(model, trial, inputs)
+    _compare_outputs(model, trial, inputs, expected)
     before = {name: _shape(each) for name, each in model.named_modules() if isinstance(each, PRUNED)}
     states = {} if optimizer is None else kept.states(model, optimizer)
     kept.apply(model)
@@ -205,8 +212,8 @@ def _kept_elements(model: nn.Module, inputs: Inputs, amount: float, keep: Sequen
         groups = list(pruner.step(interactive=True))
     except Exception as error:
         raise WrongValue(
-            f"torch-pruning cannot follow the layers of {type(model).__name__}: {type(error).__name__}: {error}. Check that "
-            "the model computes example=, or name the layers that it cannot prune in keep=."
+            f"torch-pruning cannot follow the layers of {type(model).__name__}: {type(error).__name__}: {error}. Name "
+            "the layers that it cannot prune in keep=."
         ) from error
     shapes = {name: tensor.shape for name, tensor in _tensors(copied)}
     with torch.no_grad():
@@ -272,22 +279,21 @@ def _node_shape(tensor: Tensor) -> tuple[int, ...]:
     return tuple(torch.autograd.graph.get_gradient_edge(tensor).node._input_metadata[0].shape)
 
 
-def _compare_outputs(model: nn.Module, pruned: nn.Module, inputs: Inputs) -> None:
-    """Raise ValueError unless the pruned copy computes outputs of the same shapes."""
-
-    def shapes(module: nn.Module) -> list[Any]:
-        modes = {each: each.training for each in module.modules()}
-        try:
-            with torch.no_grad():
-                outputs = module.eval()(*inputs.args, **inputs.kwargs)
-        finally:
-            for each, mode in modes.items():
-                each.training = mode
-        return [tuple(leaf.shape) for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
-
-    expected = shapes(model)
+def _output_shapes(model: nn.Module, inputs: Inputs) -> list[tuple[int, ...]]:
+    modes = {each: each.training for each in model.modules()}
     try:
-        found: Any = shapes(pruned)
+        with torch.no_grad():
+            outputs = model.eval()(*inputs.args, **inputs.kwargs)
+    finally:
+        for each, mode in modes.items():
+            each.training = mode
+    return [tuple(leaf.shape) for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+
+
+def _compare_outputs(model: nn.Module, pruned: nn.Module, inputs: Inputs, expected: list[tuple[int, ...]]) -> None:
+    """Raise ValueError unless the pruned copy computes outputs of the same shapes."""
+    try:
+        found: Any = _output_shapes(pruned, inputs)
     except Exception as error:
         found = f"an error, {str(error).partition(chr(10))[0]},"
     if found != expected:

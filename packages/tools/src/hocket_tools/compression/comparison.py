@@ -19,11 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
 from hocket.data import batches as nested
 from hocket.data.source import one_epoch
 from hocket.errors import WrongValue
 from hocket.help import warn
+from hocket.help.raised import raised
 from hocket.state.task import Task
 from hocket_tools.arguments import checked
 from hocket_tools.beside import beside
@@ -130,7 +132,19 @@ def compare_compressed(
         raise WrongValue(f"The evaluation set '{label}' has no sample to compare models on. Pass one with samples.")
     measured = {}
     for number, (key, model) in enumerate(every.items(), 1):
-        measured[key] = _outputs(state.task, model, batches)
+        try:
+            measured[key] = _outputs(state.task, model, batches)
+        except Exception as error:
+            advice = "Give models that take what the trainer's model takes."
+            raise WrongValue(raised(f"compare_compressed with the model {key!r}", error, advice)) from error
+        shapes, expected = (
+            [each.shape for each in tree_leaves(measured[name]) if isinstance(each, Tensor)] for name in (key, ORIGINAL)
+        )
+        if shapes != expected:
+            raise WrongValue(
+                f"The model {key!r} has outputs of shapes {[*map(tuple, shapes)]}, and the trainer's model of "
+                f"{[*map(tuple, expected)]}. Give models with the same outputs."
+            )
         progress("evaluating models", number, len(every))
     joined = nested.join(batches)
     broken = {key: int(nonfinite(outputs, nested.count(joined).samples).sum()) for key, outputs in measured.items()}

@@ -24,7 +24,15 @@ from hocket_tools.exporting.axes import Dynamic
 from hocket_tools.exporting.formats import Format, Subject
 from hocket_tools.exporting.observing import Predict
 from hocket_tools.exporting.preparing import Facts, Options, prepare
-from hocket_tools.exporting.verification import TOLERANCE, Comparison, ExportDiffers, Sample, compare
+from hocket_tools.exporting.verification import (
+    RANDOM,
+    TOLERANCE,
+    Comparison,
+    ExportDiffers,
+    Sample,
+    compare,
+    is_repeatable,
+)
 from hocket_tools.writable import check_writable, exchanged, writing
 
 if TYPE_CHECKING:
@@ -161,7 +169,8 @@ def written(
         try:
             comparisons = compare(format.load(subject, temporary), verified, subject.axes)
         except ExportDiffers as error:
-            raise ExportDiffers(f"{error} Nothing was left in {folder}.") from error
+            cause = "" if is_repeatable(subject.model, verified) else f" {RANDOM}"
+            raise ExportDiffers(f"{error}{cause} Nothing was left in {folder}.") from error
         description = describe(subject, verified, options, facts)
         with writing(folder):
             _write(temporary / MANIFEST, description)

@@ -110,7 +110,14 @@ def corrupt(images: Tensor, kind: str, severity: int, *, seed: int = 0, places: 
         raise WrongValue(f"«severity={severity!r}» is not a severity. Write 1 to 5.")
     if images.dim() != 4 or not images.is_floating_point():
         raise WrongValue(
-            f"corrupt was given {images.dtype} of shape {tuple(images.shape)}. Images are floats (N, C, H, W) in [0, 1]."
+            f"corrupt was given {images.dtype} of shape {tuple(images.shape)}. Images are floats (N, C, H, W) in [0, 1]: write "
+            "images / 255 for bytes, and images[None] for one image."
+        )
+    places = range(len(images)) if places is None else places
+    if seed < 0 or len(places) != len(images):
+        raise WrongValue(
+            f"corrupt was given «seed={seed}» and {len(places)} places for {len(images)} images. Give a seed of 0 or more, and "
+            "a place for each image, or omit them."
         )
     pixels = images.detach().double().cpu().numpy()
     if pixels.size and not (pixels.min() >= -1e-6 and pixels.max() <= 1 + 1e-6):
@@ -121,7 +128,6 @@ def corrupt(images: Tensor, kind: str, severity: int, *, seed: int = 0, places: 
     function, small, large = _KINDS[kind]
     parameters = (large if max(images.shape[2:]) > _SMALL else small)[severity - 1]
     changed = np.empty_like(pixels)
-    places = range(len(pixels)) if places is None else places
     for number, (image, place) in enumerate(zip(pixels, places, strict=True)):
         generator = np.random.default_rng([seed, zlib.crc32(kind.encode()), severity, place])
         changed[number] = np.clip(function(image, parameters, generator), 0, 1)
