@@ -54,10 +54,11 @@ def _is(value: Any, hint: object) -> bool:
     cls, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
     if isinstance(value, Mapping) and cls in signatures.MAPPINGS:
         return not inner or all(_fits(key, inner[0]) and _fits(item, inner[1]) for key, item in value.items())
-    if not signatures.fits(value, hint) or not isinstance(cls, type):
-        return signatures.fits(value, hint)
-    listed = isinstance(value, list | tuple) and cls in signatures.SEQUENCES
-    return listed or cls in (float, Any, object) or isinstance(value, cls)
+    if isinstance(value, list | tuple) and cls in signatures.SEQUENCES:
+        kinds = signatures.item_hints(hint, len(value))
+        return kinds is not None and all(map(_fits, value, kinds))
+    exact = isinstance(cls, type) and cls not in (float, Any, object)
+    return signatures.fits(value, hint) and (not exact or isinstance(value, cls))  # type: ignore[arg-type]
 
 
 def _refusal(who: str, parameter: inspect.Parameter, value: object, hint: object) -> WrongType | WrongValue:

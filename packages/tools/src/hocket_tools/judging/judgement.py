@@ -209,8 +209,8 @@ class _Normalized:
         mean, std = (images.new_tensor(each).view(-1, 1, 1) for each in (self._mean, self._std))
         if images.dim() != 4 or len(images[0]) % len(mean) or not images.is_floating_point():
             raise WrongValue(
-                "«withstand takes¦--corruptions take» images, floats of shape (N, C, H, W) with the channels of mean and std, and the "
-                f"inputs are {images.dtype} of shape {tuple(images.shape)}. Name a set of images."
+                "«withstand takes¦--corruptions take» images, floats of shape (N, C, H, W) with the channels of mean and std, "
+                f"and the inputs are {images.dtype} of shape {tuple(images.shape)}. Name a set of images."
             )
         pixels = images * std + mean
         low, high = pixels.min().item(), pixels.max().item()
