@@ -18,7 +18,7 @@ from hocket.basics.run_files import content, strict
 from hocket.errors import ExistingFile
 from hocket.loop.agreement import ranks_of
 from hocket.state.state import State
-from hocket_tools.arguments import checked
+from hocket_tools import arguments
 from hocket_tools.exporting import manifest
 from hocket_tools.exporting.axes import Dynamic
 from hocket_tools.exporting.formats import Format, Subject
@@ -61,7 +61,7 @@ class Exported:
         return max(self.comparisons, key=lambda comparison: comparison.difference)
 
 
-@checked
+@arguments.checked
 def export(
     trainer: Trainer,
     to: str = "torch-export",
