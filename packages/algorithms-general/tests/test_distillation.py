@@ -591,7 +591,7 @@ def test_what_is_wrong_with_a_teacher_is_said_of_the_teacher(tmp_path):
         _trainer(tmp_path, Distillation(broken))
     with pytest.raises(RuntimeError) as caught:
         _trainer(tmp_path, Distillation(nn.Linear(5, 3))).fit()
-    assert "The teacher of Distillation was called with the model's inputs. Give" in "".join(caught.value.__notes__)
+    assert "Distillation called its teacher with the model's inputs. Give" in "".join(caught.value.__notes__)
     with pytest.raises(ValueError, match=r"Give a teacher of the student's classes"):
         _trainer(tmp_path, Distillation(nn.Linear(4, 12))).fit()
     torch.save(nn.Linear(5, 3).state_dict(), tmp_path / "other.pt")
@@ -609,5 +609,5 @@ def test_arguments_without_effect_are_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match=said):
             Distillation(nn.Linear(4, 3), **arguments)
-    with pytest.raises(ValueError, match=r"output_key='logits', and both models return tensors\. Omit it"):
+    with pytest.raises(ValueError, match=r"output_key='logits' for models that return tensors\. Omit it"):
         _trainer(tmp_path, Distillation(nn.Linear(4, 3), output_key="logits")).fit()

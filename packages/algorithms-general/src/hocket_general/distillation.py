@@ -253,9 +253,7 @@ class Distillation(Algorithm):
                 misfits = " ".join(str(error).partition("\nPass ")[0].split())
                 raise CheckpointError(f"{misfits}. Give Distillation weights of its teacher's architecture.") from error
         plain = {name: each for name, each in module.named_parameters() if type(each) is nn.Parameter}
-        if broken := [
-            name for name, each in plain.items() if each.itemsize > 1 and not each.is_meta and each.isnan().any()
-        ]:
+        if broken := [name for name, each in plain.items() if each.itemsize > 1 and each.isnan().any()]:
             raise WrongValue(f"The teacher of Distillation has NaN in {', '.join(broken[:3])}. Load earlier weights.")
         for name, taught in self.features.items():
             _module_named(state.model, name, "model")
@@ -306,13 +304,11 @@ class Distillation(Algorithm):
                 outputs = self._predict(state.batch)
         except Exception as error:
             if not isinstance(error, torch.OutOfMemoryError):
-                error.add_note(
-                    "The teacher of Distillation was called with the model's inputs. Give one that takes these."
-                )
+                error.add_note("Distillation called its teacher with the model's inputs. Give one that takes these.")
             raise
         if self.output_key is not None and isinstance(outputs, Tensor) and isinstance(state.outputs, Tensor):
             raise WrongValue(
-                f"Distillation got «output_key={self.output_key!r}», and both models return tensors. Omit it."
+                f"Distillation got «output_key={self.output_key!r}» for models that return tensors. Omit it."
             )
         self._seen, self._logits = True, _logits(outputs, self.output_key, "teacher") if self.alpha else None
 
