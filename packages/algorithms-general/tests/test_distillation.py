@@ -582,3 +582,32 @@ def test_a_mean_that_a_plug_in_adds_to_a_loss_with_ignored_labels_is_refused_if_
     hocket.Trainer(nn.Linear(4, 3), algorithms=[Added()], microbatch=3, loss_reduction="mean", **options).fit()
     with pytest.raises(ValueError, match="A plug-in added the other mean"):
         hocket.Trainer(nn.Linear(4, 3), algorithms=[Added()], microbatch=3, **options).fit()
+
+
+def test_what_is_wrong_with_a_teacher_is_said_of_the_teacher(tmp_path):
+    broken = nn.Linear(4, 3)
+    broken.weight.data[0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"teacher of Distillation has NaN in weight\. Load"):
+        _trainer(tmp_path, Distillation(broken))
+    with pytest.raises(RuntimeError) as caught:
+        _trainer(tmp_path, Distillation(nn.Linear(5, 3))).fit()
+    assert "Distillation called its teacher with the model's inputs. Give" in "".join(caught.value.__notes__)
+    with pytest.raises(ValueError, match=r"Give a teacher of the student's classes"):
+        _trainer(tmp_path, Distillation(nn.Linear(4, 12))).fit()
+    torch.save(nn.Linear(5, 3).state_dict(), tmp_path / "other.pt")
+    with pytest.raises(RuntimeError, match=r"weight \(\[3, 5\].*Give Distillation weights of its teacher") as misfit:
+        _trainer(tmp_path, Distillation(nn.Linear(4, 3), weights=tmp_path / "other.pt"))
+    assert "remap" not in str(misfit.value) and "\n" not in str(misfit.value)
+    with pytest.raises(ValueError, match=r"two or more classes in dimension 3.*alpha=0 with features="):
+        _trainer(tmp_path, Distillation(nn.Linear(4, 3), class_dim=3)).fit()
+
+
+def test_arguments_without_effect_are_refused(tmp_path):
+    for arguments, said in (
+        ({"alpha": True}, "alpha=True"),
+        ({"feature_weight": 5}, "feature_weight=5, with no features"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Distillation(nn.Linear(4, 3), **arguments)
+    with pytest.raises(ValueError, match=r"output_key='logits' for models that return tensors\. Omit it"):
+        _trainer(tmp_path, Distillation(nn.Linear(4, 3), output_key="logits")).fit()

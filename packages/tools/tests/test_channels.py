@@ -198,7 +198,11 @@ def test_it_says_how_many_channels_it_needs(amount, round_to, width):
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [({"amount": 1}, "in \\(0, 1\\)"), ({"round_to": 0}, "number of channels"), ({"keep": "stem"}, "list of patterns")],
+    [
+        ({"amount": 1}, "in \\(0, 1\\)"),
+        ({"round_to": 0}, "number of channels"),
+        ({"keep": "stem"}, "keep=\\['stem'\\]"),
+    ],
 )
 def test_wrong_arguments(arguments, said):
     with pytest.raises((ValueError, TypeError), match=said):
@@ -210,3 +214,12 @@ def test_multiples_and_the_plan():
     lines = ChannelPruning(example=[2, 1, 8, 8], amount=0.4, round_to=4, keep=["stage1.0.conv1"]).touches(model)
     assert "stage2.0.conv2: (16, 16, 3, 3) -> (8, 8, 3, 3)" in lines
     assert "stage1.0.conv1: (8, 8, 3, 3) -> (8, 4, 3, 3)" in lines and model.stem[0].out_channels == 8
+
+
+def test_an_optimizer_of_another_model_is_refused():
+    model, other = (nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)) for _ in range(2))
+    with pytest.raises(
+        ValueError, match=r"SGD of optimizer= has no parameter of this Sequential.*made of model\.parameters"
+    ):
+        prune_channels(model, (2, 4), optimizer=torch.optim.SGD(other.parameters(), lr=0.1))
+    assert model[0].out_features == 8

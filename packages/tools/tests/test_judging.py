@@ -214,7 +214,7 @@ def test_corrupted_images_are_those_of_the_function(typed: Any) -> None:
         (("runs/a",), "evaluation sets test, again. Name the one to evaluate, such as hocket evaluate runs/a test"),
         (("runs/a", "tset"), "no evaluation set 'tset'; the configuration has test, again"),
         (("runs/a", "test", "again"), "test and again both name data"),
-        (("runs/a", "test", "--metrics", "acuracy"), "Did you mean 'accuracy'?"),
+        (("runs/a", "test", "--metrics", "acuracy"), "Write --metrics accuracy"),
         (("runs/a", "test", "--metrics", "mae"), "'mae' needs numbers as outputs"),
         (("runs/a", "test", "--level", "95"), "level=95.0 is not a probability"),
         (("runs/a", "test", "--corruptions", "rain"), "no corruption 'rain'"),

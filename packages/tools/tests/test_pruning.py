@@ -175,12 +175,12 @@ def test_together_with_distillation():
         ({"interval": "10sp"}, "'10ba' or '1ep'"),
         ({"scope": "all"}, "'layer' or 'model'"),
         ({"keep": "head"}, "keep=\\['head'\\]"),
-        ({"keep": 5}, "keep=\\['5'\\]"),
-        ({"amount": "0.5"}, "amount='0.5', but it is a fraction"),
+        ({"keep": 5}, "keep=\\['…'\\]"),
+        ({"amount": "0.5"}, "Write amount=0.5"),
     ],
 )
 def test_wrong_arguments(arguments, said):
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises((ValueError, TypeError), match=said):
         Pruning(**arguments)
 
 
@@ -199,3 +199,11 @@ def test_a_kept_layer_that_does_not_exist_is_named():
 def test_it_says_that_it_pruned_nothing():
     with pytest.warns(hocket.NoEffectWarning, match="shorter interval="):
         trainer(Pruning(start="10ba", stop="30ba", interval="15ba"), duration="12ba").fit()
+
+
+def test_masks_of_unknown_names_and_weights_with_nan_are_refused():
+    weights = {"w": torch.randn(4), "v": torch.randn(4)}
+    with pytest.raises(ValueError, match=r"kept= for 'u', and weights= has w, v\. Name masks as the weights"):
+        magnitude_masks(weights, 0.5, kept={"u": torch.ones(4, dtype=torch.bool)})
+    with pytest.raises(ValueError, match="NaN in v"):
+        magnitude_masks(weights | {"v": torch.full((4,), torch.nan)}, 0.5)

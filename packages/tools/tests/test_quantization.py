@@ -261,7 +261,7 @@ def nan_network():
 @pytest.mark.parametrize(
     ("model", "to", "calibration", "said"),
     [
-        (linear_network, "int2", None, "'int8', 'int8-static', 'int4'"),
+        (linear_network, "int2", None, "'int8', 'int8-static' or 'int4'"),
         (linear_network, "int8-static", None, "«?calibration="),
         (linear_network, "int8-static", [], "none has two samples"),
         (lambda: nn.Conv2d(1, 4, 3), "int8", None, "int8-static"),
@@ -288,7 +288,9 @@ def test_it_says_what_stays():
     ):
         fake_quantize(nn.Sequential(nn.Linear(64, 64)), "int4", group_size=128)
     for make in (fake_quantize, lambda model, *arguments, **more: QuantizationAwareTraining(*arguments, **more)):
-        with pytest.raises(ValueError, match=r"group_size=7 is not one of \(32, 64, 128\)"):
+        with pytest.raises(
+            ValueError, match=r"group_size=7, which is int; it should be 32, 64 or 128\. Write group_size=32"
+        ):
             make(nn.Linear(64, 64), "int4", group_size=7)
     # The kernels of int4 do not take 4 outputs.
     model, changed = fake_quantize(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 4)), "int4")
@@ -297,9 +299,10 @@ def test_it_says_what_stays():
 
 @pytest.mark.parametrize("to", ["int8", "int8-static"])
 def test_a_model_is_quantized_once(to):
-    model = quantize(linear_network(), to, [torch.randn(4, 64)])
+    calibration = [torch.randn(4, 64)] if to == "int8-static" else None
+    model = quantize(linear_network(), to, calibration)
     with pytest.raises(ValueError, match=r"quantized already\. Give the model that it was made of"):
-        quantize(model, to, [torch.randn(4, 64)])
+        quantize(model, to, calibration)
 
 
 def test_a_comparison_says_broken_outputs_and_refuses_what_it_cannot_measure():
@@ -317,9 +320,11 @@ def test_a_comparison_says_broken_outputs_and_refuses_what_it_cannot_measure():
     with pytest.warns(UserWarning, match=r"broken \(4\)"):
         original, row = compare({"broken": broken}, batches)
     assert (original.nonfinite, row.nonfinite) == (0, 4)
-    with pytest.raises(TypeError, match="list: list"):
+    with pytest.raises(TypeError, match=r"a mapping\. Write models={"):
         compare([model], batches)
-    with pytest.raises(TypeError, match="x: str"):
+    with pytest.raises(TypeError, match=r"models={'x': 'runs/a'}"):
         compare({"x": "runs/a"}, batches)
     with pytest.raises(ValueError, match="'test' has no sample"):
         compare({"x": model}, [])
+    with pytest.raises(ValueError, match=r"named 'original'.*another name, such as 'int8'"):
+        compare({"original": model}, batches)

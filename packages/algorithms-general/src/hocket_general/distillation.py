@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hocket.basics.losses import Loss, classes
 from hocket.data import items
-from hocket.errors import WrongType, WrongValue
+from hocket.errors import CheckpointError, WrongType, WrongValue
 from hocket.hookspecs import Event, hookimpl
 from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.state.span import Span
@@ -63,7 +63,7 @@ def distillation_loss(
     if student_logits.shape != teacher_logits.shape:
         raise WrongValue(
             f"The student's logits have shape {tuple(student_logits.shape)} and the teacher's {tuple(teacher_logits.shape)}: "
-            "both need the same classes, in the same order."
+            "both need the same classes, in the same order. Give a teacher of the student's classes."
         )
     dtype = torch.promote_types(student_logits.dtype, torch.float32)
     student = F.log_softmax(student_logits.to(dtype) / temperature, class_dim)
@@ -145,9 +145,13 @@ class Distillation(Algorithm):
         ignore_index: int | None = None,
     ) -> None:
         _check_temperature("Distillation", temperature)
-        if not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
             raise WrongValue(f"Distillation was given «alpha={alpha!r}»: give the weight of the teacher, from 0 to 1.")
-        if feature_weight < 0 or (alpha == 0 and not (features and feature_weight)):
+        if (
+            feature_weight < 0
+            or (feature_weight != 1 and not features)
+            or (alpha == 0 and not (features and feature_weight))
+        ):
             raise WrongValue(
                 f"Distillation was given «alpha={alpha}» and «feature_weight={feature_weight}», with "
                 f"{'' if features else 'no '}features, and would change nothing, or train away from the teacher. Give positive "
@@ -168,17 +172,12 @@ class Distillation(Algorithm):
                 f"Distillation was given «features={features!r}»: give a list of names that the model and the teacher have, "
                 "such as «features=['layer2']», or a dict of the model's names and the teacher's."
             )
-        self.teacher = teacher
-        self.temperature = temperature
-        self.alpha = alpha
+        self.teacher, self.temperature, self.alpha = teacher, temperature, alpha
         self.features = (
             dict(features or {}) if isinstance(features, Mapping | None) else dict(zip(features, features, strict=True))
         )
-        self.feature_weight = feature_weight
-        self.weights = weights
-        self.output_key = output_key
-        self.class_dim = class_dim
-        self.ignore_index = ignore_index
+        self.feature_weight, self.weights, self.output_key = feature_weight, weights, output_key
+        self.class_dim, self.ignore_index = class_dim, ignore_index
         self._ignored = -100
         #: The first targets, until they are checked.
         self._first: Any = None
@@ -248,11 +247,17 @@ class Distillation(Algorithm):
         if weights is not None:
             from hocket.checkpoints import load_weights, read_weights
 
-            load_weights(module, read_weights(weights))
-        for name in self.features:
+            try:
+                load_weights(module, read_weights(weights))
+            except CheckpointError as error:
+                misfits = " ".join(str(error).partition("\nPass ")[0].split())
+                raise CheckpointError(f"{misfits}. Give Distillation weights of its teacher's architecture.") from error
+        plain = {name: each for name, each in module.named_parameters() if type(each) is nn.Parameter}
+        if broken := [name for name, each in plain.items() if each.itemsize > 1 and each.isnan().any()]:
+            raise WrongValue(f"The teacher of Distillation has NaN in {', '.join(broken[:3])}. Load earlier weights.")
+        for name, taught in self.features.items():
             _module_named(state.model, name, "model")
-        for name in self.features.values():
-            _module_named(module, name, "teacher")
+            _module_named(module, taught, "teacher")
         self._module = state.bus.convert_module(module.to(state.device)).eval()
         self._predict = self._module
         if isinstance(state.task, SupervisedTask) and not isinstance(self._module, Task):
@@ -294,8 +299,17 @@ class Distillation(Algorithm):
         if not self._checked and isinstance(task := state.task, SupervisedTask) and task.loss_function is not None:
             self._first = task.targets_of(state.batch)
         self._targets = self._index_targets(state)  # now, because others may replace targets while the loss is computed
-        with torch.no_grad(), state.bus.forward_context():
-            outputs = self._predict(state.batch)
+        try:
+            with torch.no_grad(), state.bus.forward_context():
+                outputs = self._predict(state.batch)
+        except Exception as error:
+            if not isinstance(error, torch.OutOfMemoryError):
+                error.add_note("Distillation called its teacher with the model's inputs. Give one that takes these.")
+            raise
+        if self.output_key is not None and isinstance(outputs, Tensor) and isinstance(state.outputs, Tensor):
+            raise WrongValue(
+                f"Distillation got «output_key={self.output_key!r}» for models that return tensors. Omit it."
+            )
         self._seen, self._logits = True, _logits(outputs, self.output_key, "teacher") if self.alpha else None
 
     # --- features
@@ -379,20 +393,17 @@ class Distillation(Algorithm):
         return targets
 
     def _class_dim(self, task: Task, logits: Tensor, targets: Tensor | None) -> int:
-        if self.class_dim is not None:
-            return self.class_dim
-        shape = logits.shape
-        dim = _class_dim(task, shape, targets) if len(shape) > 2 else 1
+        shape, dim = logits.shape, self.class_dim
+        if dim is None:
+            dim = _class_dim(task, shape, targets) if len(shape) > 2 else 1
         if dim is None:
             raise WrongValue(
                 f"Distillation cannot tell which dimension of the logits, of shape {tuple(shape)}, has the classes. Write "
                 "«class_dim=-1» if it is the last one, as in language models, or «class_dim=1» for (N, classes, ...)."
             )
-        if len(shape) < 2 or shape[dim] < 2:
-            raise WrongValue(
-                f"Distillation compares probabilities of classes, and the logits have shape {tuple(shape)}, which is no batch "
-                "of two or more classes. Say where the classes are with class_dim=."
-            )
+        if len(shape) < 2 or not -len(shape) <= dim < len(shape) or shape[dim] < 2:
+            where = f"logits of shape {tuple(shape)} do not have two or more classes in dimension {dim} (class_dim=)"
+            raise WrongValue(_not_classes(where))
         return dim
 
 

@@ -3,21 +3,112 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from torch import Tensor, nn
 
+from hocket.basics.specification import literal
 from hocket.errors import WrongType, WrongValue
+from hocket.help.arguments import understood
+from hocket.help.names import closest
+from hocket.help.ours import is_ours
+from hocket.plugins import signatures
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def check_trainer(trainer: object, call: str) -> None:
-    """Raise WrongType for something else than a Trainer, such as its model."""
-    from hocket.run.trainer import Trainer
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a public function: refuse arguments that do not fit its annotations, and say what to write.
 
-    if not isinstance(trainer, Trainer):
-        raise WrongType(
-            f"{call}({type(trainer).__name__}, …): a {type(trainer).__name__} is not a Trainer, which has model and data. "
-            f"Write {call}(hocket.Trainer(model, …), …)."
+    Raises ValueError for a text that is not one of a Literal's, and TypeError for other values.
+    """
+    signature = inspect.signature(function)
+    who = function.__qualname__.removesuffix(".__init__")
+
+    @functools.cache
+    def hints() -> Mapping[str, Any]:
+        from hocket.run.trainer import Trainer
+
+        return signatures.hints(function, {"Trainer": Trainer, "Tensor": Tensor})
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
+            if name in hints() and not _fits(value, hints()[name]):
+                raise _refusal(who, signature.parameters[name], value, hints()[name])
+        return function(*args, **kwargs)
+
+    return understood(call)
+
+
+def _fits(value: object, hint: object) -> bool:
+    """Whether a value fits an annotation, where no plain value stands for an object of a class."""
+    return any(_is(value, member) for member in signatures.members(hint))
+
+
+def _is(value: Any, hint: object) -> bool:
+    cls, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if isinstance(value, Mapping) and cls in signatures.MAPPINGS:
+        return not inner or all(_fits(key, inner[0]) and _fits(item, inner[1]) for key, item in value.items())
+    if isinstance(value, list | tuple) and cls in signatures.SEQUENCES:
+        kinds = signatures.item_hints(hint, len(value))
+        return kinds is not None and all(map(_fits, value, kinds))
+    if cls in signatures.SEQUENCES and hasattr(value, "__array__"):
+        return True
+    exact = isinstance(cls, type) and cls not in (float, Any, object)
+    return signatures.fits(value, hint) and (not exact or isinstance(value, cls))  # type: ignore[arg-type]
+
+
+def _refusal(who: str, parameter: inspect.Parameter, value: object, hint: object) -> WrongType | WrongValue:
+    from hocket_cli.annotations import described
+
+    name, kind, shown = parameter.name, type(value).__name__, repr(value)
+    given = f"«{name}={shown}», which is {kind}" if len(shown) < 80 and "\n" not in shown else f"{kind} as {name}"
+    allowed = described(hint).replace("true or false", "«True» or «False»").replace(" or null", " or «None»")
+    choices = [each for one in signatures.members(hint) if typing.get_origin(one) is Literal for each in one.__args__]
+    if choices:
+        near = closest(value, map(str, choices))
+        write = repr(next((each for each in choices if str(each) == near), choices[0]))
+    else:
+        fitting = (repr(each) for each in _meant(value) if _fits(each, hint))
+        write = next(
+            fitting, _example(hint) if parameter.default in (None, (), parameter.empty) else repr(parameter.default)
         )
+    error = WrongValue if type(value) in map(type, choices) else WrongType
+    return error(f"{who} was given {given}; it should be {allowed}. Write «{name}={write}».", about=name)
+
+
+def _meant(value: object) -> Iterator[object]:
+    """Yield what somebody may have meant by a value: text that is a number, one item of a list, and both in a mapping."""
+    meant = literal(value.strip()) if isinstance(value, str) else value
+    yield from (meant, [value], [meant])
+    if isinstance(value, Mapping):
+        yield from (dict(zip(value, items, strict=True)) for items in zip(*map(_meant, value.values()), strict=False))
+
+
+def _example(hint: object) -> str:
+    """Return the source of a value that fits an annotation."""
+    member = signatures.members(hint)[0]
+    cls, parts = (
+        typing.get_origin(member) or member,
+        [_example(each) for each in typing.get_args(member) if each is not ...],
+    )
+    if cls in signatures.MAPPINGS:
+        return f"{{{': '.join(parts)}}}"
+    if cls in signatures.SEQUENCES:
+        return f"[{', '.join(parts)}]"
+    package = f"{cls.__module__.partition('.')[0]}." if is_ours(getattr(cls, "__module__", "")) else ""
+    return _EXAMPLES.get(cls, f"{package}{getattr(cls, '__name__', '')}(…)")
+
+
+_EXAMPLES: dict[object, str] = {
+    int: "1", float: "0.5", bool: "False", str: "'…'", Any: "…", Tensor: "torch.ones(2)", nn.Module: "torch.nn.Linear(4, 2)",
+}  # fmt: skip
 
 
 def check_effect(args: argparse.Namespace, needed: bool, without: str, **defaults: object) -> None:

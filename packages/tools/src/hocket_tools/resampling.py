@@ -8,6 +8,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
 
 from hocket.errors import WrongValue
+from hocket_tools.arguments import checked
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 Method = Literal["bca", "percentile"]
-METHODS: tuple[Method, ...] = ("bca", "percentile")
 #: Numbers in one block of resamples, and the groups of samples that the jackknife of a large set omits one by one.
 _BLOCK, _GROUPS = 4_000_000, 1000
 #: The fewest samples of an interval: resamples of fewer vary much less than sets of the population.
@@ -68,6 +68,7 @@ class Estimate:
     note: str = ""
 
 
+@checked
 def bootstrap(
     statistic: Statistic, *, level: float = 0.95, resamples: int = 2000, method: Method = "bca", seed: int = 0
 ) -> Estimate:
@@ -132,8 +133,6 @@ def check(level: float, resamples: int, method: str, seed: int = 0) -> None:
         raise WrongValue(f"«resamples={resamples}» is too few for an interval. Give 100 or more, such as 2000.")
     if seed < 0:
         raise WrongValue(f"«seed={seed}» is not a seed. Write 0 or more.")
-    if method not in METHODS:
-        raise WrongValue(f"«method={method!r}» is not a method of intervals. Write one of {', '.join(METHODS)}.")
 
 
 def resampled(counts: Integers, resamples: int, generator: np.random.Generator) -> Iterator[Floats]:

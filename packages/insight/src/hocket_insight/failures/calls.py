@@ -38,12 +38,12 @@ def explanation(
 ) -> str:
     """Return what is wrong with a call and what to write, or empty if it is not known."""
     owner, _, method = function.__qualname__.rpartition(".")
-    what = owner if method == "__init__" else f"{owner}.{method}"
+    what = owner if method == "__init__" else f"{owner}.{method}".removeprefix(".")
     known = _named_parameters(signature)
     if unknown := [name for name in kwargs if name not in known]:
         return " ".join(_unknown(what, known, name, kwargs[name]) for name in unknown)
     positional = [name for name, each in known.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
-    given = args[1:]  # without self
+    given = args[1:] if owner else args  # without self
     if len(given) > len(positional):
         by_name = " Give the others by name."
         roles: dict[str, object] = {}
@@ -51,7 +51,7 @@ def explanation(
             roles.setdefault(_role(each), each)
         if text := names.listed(method, "attributes", owner):
             write, by_name = text, ""
-        elif any(isinstance(each, torch.nn.Module) for each in given) and "model" not in known:
+        elif owner and any(isinstance(each, torch.nn.Module) for each in given) and "model" not in known:
             write = f"trainer.{method}(data): the Trainer has its model already"
             write = write if "data" in known else "hocket.Runtime(device='cpu'), and then model = runtime.setup(model)"
         else:

@@ -21,9 +21,9 @@ from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning
-from hocket_tools.arguments import check_weights
+from hocket_tools.arguments import check_weights, checked
 from hocket_tools.compression.libraries import torch_pruning
-from hocket_tools.compression.model_inputs import Inputs, as_inputs, on_device_of
+from hocket_tools.compression.model_inputs import Inputs, as_inputs, leaves, on_device_of
 from hocket_tools.compression.pruning import PRUNED, check_keep
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class PrunedLayer:
         return f"{self.name}: {self.before} -> {self.after}"
 
 
+@checked
 def prune_channels(
     model: nn.Module,
     example: Any,
@@ -94,16 +95,29 @@ def prune_channels(
         >>> model[0].out_channels, model[1:](torch.randn(2, 8, 8, 8)).shape
         (8, torch.Size([2, 4, 6, 6]))
     """
-    _check(amount, round_to, keep)
+    _check(amount, round_to)
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise WrongType("The model is wrapped in DistributedDataParallel. Prune it before it is wrapped.")
     check_weights(model)
     check_keep("channel-pruning", keep, [name for name, _ in model.named_modules() if name] or [""])
     inputs = on_device_of(model, as_inputs(example))
+    held = {id(each) for group in (optimizer.param_groups if optimizer else ()) for each in group["params"]}
+    if optimizer and held.isdisjoint(map(id, model.parameters())):
+        raise WrongValue(
+            f"The {type(optimizer).__name__} of «optimizer=» has no parameter of this {type(model).__name__}: it is that of "
+            "another model, or of a copy. Pass the optimizer that was made of model.parameters(), or omit it."
+        )
+    try:
+        expected = _output_shapes(model, inputs)
+    except Exception as error:
+        raise WrongValue(
+            f"{type(model).__name__} cannot compute «example=», inputs of shapes "
+            f"{[tuple(each.shape) for each in leaves(inputs)]}: {error}. Give inputs that the model takes."
+        ) from error
     kept = _kept_elements(model, inputs, amount, keep, round_to)
     trial = copy.deepcopy(model)
     kept.apply(trial)
-    _compare_outputs(model, trial, inputs)
+    _compare_outputs(model, trial, inputs, expected)
     before = {name: _shape(each) for name, each in model.named_modules() if isinstance(each, PRUNED)}
     states = {} if optimizer is None else kept.states(model, optimizer)
     kept.apply(model)
@@ -198,8 +212,8 @@ def _kept_elements(model: nn.Module, inputs: Inputs, amount: float, keep: Sequen
         groups = list(pruner.step(interactive=True))
     except Exception as error:
         raise WrongValue(
-            f"torch-pruning cannot follow the layers of {type(model).__name__}: {type(error).__name__}: {error}. Check that "
-            "the model computes example=, or name the layers that it cannot prune in keep=."
+            f"torch-pruning cannot follow the layers of {type(model).__name__}: {type(error).__name__}: {error}. Name "
+            "the layers that it cannot prune in keep=."
         ) from error
     shapes = {name: tensor.shape for name, tensor in _tensors(copied)}
     with torch.no_grad():
@@ -265,22 +279,21 @@ def _node_shape(tensor: Tensor) -> tuple[int, ...]:
     return tuple(torch.autograd.graph.get_gradient_edge(tensor).node._input_metadata[0].shape)
 
 
-def _compare_outputs(model: nn.Module, pruned: nn.Module, inputs: Inputs) -> None:
-    """Raise ValueError unless the pruned copy computes outputs of the same shapes."""
-
-    def shapes(module: nn.Module) -> list[Any]:
-        modes = {each: each.training for each in module.modules()}
-        try:
-            with torch.no_grad():
-                outputs = module.eval()(*inputs.args, **inputs.kwargs)
-        finally:
-            for each, mode in modes.items():
-                each.training = mode
-        return [tuple(leaf.shape) for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
-
-    expected = shapes(model)
+def _output_shapes(model: nn.Module, inputs: Inputs) -> list[tuple[int, ...]]:
+    modes = {each: each.training for each in model.modules()}
     try:
-        found: Any = shapes(pruned)
+        with torch.no_grad():
+            outputs = model.eval()(*inputs.args, **inputs.kwargs)
+    finally:
+        for each, mode in modes.items():
+            each.training = mode
+    return [tuple(leaf.shape) for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+
+
+def _compare_outputs(model: nn.Module, pruned: nn.Module, inputs: Inputs, expected: list[tuple[int, ...]]) -> None:
+    """Raise ValueError unless the pruned copy computes outputs of the same shapes."""
+    try:
+        found: Any = _output_shapes(pruned, inputs)
     except Exception as error:
         found = f"an error, {str(error).partition(chr(10))[0]},"
     if found != expected:
@@ -291,15 +304,13 @@ def _compare_outputs(model: nn.Module, pruned: nn.Module, inputs: Inputs) -> Non
         )
 
 
-def _check(amount: float, round_to: int, keep: Sequence[str]) -> None:
-    if not isinstance(amount, int | float) or not 0 < amount < 1:
+def _check(amount: float, round_to: int) -> None:
+    if not 0 < amount < 1:
         raise WrongValue(
             f"«amount={amount!r}» is no fraction of the channels to remove. Give one in (0, 1), such as 0.5."
         )
-    if not isinstance(round_to, int) or round_to < 1:
+    if round_to < 1:
         raise WrongValue(f"«round_to={round_to!r}» is no number of channels. Give 1, or 8 for tensor cores.")
-    if not isinstance(keep, list | tuple):
-        raise WrongType(f"«keep={keep!r}» is {type(keep).__name__}. Give a list of patterns: «keep=['{keep}']».")
 
 
 class ChannelPruning(Algorithm):
@@ -332,8 +343,9 @@ class ChannelPruning(Algorithm):
     phase = Phase.MODEL
     before = ("quantization-aware-training", "blurpool", "weight-standardization", "squeeze-excite")
 
+    @checked
     def __init__(self, example: Any, amount: float = 0.5, keep: Sequence[str] = (), round_to: int = 1) -> None:
-        _check(amount, round_to, keep)
+        _check(amount, round_to)
         as_inputs(example)
         self.example, self.amount, self.keep, self.round_to = example, amount, tuple(keep), round_to
 

@@ -19,12 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
 from hocket.data import batches as nested
 from hocket.data.source import one_epoch
-from hocket.errors import WrongType, WrongValue
+from hocket.errors import WrongValue
 from hocket.help import warn
+from hocket.help.raised import raised
 from hocket.state.task import Task
+from hocket_tools.arguments import checked
 from hocket_tools.beside import beside, noted
 from hocket_tools.compression.model_inputs import Inputs, inputs_of_batches
 from hocket_tools.judging.recording import nonfinite
@@ -67,6 +70,7 @@ class Row:
     nonfinite: int = 0
 
 
+@checked
 def compare_compressed(
     trainer: Trainer,
     models: Mapping[str, nn.Module],
@@ -112,9 +116,11 @@ def compare_compressed(
         >>> [row.name for row in rows], rows[1].bytes < rows[0].bytes
         (['original', 'int8'], True)
     """
-    named = models if isinstance(models, Mapping) else {type(models).__name__: models}
-    if wrong := [f"{key}: {type(model).__name__}" for key, model in named.items() if not isinstance(model, nn.Module)]:
-        raise WrongType(f"«models=» has {wrong[0]}. Give models by name, such as {{'int8': quantize(model, 'int8')}}.")
+    if ORIGINAL in models:
+        raise WrongValue(
+            "compare_compressed was given a model that is named 'original', as the row of the trainer's own model is. Give it "
+            "another name, such as 'int8'."
+        )
     state = trainer.state
     if state.strategy.world_size > 1:
         raise WrongValue("Models are compared in one process. Make the Trainer without «devices=» and a launcher.")
@@ -126,7 +132,19 @@ def compare_compressed(
         raise WrongValue(f"The evaluation set '{label}' has no sample to compare models on. Pass one with samples.")
     measured = {}
     for number, (key, model) in enumerate(every.items(), 1):
-        measured[key] = _outputs(state.task, model, batches)
+        try:
+            measured[key] = _outputs(state.task, model, batches)
+        except Exception as error:
+            advice = "Give models that take what the trainer's model takes."
+            raise WrongValue(raised(f"compare_compressed with the model {key!r}", error, advice)) from error
+        shapes, expected = (
+            [each.shape for each in tree_leaves(measured[name]) if isinstance(each, Tensor)] for name in (key, ORIGINAL)
+        )
+        if shapes != expected:
+            raise WrongValue(
+                f"The model {key!r} has outputs of shapes {[*map(tuple, shapes)]}, and the trainer's model of "
+                f"{[*map(tuple, expected)]}. Give models with the same outputs."
+            )
         progress("evaluating models", number, len(every))
     joined = nested.join(batches)
     broken = {key: int(nonfinite(outputs, nested.count(joined).samples).sum()) for key, outputs in measured.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from hocket.errors import WrongValue
 from hocket.hookspecs import Event, hookimpl
 from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.hookspecs.needs import Need
+from hocket_tools.arguments import checked
 
 if TYPE_CHECKING:
     from hocket.state.state import State
@@ -41,6 +42,7 @@ def cubic_amount(amount: float, progress: float, initial: float = 0.0) -> float:
     return 0.0 if progress < 0 else amount + (initial - amount) * (1 - min(progress, 1.0)) ** 3
 
 
+@checked
 def magnitude_masks(
     weights: Mapping[str, Tensor], amount: float, scope: Scope = "layer", kept: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
@@ -61,13 +63,19 @@ def magnitude_masks(
         {'w': tensor([ True, False, False,  True])}
     """
     _check_amount("magnitude_masks", amount)
-    if scope not in get_args(Scope):
-        raise WrongValue(f"«scope={scope!r}» is neither 'layer' nor 'model'. Give «scope='layer'».")
+    if unknown := (kept or {}).keys() - weights.keys():
+        raise WrongValue(
+            f"magnitude_masks was given kept= for {min(unknown)!r}, and weights= has {', '.join(weights)}. Name masks "
+            "as the weights."
+        )
+    if broken := [name for name, weight in weights.items() if weight.isnan().any()]:
+        raise WrongValue(
+            f"magnitude_masks was given NaN in {', '.join(broken[:3])}, and NaN has no magnitude. Load earlier weights."
+        )
     with torch.no_grad():
         sizes = {name: weight.detach().abs().float().flatten() for name, weight in weights.items()}
         for name, mask in (kept or {}).items():
-            if name in sizes:
-                sizes[name] = sizes[name].masked_fill(~mask.flatten(), -1.0)  # below every magnitude
+            sizes[name] = sizes[name].masked_fill(~mask.flatten(), -1.0)  # below every magnitude
         groups = [list(sizes)] if scope == "model" and sizes else [[name] for name in sizes]
         masks: dict[str, Tensor] = {}
         for names in groups:
@@ -117,6 +125,7 @@ class Pruning(Algorithm):
     phase = Phase.OPTIMIZER
     needs = Need.FULL_PARAMETERS
 
+    @checked
     def __init__(
         self,
         amount: float = 0.5,
@@ -139,10 +148,6 @@ class Pruning(Algorithm):
         self.interval = Time.parse(interval)
         if self.interval.unit not in (Unit.BATCH, Unit.EPOCH) or self.interval.value < 1:
             raise WrongValue(f"Pruning was given «interval='{interval}'». Give batches or epochs: '10ba' or '1ep'.")
-        if scope not in get_args(Scope):
-            raise WrongValue(f"Pruning was given «scope={scope!r}». Give 'layer' or 'model'.")
-        if not isinstance(keep, list | tuple):
-            raise WrongValue(f"Pruning was given «keep={keep!r}». Give a list of patterns: «keep=['{keep}']».")
         self.amount, self.scope, self.keep = amount, scope, tuple(keep)
         self._due = Interval(self.interval)
         #: By the names of the model's parameters; empty before the first pruning.
@@ -158,6 +163,10 @@ class Pruning(Algorithm):
         if event is Event.BEFORE_LOAD:
             layers = [name for name, module in state.model.named_modules() if isinstance(module, PRUNED)]
             check_keep("Pruning", self.keep, layers)
+            if any(isinstance(each.obj, Pruning) and each.obj is not self for each in state.bus.attachments):
+                raise WrongValue(
+                    "The run has two Pruning algorithms, and one would undo the other's. Give it one of them."
+                )
             if not _weights(state.model, self.keep):
                 raise WrongValue(
                     f"Pruning found no linear layer and no convolution to prune in {type(state.model).__name__}, besides "
@@ -279,7 +288,7 @@ def check_keep(who: str, keep: Sequence[str], layers: Sequence[str]) -> None:
 
 
 def _check_amount(who: str, amount: float) -> None:
-    if not isinstance(amount, int | float) or not 0 <= amount < 1:
+    if not 0 <= amount < 1:
         raise WrongValue(
             f"{who} was given «amount={amount!r}», but it is a fraction of the weights: give one in [0, 1), such as 0.5."
         )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from hocket.errors import WrongValue
 from hocket.help import warn
-from hocket_tools.arguments import check_weights
+from hocket_tools.arguments import check_weights, checked
 from hocket_tools.compression.libraries import torchao
 from hocket_tools.compression.model_inputs import as_inputs, on_device_of
 
@@ -20,12 +20,13 @@ Kind = Literal["int8", "int8-static", "int4"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 #: Numbers of input features that torchao's int4 kernels take as a group.
-_GROUPS = (32, 64, 128)
+GroupSize = Literal[32, 64, 128]
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
+@checked
 def quantize(
-    model: nn.Module, to: Kind = "int8-static", calibration: Iterable[Any] | None = None, *, group_size: int = 32
+    model: nn.Module, to: Kind = "int8-static", calibration: Iterable[Any] | None = None, *, group_size: GroupSize = 32
 ) -> nn.Module:
     """Return a quantized copy of ``model`` in eval mode, for inference; ``model`` is not changed.
 
@@ -56,6 +57,11 @@ def quantize(
         >>> bool((small(x) - model(x)).abs().max() < 0.05)
         True
     """
+    if isinstance(calibration, Tensor | Mapping) or (calibration is not None and to != "int8-static"):
+        raise WrongValue(
+            f"quantize was given a {type(calibration).__name__} as «calibration=» and «to={to!r}». Calibration is a list of "
+            "batches, «calibration=[inputs]», for «to='int8-static'» only; omit it for others."
+        )
     check(model, to, calibrated=calibration is not None, group_size=group_size)
     from hocket_tools.compression.quantization_aware_training import without_fake_quantization
 
@@ -85,7 +91,6 @@ def quantize(
 
 def check(model: nn.Module, to: str, *, calibrated: bool, group_size: int = 32) -> None:
     """Raise ValueError if `quantize` cannot do this, before any work."""
-    check_kind(to, group_size)
     from hocket_tools.compression.static_int8 import StaticInt8
 
     parameters = dict(model.named_parameters())
@@ -100,31 +105,26 @@ def check(model: nn.Module, to: str, *, calibrated: bool, group_size: int = 32) 
             f"{to} has kernels for CPUs here, and {type(model).__name__} is on {', '.join(sorted(devices))}. Move it by "
             "model.cpu() first, or quantize to 'int8'."
         )
+    linears = list(_linears(model).values())
+    convolutions = any(isinstance(module, _CONVOLUTIONS) for module in model.modules())
     if to == "int8-static":
         if not calibrated:
             raise WrongValue(
                 "int8-static takes the ranges of activations from inputs, and got none. Give «calibration=», a list of a few "
                 "batches of inputs from the training data; or quantize to 'int8', which needs none."
             )
-        if not _linears(model) and not any(isinstance(module, _CONVOLUTIONS) for module in model.modules()):
-            raise WrongValue(f"{type(model).__name__} has no Linear and no convolution, so nothing would be quantized.")
+        if not linears and not convolutions:
+            raise WrongValue(
+                f"{type(model).__name__} has no Linear and no convolution, so nothing would be quantized. Give one that has."
+            )
         return
-    linears = list(_linears(model).values())
     if not linears:
         raise WrongValue(
-            f"{to} quantizes the weights of torch.nn.Linear, and {type(model).__name__} has none. Quantize to 'int8-static', "
-            "which is for convolutions too."
+            f"{to} quantizes the weights of torch.nn.Linear, and {type(model).__name__} has none. Quantize "
+            + ("to 'int8-static', which is for convolutions too." if convolutions else "a model with linear layers.")
         )
     if to == "int4" and (obstacles := [misfits_int4(each, group_size) for each in linears]) and all(obstacles):
         raise WrongValue(f"int4 fits no Linear of {type(model).__name__}: {obstacles[0]}. Quantize to 'int8'.")
-
-
-def check_kind(to: str, group_size: int) -> None:
-    """Raise ValueError for an unknown kind, or a size of groups that the int4 kernels do not take."""
-    if to not in KINDS:
-        raise WrongValue(f"«to={to!r}» is no kind of quantization. Give one of {', '.join(map(repr, KINDS))}.")
-    if group_size not in _GROUPS:
-        raise WrongValue(f"«group_size={group_size}» is not one of {_GROUPS}. Give «group_size=32».")
 
 
 def _linears(model: nn.Module) -> dict[str, nn.Linear]:

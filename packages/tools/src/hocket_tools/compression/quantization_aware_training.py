@@ -26,8 +26,9 @@ from hocket.surgery import (
     replace_modules,
     why_no_effect,
 )
+from hocket_tools.arguments import checked
 from hocket_tools.compression.libraries import torchao
-from hocket_tools.compression.quantization import Kind, check_kind, misfits_int4
+from hocket_tools.compression.quantization import GroupSize, Kind, misfits_int4
 
 if TYPE_CHECKING:
     from hocket.state.state import State
@@ -143,8 +144,9 @@ def _policies(model: nn.Module, to: Kind, group_size: int) -> Policies:
     return {nn.Module: Policy(lambda old, index: _build(old, to, group_size), wants)}
 
 
+@checked
 def fake_quantize(
-    model: nn.Module, to: Kind = "int8-static", *, group_size: int = 32
+    model: nn.Module, to: Kind = "int8-static", *, group_size: GroupSize = 32
 ) -> tuple[nn.Module, list[Replacement]]:
     """Replace layers of ``model`` by ones that round as the quantized model will, in place; the parameters stay the same.
 
@@ -167,7 +169,6 @@ def fake_quantize(
         >>> str(changed[0])
         '0: Conv2d -> FakeQuantizedConv2d'
     """
-    check_kind(to, group_size)
     replacements = replace_modules(model, _policies(model, to, group_size))
     if not replacements:
         layers = "Linear, Conv1d or Conv2d" if to == "int8-static" else "Linear"
@@ -221,8 +222,8 @@ class QuantizationAwareTraining(Algorithm):
     phase = Phase.PRECISION  # after surgery that replaces layers by its own
     conflicts = ("weight-standardization",)
 
-    def __init__(self, to: Kind = "int8-static", group_size: int = 32) -> None:
-        check_kind(to, group_size)
+    @checked
+    def __init__(self, to: Kind = "int8-static", group_size: GroupSize = 32) -> None:
         self.to, self.group_size = to, group_size
 
     def apply(self, event: Event, state: State) -> None:

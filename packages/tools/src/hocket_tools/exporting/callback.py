@@ -14,6 +14,7 @@ from hocket.hookspecs.callback import Callback
 from hocket.loop.predict import predict
 from hocket.state.interval_due import Due
 from hocket.state.state import State
+from hocket_tools.arguments import checked
 from hocket_tools.exporting.axes import Dynamic
 from hocket_tools.exporting.exporter import check_folder, export_state
 from hocket_tools.exporting.preparing import Options, prepare
@@ -49,6 +50,7 @@ class Export(Callback):
         True
     """
 
+    @checked
     def __init__(
         self,
         to: str = "torch-export",

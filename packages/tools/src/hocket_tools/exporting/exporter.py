@@ -18,13 +18,21 @@ from hocket.basics.run_files import CONFIG, MARK, content, strict
 from hocket.errors import ExistingFile
 from hocket.loop.agreement import ranks_of
 from hocket.state.state import State
-from hocket_tools.arguments import check_trainer
+from hocket_tools import arguments
 from hocket_tools.exporting import manifest
 from hocket_tools.exporting.axes import Dynamic
 from hocket_tools.exporting.formats import Format, Subject
 from hocket_tools.exporting.observing import Predict
 from hocket_tools.exporting.preparing import Facts, Options, prepare
-from hocket_tools.exporting.verification import TOLERANCE, Comparison, ExportDiffers, Sample, compare
+from hocket_tools.exporting.verification import (
+    RANDOM,
+    TOLERANCE,
+    Comparison,
+    ExportDiffers,
+    Sample,
+    compare,
+    is_repeatable,
+)
 from hocket_tools.writable import check_writable, exchanged, writing
 
 if TYPE_CHECKING:
@@ -55,6 +63,7 @@ class Exported:
         return max(self.comparisons, key=lambda comparison: comparison.difference)
 
 
+@arguments.checked
 def export(
     trainer: Trainer,
     to: str = "torch-export",
@@ -108,7 +117,6 @@ def export_trainer(
     trainer: Trainer, options: Options, out: str | Path | None = None, data: Iterable[Any] | None = None
 ) -> Exported:
     """Implement `export`."""
-    check_trainer(trainer, "export")
     state = trainer.state
     if data is None:
         trainer._data.make("eval", running=trainer._running)
@@ -163,7 +171,8 @@ def written(
         try:
             comparisons = compare(format.load(subject, temporary), verified, subject.axes)
         except ExportDiffers as error:
-            raise ExportDiffers(f"{error} Nothing was left in {folder}.") from error
+            cause = "" if is_repeatable(subject.model, verified) else f" {RANDOM}"
+            raise ExportDiffers(f"{error}{cause} Nothing was left in {folder}.") from error
         description = describe(subject, verified, options, facts)
         with writing(folder):
             _write(temporary / MANIFEST, description)

@@ -12,6 +12,7 @@ from torch import Tensor
 from hocket.errors import NotFinite
 from hocket_tools.exporting.axes import Axes
 from hocket_tools.exporting.formats import Run
+from hocket_tools.exporting.portable import PortableModel
 
 #: The largest difference that is allowed, of outputs up to 1; of larger ones it is relative to the largest.
 TOLERANCE = 1e-4
@@ -81,6 +82,18 @@ def compare(run: Run, samples: Sequence[Sample], axes: Axes) -> list[Comparison]
             f"The exported model does not compute what the run predicts: {worst}, and {TOLERANCE:g} is allowed."
         )
     return comparisons
+
+
+RANDOM = (
+    "The model itself returns other outputs when it is called twice: look for dropout or random numbers that are not for "
+    "training only, such as functional.dropout without «training=self.training»."
+)
+
+
+def is_repeatable(model: PortableModel, samples: Sequence[Sample]) -> bool:
+    """Whether a model computes the same for a batch twice, as one with dropout in eval mode does not."""
+    one, other = (model.outputs(samples[-1].inputs) for _ in range(2))
+    return all(difference(one[name], other[name]) <= TOLERANCE * max(_largest(one[name]), 1.0) for name in one)
 
 
 def check_finite(samples: Sequence[Sample], outputs: Collection[str]) -> None:

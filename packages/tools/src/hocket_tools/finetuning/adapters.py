@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -15,7 +15,8 @@ from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.state.component import Component
 from hocket.state.state import State
 from hocket.surgery import Replacement
-from hocket_tools.finetuning.norms import check_batch_norm, norms_of, said
+from hocket_tools.arguments import checked
+from hocket_tools.finetuning.norms import norms_of, said
 
 
 class Adapters(Algorithm):
@@ -55,8 +56,8 @@ class Adapters(Algorithm):
     events = {Event.INIT, Event.FIT_START}
     phase = Phase.MODEL
 
-    def __init__(self, peft: Any, batch_norm: str = "eval") -> None:
-        check_batch_norm(batch_norm)
+    @checked
+    def __init__(self, peft: Any, batch_norm: Literal["eval", "train"] = "eval") -> None:
         self.peft = peft
         self.batch_norm = batch_norm
         self._frozen_norms: list[str] = []
@@ -108,6 +109,7 @@ class Adapters(Algorithm):
         return [_nlp().AdapterSettings(self._configurations)]
 
 
+@checked
 def merge_adapters(model: nn.Module) -> nn.Module:
     """Merge the adapters of a model into its weights, and return the model without them, which computes the same.
 

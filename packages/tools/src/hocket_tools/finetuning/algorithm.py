@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -23,7 +23,8 @@ from hocket.state.span import Span
 from hocket.state.state import State
 from hocket.state.task import Task
 from hocket.surgery import NoEffectWarning
-from hocket_tools.finetuning.norms import check_batch_norm, norms_of, said
+from hocket_tools.arguments import checked
+from hocket_tools.finetuning.norms import norms_of, said
 from hocket_tools.finetuning.rates import StageRates
 from hocket_tools.finetuning.stages import read_stages, trains
 
@@ -71,9 +72,9 @@ class Finetuning(Algorithm):
     conflicts = ("layer-freezing",)
     needs = Need.SEVERAL_STEPS  # steps in which some parameters have no gradients
 
-    def __init__(self, stages: Sequence[Mapping[str, Any]], batch_norm: str = "eval") -> None:
+    @checked
+    def __init__(self, stages: Sequence[Mapping[str, Any]], batch_norm: Literal["eval", "train"] = "eval") -> None:
         self.stages = read_stages(stages)
-        check_batch_norm(batch_norm)
         self.batch_norm = batch_norm
         self._rates: StageRates | None = None
         #: The numbers of the stages that have begun, as applied; None before the first batch of a fit.

@@ -7,23 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hocket.basics.plugin_errors import PluginConfigError
-
 
 def norms_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield the modules with running statistics by name."""
     for name, module in model.named_modules():
         if isinstance(getattr(module, "running_mean", None), Tensor):
             yield name, module
-
-
-def check_batch_norm(given: object) -> None:
-    """Raise PluginConfigError for another value of ``batch_norm=`` than those that exist."""
-    if given not in ("eval", "train"):
-        raise PluginConfigError(
-            f"«batch_norm={given!r}» is neither 'eval', which keeps the statistics of frozen norms, nor 'train', which updates "
-            "them."
-        )
 
 
 def said(number: int, batch_norm: str) -> str:

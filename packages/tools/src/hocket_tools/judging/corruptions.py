@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongValue
+from hocket_tools.arguments import checked
 from hocket_tools.judging.corruption_kinds import blur, digital, noise, weather
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ SEVERITIES = (1, 2, 3, 4, 5)
 _SMALL = 64
 
 
+@checked
 def corrupt(images: Tensor, kind: str, severity: int, *, seed: int = 0, places: Sequence[int] | None = None) -> Tensor:
     """Return corrupted copies of images, as robustness is measured on (arXiv:1903.12261).
 
@@ -110,7 +112,14 @@ def corrupt(images: Tensor, kind: str, severity: int, *, seed: int = 0, places: 
         raise WrongValue(f"«seed={seed}» is not a seed. Write 0 or more.")
     if images.dim() != 4 or not images.is_floating_point():
         raise WrongValue(
-            f"corrupt was given {images.dtype} of shape {tuple(images.shape)}. Images are floats (N, C, H, W) in [0, 1]."
+            f"corrupt was given {images.dtype} of shape {tuple(images.shape)}. Images are floats (N, C, H, W) in [0, 1]: write "
+            "images / 255 for bytes, and images[None] for one image."
+        )
+    places = range(len(images)) if places is None else places
+    if seed < 0 or len(places) != len(images):
+        raise WrongValue(
+            f"corrupt was given «seed={seed}» and {len(places)} places for {len(images)} images. Give a seed of 0 or more, and "
+            "a place for each image, or omit them."
         )
     pixels = images.detach().double().cpu().numpy()
     if pixels.size and not (pixels.min() >= -1e-6 and pixels.max() <= 1 + 1e-6):
@@ -121,7 +130,6 @@ def corrupt(images: Tensor, kind: str, severity: int, *, seed: int = 0, places: 
     function, small, large = _KINDS[kind]
     parameters = (large if max(images.shape[2:]) > _SMALL else small)[severity - 1]
     changed = np.empty_like(pixels)
-    places = range(len(pixels)) if places is None else places
     for number, (image, place) in enumerate(zip(pixels, places, strict=True)):
         generator = np.random.default_rng([seed, zlib.crc32(kind.encode()), severity, place])
         changed[number] = np.clip(function(image, parameters, generator), 0, 1)

@@ -11,8 +11,10 @@ import numpy as np
 
 from hocket.data import loaders
 from hocket.errors import WrongValue
+from hocket.help.names import closest
 from hocket.state.metrics import MetricSet
 from hocket.state.simple_metrics import Mean
+from hocket_tools.arguments import checked
 from hocket_tools.judging.arguments import say
 from hocket_tools.judging.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from hocket_tools.judging.paired import Difference, paired_test
@@ -77,6 +79,7 @@ class Judgement:
         return found
 
 
+@checked
 def judge(
     trainer: Trainer,
     label: str,
@@ -103,16 +106,20 @@ def judge(
     if worst < 0:
         raise WrongValue(f"«worst={worst}» is not a number of samples. Write 0 or more.")
     how = how or How()
-    own = _own(trainer, label, metrics)
-    unknown = [name for name in metrics if name not in METRICS and name not in own]
-    if unknown:
-        from hocket.help import names
-
-        known = [*METRICS, *_metrics_of(trainer, label)]
-        near = names.closest(unknown[0], known)
-        meant = f" Did you mean {near!r}?" if near else ""
+    trainer._data.make("eval", running=trainer._running)
+    sets = trainer.state.eval_sets
+    if label not in sets:
+        near = closest(label, sets) or next(iter(sets), "test")
+        there = ", ".join(sets) or "none: give it «eval_data={'test': …}»"
         raise WrongValue(
-            f"--metrics {unknown[0]}: there is no such metric.{meant} Write one of: {', '.join(dict.fromkeys(known))}."
+            f"The Trainer has no evaluation set {label!r}; it has {there}. Write judge(trainer, {near!r})."
+        )
+    own = _own(trainer, label, metrics)
+    if unknown := [name for name in metrics if name not in METRICS and name not in own]:
+        known = dict.fromkeys([*METRICS, *_metrics_of(trainer, label)])
+        near = closest(unknown[0], known) or "accuracy"
+        raise WrongValue(
+            f"There is no metric {unknown[0]!r}; there are {', '.join(known)}. Write «metrics=[{near!r}]¦--metrics {near}»."
         )
     with Progress(trainer.state.strategy.rank == 0) as line:
         step = partial(line.step, "batches", _length(trainer, label))
@@ -134,6 +141,7 @@ def judge(
     return Judgement(run, label, found, values, estimates, own, rows)
 
 
+@checked
 def compared(first: Judgement, second: Judgement, how: How) -> dict[str, Difference]:
     """Return the paired tests of two judgements of one set, for the metrics of the first."""
     both = joined(first.samples, second.samples)
@@ -141,6 +149,7 @@ def compared(first: Judgement, second: Judgement, how: How) -> dict[str, Differe
     return {name: paired_test(statistic(both, name, known.get(name)), **asdict(how)) for name in first.estimates}
 
 
+@checked
 def withstand(
     trainer: Trainer,
     found: Judgement,
@@ -163,7 +172,13 @@ def withstand(
     """
     how = how or How()
     if not found.samples.classes:
-        raise WrongValue("--corruptions count wrong classes, and this run predicts none. Omit it.")
+        raise WrongValue(
+            "«withstand¦--corruptions» counts wrong classes, and this run predicts none. Omit it for such a run."
+        )
+    if not kinds or not severities:
+        raise WrongValue(
+            "withstand was given no kind or no severity of corruptions. Write kinds=['fog'], severities=[1]."
+        )
     undone, wrong = Normalized(mean, std), np.zeros(len(found.samples))
     with Progress(trainer.state.strategy.rank == 0) as line:
         for kind in kinds:
@@ -201,16 +216,16 @@ class Normalized:
         mean, std = (images.new_tensor(each).view(-1, 1, 1) for each in (self._mean, self._std))
         if images.dim() != 4 or len(images[0]) % len(mean) or not images.is_floating_point():
             raise WrongValue(
-                "--corruptions take images, floats of shape (N, C, H, W) with the channels of --mean and --std, and the inputs "
-                f"are {images.dtype} of shape {tuple(images.shape)}."
+                "«withstand takes¦--corruptions take» images, floats of shape (N, C, H, W) with the channels of mean and std, "
+                f"and the inputs are {images.dtype} of shape {tuple(images.shape)}. Name a set of images."
             )
         pixels = images * std + mean
         low, high = pixels.min().item(), pixels.max().item()
         if low < -0.01 or high > 1.01:
             raise WrongValue(
-                f"The images have values from {low:.4g} to {high:.4g}, and --corruptions change pixels in [0, 1]. Say how they "
-                "were normalized, (pixel - mean) / std by channel: --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225; for "
-                "pixels from 0 to 255 --std 0.00392157."
+                f"The images have values from {low:.4g} to {high:.4g}, and corruptions change pixels in [0, 1]. Say how they "
+                "were normalized, (pixel - mean) / std by channel: «mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]¦"
+                "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225»; for pixels from 0 to 255 «std=[1 / 255]¦--std 0.00392157»."
             )
         return (function(pixels.clamp(0, 1)) - mean) / std
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongValue
+from hocket_tools.arguments import checked
 from hocket_tools.resampling import Estimate, Method, Statistic, bootstrap
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Difference:
         return asdict(self)
 
 
+@checked
 def mcnemar(first_only: int, second_only: int) -> float:
     """Return the two-sided mid-p value of McNemar's test: whether two classifiers are right equally often.
 
@@ -63,6 +65,7 @@ def mcnemar(first_only: int, second_only: int) -> float:
     return float(min(1.0, 2 * chances.sum() - chances[-1]))
 
 
+@checked
 def paired_test(
     statistic: Statistic, *, level: float = 0.95, resamples: int = 2000, method: Method = "bca", seed: int = 0
 ) -> Difference:

@@ -13,6 +13,7 @@ from hocket.basics import safe_files
 from hocket.basics.run_files import content, size, strict
 from hocket.errors import Mistake, WrongValue
 from hocket.help import optional_packages
+from hocket_tools.arguments import checked
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -309,6 +310,7 @@ class Predictions(Mapping[str, "NDArray[Any]"]):
             yield read(path, columns)
 
 
+@checked
 def read_predictions(folder: str | Path) -> Predictions:
     """Return what ``hocket predict RUN DATA --to FOLDER`` wrote: a mapping of columns, whose rows are in the order of the data.
 

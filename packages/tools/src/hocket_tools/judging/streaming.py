@@ -15,6 +15,7 @@ from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.callback import Callback
 from hocket.loop.agreement import ranks_of
 from hocket.state.step import count
+from hocket_tools.arguments import checked
 from hocket_tools.beside import explained
 from hocket_tools.judging import predictions
 from hocket_tools.judging.arguments import say
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _CONTINUES = ": the same command continues after its complete files"
 
 
+@checked
 @explained("The prediction")
 def predict_into(
     trainer: Trainer,
@@ -74,8 +76,6 @@ def predict_into(
         >>> sorted(each.name for each in folder.iterdir())
         ['part-000000.jsonl', 'part-000001.jsonl', 'predictions.json']
     """
-    if format not in predictions.FORMATS:
-        raise WrongValue(f"«format={format!r}» is not a format. Write one of {', '.join(predictions.FORMATS)}.")
     if batches_per_file < 1:
         raise WrongValue(
             f"«batches_per_file={batches_per_file}» is not a number of batches. Write 1 or more, such as 64."

@@ -18,6 +18,7 @@ from hocket.loop.agreement import ranks_of
 from hocket.plugins import PluginError
 from hocket.state.component import Check, Component, PerRank, Saved
 from hocket.state.state import State
+from hocket_tools.arguments import checked
 from hocket_tools.reproducing import comparison, digests
 from hocket_tools.reproducing.environment import environment, sources, text
 from hocket_tools.reproducing.journal_file import JournalFile, Recorded, add_sources, path_of, read_sources
@@ -80,6 +81,7 @@ class Journal(Callback):
         runs/first is not repeated
     """
 
+    @checked
     def __init__(self, every: str = "100ba", sources: bool = True, against: str | None = None) -> None:
         time = None
         with suppress(TimeError):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from hocket.errors import WrongType, WrongValue
-from hocket.help.names import closest
 from hocket.run import same_on_ranks
-from hocket_tools.arguments import check_trainer
+from hocket_tools.arguments import checked
 
 if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
@@ -28,9 +26,10 @@ def tune(
 def tune(
     trainer: Trainer, what: Literal["batch_size"], *, limit: int | None = None, progress: Progress = ...
 ) -> BatchSize: ...
+@checked
 def tune(
     trainer: Trainer,
-    what: str,
+    what: Literal["lr", "batch_size"],
     *,
     low: float = 1e-7,
     high: float = 1e3,
@@ -81,18 +80,8 @@ def tune(
         batch size: 24
           because 24 samples fit in memory at once; larger batches were not tried; a batch has 8 now. Write batch_size=24 in ...
     """
-    if what not in ("lr", "batch_size"):
-        near = closest(str(what).replace("-", "_"), ("lr", "batch_size"), 0.5) or "lr"
-        raise WrongValue(f"tune(trainer, {what!r}): it tunes 'lr' and 'batch_size'. Write tune(trainer, {near!r}).")
     from hocket_tools.tuning.trial import check
 
-    check_trainer(trainer, "tune")
-    for name, value, example in (("steps", steps, 100), ("run_steps", run_steps, 40), ("limit", limit or 0, 512)):
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise WrongType(f"«{name}={value!r}» is not a whole number. Write «{name}={example}».")
-    for name, rate, usual in (("low", low, "1e-7"), ("high", high, "1e3")):
-        if not isinstance(rate, int | float):
-            raise WrongType(f"«{name}={rate!r}» is not a learning rate. Write «{name}={usual}».")
     given: dict[str, Any] = {"tune(what)": what, "tune(low, high)": (low, high), "tune(steps)": (steps, run_steps)}
     state = trainer.state
     same_on_ranks.over_ranks(
