@@ -355,6 +355,8 @@ def test_refusals(folder: Path) -> None:
     for every in ("1ep", 1, "1", 0, None, "x"):
         with pytest.raises(ValueError, match=r"is no time in batches, which a journal counts\. Write every='100ba'"):
             Journal(every)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"callbacks has 'journal' twice\. Both would write one journal\.jsonl"):
+        hocket.Trainer(torch.nn.Linear(1, 1), callbacks=["journal", {"journal": {"every": "7ba"}}], device="cpu")
     (folder / "runs/empty").mkdir()
     with pytest.raises(PluginError, match=r"has no journal to compare with. Record one first: hocket train --from"):
         trained(folder, HONEST, "refused", folder / "runs/empty")

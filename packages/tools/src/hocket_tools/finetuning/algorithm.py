@@ -69,6 +69,7 @@ class Finetuning(Algorithm):
     }  # fmt: skip
     phase = Phase.MODEL
     conflicts = ("layer-freezing",)
+    once = "The second would undo what the first freezes. Put the stages of both into one list, in the order of their times."
     needs = Need.SEVERAL_STEPS  # steps in which some parameters have no gradients
 
     def __init__(self, stages: Sequence[Mapping[str, Any]], batch_norm: str = "eval") -> None:

@@ -80,6 +80,8 @@ class Journal(Callback):
         runs/first is not repeated
     """
 
+    once = "Both would write one journal.jsonl. Remove one; the smaller interval records more."
+
     def __init__(self, every: str = "100ba", sources: bool = True, against: str | None = None) -> None:
         time = None
         with suppress(TimeError):
