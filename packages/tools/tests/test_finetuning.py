@@ -349,5 +349,5 @@ def test_stages_in_a_configuration_file(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_two_are_refused() -> None:
-    with pytest.raises(ValueError, match="algorithms has 'finetuning' twice.*Put the stages of both into one list"):
+    with pytest.raises(ValueError, match=r"algorithms has 'finetuning' twice.*Put the stages of both into one list"):
         finetuned(algorithms=[Finetuning([ONE]), {"finetuning": {"stages": [ONE]}}])
