@@ -419,7 +419,7 @@ def test_remaps_that_mean_nothing():
     state = net().state_dict()
     with pytest.raises(
         ValueError,
-        match="remap has enc, which no name equals or begins with; prefixes end with a dot. The names are 0.weight",
+        match=r"remap has enc, which no name equals or begins with; prefixes end with a dot. The names are 0.weight",
     ):
         load_weights(net(), state, remap={"enc": "0"})
     with pytest.raises(ValueError, match=r"gives '0\.bias' to two weights"):

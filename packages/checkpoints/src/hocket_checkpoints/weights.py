@@ -95,7 +95,8 @@ def load_weights(
         CheckpointError: with ``strict``, listing everything that does not fit; always for a dtype that has lost values, such as
             integers for floating-point weights (another precision has not).
         ValueError: ``remap`` gives two weights one name, or has an entry for no weight; ``ignore`` has a glob for none.
-        TypeError: ``ignore`` is a text, a weight is not a tensor, or ``module`` or ``state`` is something else, such as one in the place of the other.
+        TypeError: ``ignore`` is a text, a weight is not a tensor, or another argument is something else, such as ``state`` in
+            the place of ``module``.
 
     Example:
         >>> import torch
@@ -210,8 +211,8 @@ def _check_values(name: str, given: Any, own: Any) -> None:
     whole = kinds == [1, 0] and (given.is_meta or torch.equal(given, given.trunc()))
     if kinds[0] != kinds[1] and kinds != [1, 2] and not whole:
         raise CheckpointError(
-            f"The weight {name} has the dtype {str(given.dtype)[6:]}, and that of the module has {str(own.dtype)[6:]}: numbers of "
-            f"another kind, so values are lost. Nothing was loaded. Give weights of {str(own.dtype)[6:]}, or ignore=[{name!r}]."
+            f"The weight {name} has the dtype {str(given.dtype)[6:]}, and that of the module has {str(own.dtype)[6:]}: numbers "
+            f"of another kind, so values are lost. Nothing was loaded. Give {str(own.dtype)[6:]}, or ignore=[{name!r}]."
         )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.basics import safe_files
 from hocket.basics.run_files import strict
 from hocket.basics.time import TimeError, Unit, interval_of
-from hocket.errors import Mistake, WrongValue
+from hocket.errors import Mistake, WrongType, WrongValue
 from hocket.hookspecs.callback import Callback
 from hocket.loop.agreement import ranks_of
 from hocket.plugins import PluginError
@@ -87,7 +87,12 @@ class Journal(Callback):
         with suppress(TimeError):
             time = interval_of(every, "every").every
         if time is None or time.unit is not Unit.BATCH:
-            raise WrongValue(f"«every={every!r}» is no time in batches, which a journal counts. Write «every='100ba'».")
+            number = every if str(every).isdecimal() and int(every) else 100
+            raise WrongValue(
+                f"«every={every!r}» is no time in batches, which a journal counts. Write «every='{number}ba'»."
+            )
+        if not isinstance(against, str | Path | None):
+            raise WrongType(f"«against={against!r}» is not the folder of a run. Write «against='runs/first'».")
         self._every = int(time.value)
         self.every_batches = {"after_train_batch": self._every}
         self._sources = sources
@@ -336,6 +341,10 @@ def _checked(folder: Path, rank: int) -> Recorded:
     recorded = Recorded.read(path)
     if recorded.head and any(recorded.entries) and not recorded.damaged:
         return recorded
+    if not folder.exists():
+        raise PluginError(
+            f"There is no folder {folder}, whose journal this run is compared with. Give the folder of a run."
+        )
     what = f"{folder} has no journal to compare with."
     if recorded.damaged:
         numbers = ", ".join(map(str, recorded.damaged[:5])) + (" …" if recorded.damaged[5:] else "")
@@ -346,6 +355,10 @@ def _checked(folder: Path, rank: int) -> Recorded:
 
 
 def _record(folder: Path) -> str:
+    """Return advice to record a journal; a run whose configuration has one repeats it."""
+    with suppress(OSError):
+        if "journal:" in (folder / "config.yaml").read_text(encoding="utf-8", errors="replace"):
+            return f"Record one first: hocket train --from {folder}; then verify that run."
     return (
         f"Record one first: hocket train --from {folder} 'callbacks=[{{journal: {{every: 100ba}}}}]', with the callbacks that "
         "it has; then verify that run."
