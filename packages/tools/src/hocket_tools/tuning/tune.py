@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from hocket.errors import WrongType, WrongValue
+from hocket.help.arguments import understood
 from hocket.help.names import closest
 from hocket.run import same_on_ranks
 from hocket_tools.arguments import check_trainer
@@ -28,6 +29,7 @@ def tune(
 def tune(
     trainer: Trainer, what: Literal["batch_size"], *, limit: int | None = None, progress: Progress = ...
 ) -> BatchSize: ...
+@understood
 def tune(
     trainer: Trainer,
     what: str,
