@@ -360,3 +360,9 @@ def test_a_number_of_checkpoints_is_an_int(tmp_path, policy):
 def test_the_best_are_a_metric_a_mode_and_a_number(tmp_path, best):
     with pytest.raises(ValueError, match=r"is not .metric, 'max' or 'min', number of checkpoints"):
         Checkpoints(tmp_path, best=best)
+
+
+def test_a_file_is_not_a_folder_of_checkpoints(tmp_path):
+    (tmp_path / "mine.py").write_text("x = 1")
+    with pytest.raises(ValueError, match=r"mine.py' is a file, and checkpoints need a folder\. Write checkpoints="):
+        Checkpoints(tmp_path / "mine.py")

@@ -152,14 +152,14 @@ def _verify(trainer: Trainer, args: argparse.Namespace) -> None:
 
 def _record(trainer: Trainer, args: argparse.Namespace) -> None:
     """Write ``config.yaml`` into the run's folder, and set the command that resumes the run."""
-    from hocket_cli.overrides import of_environment, without_secrets
+    from hocket_cli.overrides import of_environment, split, without_secrets
 
     state = trainer.state
     folder, identity = state.folder, state.identity
     if folder.lasting and state.strategy.rank == 0 and identity.config is not None:
         identity.config = recorded_config.continued(folder.claim() / recorded_config.NAME, identity.config)
         recorded_config.write(folder.path, identity.config)
-    given = [*of_environment(), *args.changes]
+    given = {split(each)[0]: each for each in [*of_environment(), *args.changes]}.values()  # the last of one key counts
     changes = [without_secrets(each, "…") for each in given if not each.startswith("resume=")]
     config = str(folder.path / recorded_config.NAME) if args.source is not None else args.config
     trust = ["--trust"] if args.trust else []
