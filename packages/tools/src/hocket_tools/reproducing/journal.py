@@ -173,8 +173,7 @@ class Journal(Callback):
     def _write(self, state: State) -> None:
         orders = [each for each in self._orders if each is not None]
         norm = state.gradient_norm
-        algorithms = [each for each in state.bus.attachments if each.kind == "algorithms"]
-        with_state = [each for each in algorithms if hasattr(each.obj, "state_dict")]
+        algorithms = [a for a in state.bus.attachments if a.kind == "algorithms" and hasattr(a.obj, "state_dict")]
         entry = {
             "batch": state.timestamp.batch,
             "epoch": state.timestamp.epoch,
@@ -186,7 +185,7 @@ class Journal(Callback):
             "lr": [float(group["lr"]) for optimizer in state.optimizers for group in optimizer.param_groups],
             "weights": digests.by_module(state.task, state.model_prefix),
             "optimizers": digests.of_optimizers(state.optimizers),
-            "plug-ins": {each.name: digests.digest(each.obj.state_dict()) for each in with_state},
+            "plug-ins": {each.name: digests.digest(each.obj.state_dict()) for each in algorithms},
             "random": digests.of_generators(state.generators.state_dict()),
         }
         entry = {name: value for name, value in entry.items() if value is not None and value != []}
@@ -356,10 +355,7 @@ def _checked(folder: Path, rank: int) -> Recorded:
 
 def _record(folder: Path) -> str:
     """Return advice to record a journal; a run whose configuration has one repeats it."""
-    with suppress(OSError):
-        if "journal:" in (folder / "config.yaml").read_text(encoding="utf-8", errors="replace"):
-            return f"Record one first: hocket train --from {folder}; then verify that run."
-    return (
-        f"Record one first: hocket train --from {folder} 'callbacks=[{{journal: {{every: 100ba}}}}]', with the callbacks that "
-        "it has; then verify that run."
-    )
+    file = folder / "config.yaml"
+    has = file.is_file() and "journal:" in file.read_text(encoding="utf-8", errors="replace")
+    callbacks = "" if has else " 'callbacks=[{journal: {every: 100ba}}]', with the callbacks that it has"
+    return f"Record one first: hocket train --from {folder}{callbacks}; then verify that run."

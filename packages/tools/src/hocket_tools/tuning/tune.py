@@ -31,16 +31,9 @@ def tune(
 ) -> BatchSize: ...
 @understood
 def tune(
-    trainer: Trainer,
-    what: str,
-    *,
-    low: float = 1e-7,
-    high: float = 1e3,
-    steps: int = 100,
-    run_steps: int = 40,
-    limit: int | None = None,
-    progress: Progress = _silent,
-) -> LearningRates | BatchSize:
+    trainer: Trainer, what: str, *, low: float = 1e-7, high: float = 1e3, steps: int = 100, run_steps: int = 40,
+    limit: int | None = None, progress: Progress = _silent,
+) -> LearningRates | BatchSize:  # fmt: skip
     """Search for a learning rate or a batch size by steps on trial. Every rank has to call it; all get the same result.
 
     The steps are those of `Trainer.fit`, with its microbatches, accumulation, precision, strategy and algorithms, on the
@@ -96,10 +89,8 @@ def tune(
         if not isinstance(rate, int | float):
             raise WrongType(f"«{name}={rate!r}» is not a learning rate. Write «{name}={usual}».")
     given: dict[str, Any] = {"tune(what)": what, "tune(low, high)": (low, high), "tune(steps)": (steps, run_steps)}
-    state = trainer.state
-    same_on_ranks.over_ranks(
-        state.bus, state.strategy.world_size, same_on_ranks.of_values({**given, "tune(limit)": limit})
-    )
+    given["tune(limit)"], state = limit, trainer.state
+    same_on_ranks.over_ranks(state.bus, state.strategy.world_size, same_on_ranks.of_values(given))
     check(trainer)
     if what == "batch_size":
         from hocket_tools.tuning import batch_size_finder
