@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from hocket.checkpoints import CheckpointError, DamagedCheckpointWarning
+from hocket.checkpoints import CheckpointError, Checkpoints, DamagedCheckpointWarning
 from hocket.state.ranks import Ranks
 from hocket_checkpoints.storage import scratch
 from hocket_checkpoints.storage.store import Store
@@ -348,3 +348,21 @@ def test_a_url_without_its_package_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
     with pytest.raises(ImportError, match=r"Type: pip install 'fsspec>="):
         Store("s3://bucket/run")
+
+
+@pytest.mark.parametrize("policy", [{"keep": "3"}, {"keep": True}, {"keep": 1.5}])
+def test_a_number_of_checkpoints_is_an_int(tmp_path, policy):
+    with pytest.raises(TypeError, match=r"is not a number of checkpoints. Write keep=3, or None for all"):
+        Checkpoints(tmp_path, **policy)
+
+
+@pytest.mark.parametrize("best", [5, ("acc", "max", "1"), ("acc", "max")])
+def test_the_best_are_a_metric_a_mode_and_a_number(tmp_path, best):
+    with pytest.raises(ValueError, match=r"is not .metric, 'max' or 'min', number of checkpoints"):
+        Checkpoints(tmp_path, best=best)
+
+
+def test_a_file_is_not_a_folder_of_checkpoints(tmp_path):
+    (tmp_path / "mine.py").write_text("x = 1")
+    with pytest.raises(ValueError, match=r"mine.py' is a file, and checkpoints need a folder\. Write checkpoints="):
+        Checkpoints(tmp_path / "mine.py")

@@ -417,7 +417,10 @@ def test_remap(rename, remap):
 
 def test_remaps_that_mean_nothing():
     state = net().state_dict()
-    with pytest.raises(ValueError, match="remap has enc, which no name equals or begins with; prefixes end with a dot"):
+    with pytest.raises(
+        ValueError,
+        match=r"remap has enc, which no name equals or begins with; prefixes end with a dot. The names are 0.weight",
+    ):
         load_weights(net(), state, remap={"enc": "0"})
     with pytest.raises(ValueError, match=r"gives '0\.bias' to two weights"):
         load_weights(net(), state, remap={"1.bias": "0.bias"})
@@ -608,3 +611,70 @@ def test_a_script_that_loads_weights_goes_on_with_those_of_its_checkpoint(
     script("1ep")
     with pytest.warns(UserWarning, match=r"not loaded, because this run was resumed from .*ep1-ba3.*resume=None"):
         assert torch.equal(script("2ep"), whole)
+
+
+def test_integers_are_no_floating_point_weights_and_nothing_is_loaded():
+    module, before, state = net(), net().state_dict(), net(1).state_dict()
+    for strict in (True, False):
+        with pytest.raises(CheckpointError, match=r"0.weight has the dtype int64, .* float32: .*Nothing was loaded"):
+            load_weights(module, {name: value.long() for name, value in state.items()}, strict)
+    with pytest.raises(CheckpointError, match=r"1.num_batches_tracked has the dtype float32, .* has int64"):
+        load_weights(module, {**state, "1.num_batches_tracked": torch.tensor(0.5)})
+    assert equal(module.state_dict(), before)
+    load_weights(module, {name: value.bfloat16() for name, value in state.items()})
+
+
+def test_weights_that_were_read_are_saved_as_a_state_dict(tmp_path):
+    torch.save(prefixed(net().state_dict(), "module."), tmp_path / "a.pt")
+    torch.save(read_weights(tmp_path / "a.pt"), tmp_path / "b.pt")
+    assert equal(torch.load(tmp_path / "b.pt", weights_only=True), net().state_dict())
+    assert equal(read_weights(tmp_path / "b.pt"), net().state_dict())
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: read_weights(None), r"read_weights\(None\).*Write read_weights\('model.pt'\)"),
+        (lambda: load_weights(net(), net().state_dict(), remap=["0."]), "is not a dict of names. Write remap="),
+        (lambda: load_weights(net(), net().state_dict(), remap={"0.": None}), "is not a dict of names. Write remap="),
+        (lambda: load_weights(net(), net().state_dict(), strict="no"), "strict='no' is a switch.* Write strict=False"),
+        (lambda: load_weights(net(), {**net().state_dict(), "0.bias": [1, 2]}), "0.bias is a list. Give a tensor"),
+        (lambda: load_weights(net(), {0: torch.ones(2)}, strict=False), "name 0, which is not text"),
+    ],
+)
+def test_arguments_of_another_type(call, words):
+    with pytest.raises(TypeError, match=words):
+        call()
+
+
+def test_what_is_not_a_file_of_weights_says_why(tmp_path):
+    safetensors.torch.save_file({"w": torch.ones(12)}, tmp_path / "whole.safetensors")
+    torch.save({"w": torch.ones(12)}, tmp_path / "whole.pt")
+    for name, content, words in [
+        ("a.yaml", b"a: 1\n", "it was not read: it is not a file of weights. Give a .safetensors file"),
+        ("a.pt", b"", "it was not read: it is empty. Give"),
+        ("b.pt", (tmp_path / "whole.pt").read_bytes()[:-50], "it was not read: it is cut off or damaged"),
+        ("a.safetensors", b"", "it is empty. Copy or write it again."),
+        (
+            "b.safetensors",
+            (tmp_path / "whole.safetensors").read_bytes()[:-5],
+            "it is not a valid safetensors file: its",
+        ),
+    ]:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(CheckpointError, match=re.escape(f"{tmp_path / name}: {words}")) as raised:
+            read_weights(tmp_path / name)
+        assert "pickle" not in str(raised.value).replace("not a pickle", "")
+    torch.save(net(), tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match=r"it holds a torch.nn.modules.container.Sequential, .*state_dict\(\), '"):
+        read_weights(tmp_path / "model.pt")
+
+
+def test_a_damaged_checkpoint_names_one_that_is_complete(tmp_path):
+    for name in ("ep0-ba1", "ep0-ba2"):
+        formats.write(tmp_path / name, {"model": {"w": torch.ones(9)}}, {})
+    (shard,) = (tmp_path / "ep0-ba2").glob("*.safetensors")
+    shard.write_bytes(shard.read_bytes()[:-5])
+    words = rf"{tmp_path}/ep0-ba2 cannot be read: tensors-.* Give another checkpoint: '{tmp_path}/ep0-ba1' is complete"
+    with pytest.raises(CheckpointError, match=words):
+        read_weights(tmp_path / "ep0-ba2")

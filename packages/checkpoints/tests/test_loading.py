@@ -306,3 +306,14 @@ def test_how_to_get_a_recorded_monitor_or_leave_it_out(monkeypatch, dist, cls, s
     monkeypatch.setattr(registry, "names", lambda kind: ())
     text = how_to_get("callbacks", {"name": "early-stopping", "class": cls, "dist": dist, "version": "0.1.0"})
     assert re.search(says, text) and "ignore=['plugins.callbacks.early-stopping']" in text
+
+
+def test_a_run_that_continues_under_another_name_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for epochs, name in enumerate(("first", "first", "other"), 1):
+        hocket.Trainer(
+            model=nn.Linear(2, 1), loss="mse_loss", optimizer="sgd(lr=0.1)", device="cpu", run_name=name,
+            train_data=[(torch.ones(2, 2), torch.ones(2, 1))], checkpoints=str(tmp_path / "ck"), resume="auto", duration=f"{epochs}ep",
+            folder=tmp_path / "runs",
+        ).fit()  # fmt: skip
+        said = capsys.readouterr().err
+        assert ("is of run 'first', which continues under the name 'other'" in said) is (name == "other"), said

@@ -107,6 +107,12 @@ def test_a_killed_process_whose_fork_has_not_begun(tmp_path: Path) -> None:
     locks.FileLock(tmp_path, "next").release()
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody creates one")
+@pytest.mark.parametrize("place", ["/proc/checkpoints", f"/tmp/{'a' * 300}"])
+def test_a_folder_that_cannot_be_created_is_known_before_the_fit(place: str) -> None:
+    assert Store(place).acquire("run") in ("No such file or directory", "File name too long")
+
+
 @pytest.mark.skipif(locks.fcntl is None, reason="folders are not locked here")
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(file: Any, operation: int) -> None:

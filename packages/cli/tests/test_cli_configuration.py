@@ -644,6 +644,7 @@ def test_errors(text: str, words: list[str], hocket: Hocket) -> None:
         ("resume=runs/none", "has no checkpoint 'none'"),
         ("resume=auto", "pass `checkpoints=runs/a` as well"),
         ("folder=c.yaml", "c.yaml is a file and no folder"),
+        ("checkpoints=c.yaml", "c.yaml` is a file, and checkpoints need a folder"),
     ],
 )
 def test_settings_are_checked_before_a_model_is_made(change: str, words: str, hocket: Hocket) -> None:
@@ -677,6 +678,11 @@ def test_errors_of_overrides(change: str, words: list[str], hocket: Hocket) -> N
     assert code == 2 and said.count("\n") == 1 and "Traceback" not in said, said
     for word in words:
         assert word in said
+
+
+def test_an_override_is_given_once(hocket: Hocket) -> None:
+    code, _, said = hocket(SMALL, "plan", "duration=1ep", "optimizer.sgd.lr=1", "duration=2ep")
+    assert code == 2 and "'duration=…': This override is given twice" in said and said.count("\n") == 1
 
 
 def test_files_that_cannot_be_read(hocket: Hocket, capsys: pytest.CaptureFixture[str]) -> None:

@@ -436,6 +436,7 @@ def test_tests_of_a_run_write_nothing(run: Run) -> None:
     ("arguments", "words"),
     [
         (["--from", "runs/a", "c.yaml"], "one too many"),
+        (["--from", "recorded_mine.py"], "It is a file, and no configuration. Give the folder of a run"),
         (["--from", "runs/a", "optimizer.adamw.lrr=1"], "Did you mean 'lr'?"),
         (["--from"], "--from of train needs one argument"),
     ],

@@ -208,3 +208,8 @@ def test_a_model_without_adapters_is_not_merged() -> None:
         merge_adapters(net())
     with pytest.raises(ValueError, match="batch_norm='no'"):
         Adapters(dict(LORA), "no")
+
+
+def test_a_trainer_is_not_a_model_to_merge() -> None:
+    with pytest.raises(TypeError, match=r"merge_adapters\(Trainer\).*merge_adapters\(trainer.state.model\)"):
+        merge_adapters(hocket.Trainer(torch.nn.Linear(2, 2), device="cpu"))  # type: ignore[arg-type]

@@ -346,3 +346,15 @@ def test_stages_in_a_configuration_file(monkeypatch: pytest.MonkeyPatch) -> None
     before = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).state_dict()
     after = load_file("runs/a/weights.safetensors")
     assert {name for name in before if not torch.equal(before[name], after[name])} == {"0.bias", "1.weight", "1.bias"}
+
+
+def test_an_example_of_stages_is_given() -> None:
+    with pytest.raises(
+        PluginConfigError, match=r"needs stages\..*write \{'finetuning': \{'stages': \[\{'at': '0ep', 'train'"
+    ):
+        finetuned(algorithms=["finetuning"])
+
+
+def test_two_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"algorithms has 'finetuning' twice.*Put the stages of both into one list"):
+        finetuned(algorithms=[Finetuning([ONE]), {"finetuning": {"stages": [ONE]}}])

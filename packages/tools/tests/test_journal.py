@@ -352,9 +352,17 @@ def test_a_resumed_run_continues_its_journal(folder: Path) -> None:
 
 
 def test_refusals(folder: Path) -> None:
-    for every in ("1ep", 1, "1", 0, None, "x"):
-        with pytest.raises(ValueError, match=r"is no time in batches, which a journal counts\. Write every='100ba'"):
+    for every, write in (("1ep", 100), (1, 1), ("10", 10), (0, 100), (None, 100), ("x", 100)):
+        with pytest.raises(
+            ValueError, match=rf"is no time in batches, which a journal counts\. Write every='{write}ba'"
+        ):
             Journal(every)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"against=5 is not the folder of a run\. Write against='runs/first'"):
+        Journal(against=5)  # type: ignore[arg-type]
+    with pytest.raises(PluginError, match=r"There is no folder .*nosuch, whose journal"):
+        trained(folder, HONEST, "refused-0", folder / "runs/nosuch")
+    with pytest.raises(ValueError, match=r"callbacks has 'journal' twice\. Both would write one journal\.jsonl"):
+        hocket.Trainer(torch.nn.Linear(1, 1), callbacks=["journal", {"journal": {"every": "7ba"}}], device="cpu")
     (folder / "runs/empty").mkdir()
     with pytest.raises(PluginError, match=r"has no journal to compare with. Record one first: hocket train --from"):
         trained(folder, HONEST, "refused", folder / "runs/empty")
@@ -541,6 +549,16 @@ def test_the_command_verifies_a_run(typed: Callable[..., tuple[int, str]]) -> No
     assert code == 0 and "hocket: runs/first is repeated bitwise: 12 batches, 4 entries of its journal." in said
     code, said = typed("train", "--from", "runs/first", "--verify", "callbacks=[lr-monitor]")
     assert code == 2 and "runs/first has a journal, and this run would keep none" in said
+    journal = "{journal: {every: 5ba}}"
+    assert f"hocket train --from runs/first --verify 'callbacks=[{journal}, lr-monitor]'" in said
+    said = typed("train", "--from", "runs/first", "--verify", "callbacks=[]", "checkpoints=stored")[1]
+    assert f"hocket train --from runs/first --verify 'callbacks=[{journal}]'" in said
+    file = Path("runs/first/journal.jsonl")
+    whole = file.read_text()
+    file.write_text("")
+    said = typed("train", "--from", "runs/first", "--verify")[1]
+    assert "Record one first: hocket train --from runs/first; then verify that run." in said
+    file.write_text(whole)
     code, said = typed("train", "--from", "runs/first", "--verify", "seed=null")
     assert code == 1 and "one of the two has none. What has changed: seed was 17, is not set" in said
     Path("planted_project.py").write_text(LOSS.replace("cross_entropy(outputs", "cross_entropy(outputs * 1.001"))

@@ -369,3 +369,8 @@ def test_a_loader_is_iterated_from_the_beginning_of_an_epoch() -> None:
     with torch.no_grad():
         losses = [nn.functional.cross_entropy(run.state.model(inputs), targets).item() for inputs, targets in data]
     assert [loss for _, loss in found.table[:6]] == pytest.approx(losses[1:7], rel=1e-4)
+
+
+def test_an_argument_that_does_not_exist() -> None:
+    with pytest.raises(TypeError, match=r"stepz.*steps"):
+        hocket_tools.tune(None, "lr", stepz=3)  # type: ignore[call-overload]

@@ -109,8 +109,10 @@ def test_no_suggestion_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--plot", "lr.txt"], "--plot lr.txt draws losses by learning rate into a file that ends in .png, .pdf, .svg"),
-        (["--batch-size", "--plot", "lr.png"], "Write --lr --plot lr.png"),
+        (["--plot", "lr.txt"], "--plot lr.txt is not a .png, .pdf, .svg file. Write --plot lr.png"),
+        (["--batch-size", "--plot", "lr.png"], "--plot has no effect without --lr. Add --lr, or remove --plot"),
+        (["--batch-size", "--run-steps", "3"], "--run-steps has no effect without --lr."),
+        (["--lr", "--limit", "64"], "--limit has no effect without --batch-size. Add --batch-size, or remove --limit"),
         pytest.param(
             ["--lr", "--plot", "config.yaml/lr.png"],
             "config.yaml/lr.png cannot be written: Not a directory",

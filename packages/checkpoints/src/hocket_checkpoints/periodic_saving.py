@@ -352,7 +352,11 @@ class Checkpoints(Callback):
 
 
 def _check_folder(folder: object) -> None:
-    """Raise ValueError for an interval, unless there is a folder of this name."""
+    """Raise ValueError for a file, and for an interval, unless there is a folder of this name."""
+    if isinstance(folder, str | Path) and os.path.isfile(folder):
+        raise WrongValue(
+            f"«checkpoints={str(folder)!r}» is a file, and checkpoints need a folder. Write «checkpoints='runs/a'»."
+        )
     if isinstance(folder, str) and not os.path.lexists(folder):
         with suppress(TimeError):
             Time.parse(folder)

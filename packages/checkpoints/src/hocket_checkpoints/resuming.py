@@ -75,7 +75,11 @@ def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = No
         if checkpoints is not None and store is own:
             # Checkpoints of older versions have no run identity; from here on the run has one.
             named = None if state.run.made_up else state.run.name
-            run_name = named or check_name(tree["run_name"]) or state.run.name
+            saved = check_name(tree["run_name"])
+            if named and saved and named != saved and state.strategy.rank == 0:
+                line = f"'{name}' in {store} is of run {saved!r}, which continues under the name {named!r}"
+                print(f"hocket: {line}. For a run of its own, give another folder of checkpoints.", file=sys.stderr)
+            run_name = named or saved or state.run.name
             state.identity.run = run = Run(str(tree.get("run_id", state.run.id)), run_name)
             state.identity.folder = RunFolder(state.folder.path.parent, run, continues=True)
             checkpoints.continue_run(state, name, newest=where == "auto")

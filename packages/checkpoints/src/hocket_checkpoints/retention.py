@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from hocket.basics.direction import check_mode, mode_of
-from hocket.errors import CheckpointError, WrongValue
+from hocket.errors import CheckpointError, WrongType, WrongValue
 from hocket.help import warn
 from hocket_checkpoints.ownership import Ownership
 from hocket_checkpoints.ranking import finite, ranked
@@ -17,6 +17,8 @@ class Retention:
     """Keep the latest ``keep`` checkpoints, one a batch (None: all), and the best: ``(metric, "max" | "min", how many)``."""
 
     def __init__(self, keep: int | None, best: tuple[str, Literal["max", "min"], int] | None) -> None:
+        if keep is not None and (not isinstance(keep, int) or keep is True):
+            raise WrongType(f"«keep={keep!r}» is not a number of checkpoints. Write «keep=3», or «None» for all.")
         if keep is not None and keep < 1:
             raise WrongValue(f"«keep={keep}» keeps nothing to resume from; give 1 or more, or «None» for all.")
         if isinstance(best, str):
@@ -25,7 +27,8 @@ class Retention:
                 f"«best={best!r}» does not say how many checkpoints. Write «best=({best!r}, '{mode or 'max'}', 1)»"
                 + ("." if mode else ", with 'min' if lower is better.")
             )
-        if best is not None and (len(best) != 3 or best[1] not in ("max", "min") or best[2] < 1):
+        of_three = best is None or (isinstance(best, tuple | list) and len(best) == 3 and isinstance(best[2], int))
+        if best is not None and (not of_three or best[1] not in ("max", "min") or best[2] < 1):
             raise WrongValue(
                 f"«best={best!r}» is not (metric, 'max' or 'min', number of checkpoints). Write «best=('test/accuracy', 'max', "
                 "1)»."

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from hocket.basics import safe_files
 from hocket.basics.plain_data import decode
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, WrongType
 from hocket_checkpoints import hub, pickles
 from hocket_checkpoints.storage import format as formats, manifest as manifests, shards
 from hocket_checkpoints.storage.store import Store
@@ -62,6 +64,10 @@ class Weights(dict[str, Tensor]):
 
     removed: tuple[str, ...] = ()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the dict of a ``state_dict``, which torch reads without this class."""
+        return OrderedDict, (), None, None, iter(self.items())
+
     def namings(self) -> list[dict[str, Tensor]]:
         """Return the weights without the removed prefixes, with the innermost, and so on to the original names."""
         beginnings = ["".join(self.removed[index:]) for index in range(len(self.removed), -1, -1)]
@@ -95,6 +101,10 @@ def read_weights(path: Path | str, network: bool = False) -> dict[str, Tensor]:
         >>> list(weights)
         ['weight', 'bias']
     """
+    if not isinstance(path, str | os.PathLike):
+        raise WrongType(
+            f"read_weights({path!r}): give the path of a file or of a folder. Write read_weights('model.pt')."
+        )
     if str(path).startswith(hub.PREFIX):
         return _read(hub.cached(str(path), network))
     with local_folder(path, _OF_OURS) as local:
@@ -115,7 +125,10 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not stat.S_ISDIR(kind):
         return _strip(*_read_file(path))
     if (path / manifests.NAME).exists():
-        tree = formats.read(path, only=_OF_OURS)
+        try:
+            tree = formats.read(path, only=_OF_OURS)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path} cannot be read: {error}{_healthy_beside(path)}") from None
         prefix = str(tree.get("model_prefix", ""))
         try:
             named = _flat(decode(tree.get("model"), copy=False), str(path), ours=True)
@@ -132,6 +145,13 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not name.endswith(".index.json"):
         return _strip(*_read_file(path / name))
     return _read_index(path, name)
+
+
+def _healthy_beside(folder: Path) -> str:
+    """Return advice that names the newest undamaged checkpoint beside this one; empty if there is none."""
+    others = (folder.parent / name for name in reversed(Store(folder.parent).names()) if name != folder.name)
+    healthy = next((other for other in others if not formats.damage(other)), None)
+    return f" Give another checkpoint: '{healthy}' is complete." if healthy else ""
 
 
 def _if_import_path(text: str) -> str:
@@ -177,14 +197,9 @@ def _read_file(path: Path) -> tuple[dict[str, Tensor], Sequence[str]]:
     except OSError as error:
         raise CheckpointError(f"{path}: it cannot be read: {error.strerror or error}.") from None
     except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from None
+        raise CheckpointError(f"{path}: {str(error).removeprefix(f'{path.name}: ')}") from None
     except Exception as error:  # damage raises anything in unpicklers and archives
-        raise CheckpointError(
-            f"{path}: it was not read: it is not a file of torch.save, is damaged, or holds objects besides tensors, which "
-            "hocket never makes from a file. If you trust it and it holds a model, save its state_dict alone, and give that "
-            f"file: torch.save(torch.load({str(path)!r}, weights_only=False).state_dict(), 'weights.pt'). "
-            f"({pickles.reason(error)})"
-        ) from None
+        raise CheckpointError(f"{path}: it was not read: {_cause(path, error)}") from None
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path}: it holds a {type(content).__name__} and no state_dict.")
     wrappers: Sequence[str] = _WRAPPERS
@@ -196,6 +211,24 @@ def _read_file(path: Path) -> tuple[dict[str, Tensor], Sequence[str]]:
         inside = [key for key in _INSIDE if isinstance(content.get(key), Mapping)]
         content = content[inside[0]] if inside else content
     return _flat(content, str(path)), wrappers
+
+
+def _cause(path: Path, error: Exception) -> str:
+    """Return why a file of ``torch.save`` cannot be read, and what to do."""
+    with path.open("rb") as file:
+        start = file.read(2)
+    if named := re.search(r"GLOBAL (\S+)", str(error)):
+        return (
+            f"it holds a {named[1]}, and hocket makes no objects besides tensors from a file. If you trust it and it holds a "
+            "model, save its state_dict alone, and give that file: torch.save(torch.load("
+            f"{str(path)!r}, weights_only=False).state_dict(), 'weights.pt')."
+        )
+    if start == b"PK" or start[:1] == b"\x80":
+        return "it is cut off or damaged. Copy or write it again, or give another file."
+    return (
+        f"it is {'not a file of weights' if start else 'empty'}. Give a .safetensors file, a file that torch.save has "
+        "written, or the folder of a checkpoint."
+    )
 
 
 def _check_kind(path: Path) -> None:

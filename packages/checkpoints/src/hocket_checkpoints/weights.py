@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hocket.basics import safe_files
 from hocket.errors import CheckpointError, WrongType, WrongValue
 from hocket.help import warn
+from hocket.state import conversions
 from hocket_checkpoints.ignoring import check_globs
 from hocket_checkpoints.weight_differences import Report, some, suggested_remap
 from hocket_checkpoints.weight_files import Weights, is_extra, read_weights
@@ -84,16 +85,18 @@ def load_weights(
 
     Args:
         state: tensors by name, or a file or folder as `read_weights` reads it.
-        strict: whether anything that does not fit is an error; then nothing at all is loaded.
+        strict: whether a missing or unexpected name or another shape is an error; then nothing at all is loaded.
         ignore: globs of the module's names that are not changed and not reported, such as ``["head.*"]``.
         remap: new names for names in ``state``: full names, or prefixes that end with a dot, as in
             ``{"encoder.": "backbone.", "fc.weight": "head.weight"}`` (an empty prefix matches every name). Full names take
             precedence over prefixes, and long prefixes over short ones.
 
     Raises:
-        CheckpointError: with ``strict``, listing everything that does not fit.
+        CheckpointError: with ``strict``, listing everything that does not fit; always for a dtype that has lost values, such as
+            integers for floating-point weights (another precision has not).
         ValueError: ``remap`` gives two weights one name, or has an entry for no weight; ``ignore`` has a glob for none.
-        TypeError: ``ignore`` is a text, or ``module`` or ``state`` is something else, such as one in the place of the other.
+        TypeError: ``ignore`` is a text, a weight is not a tensor, or another argument is something else, such as ``state`` in
+            the place of ``module``.
 
     Example:
         >>> import torch
@@ -147,6 +150,7 @@ def _choose(
     what: str,
 ) -> tuple[dict[str, Any], Report]:
     """Return the weights of ``state`` that fit a module with the state ``own``, by the module's names, and the misfits."""
+    strict = conversions.switch("strict")(strict)
     state = state if isinstance(state, Mapping) else read_weights(state)
     if isinstance(state, Weights) and not remap:
         state = max(state.namings(), key=lambda naming: len(naming.keys() & own.keys()))
@@ -183,6 +187,8 @@ def _choose(
         )
     other = {name for name, _, _ in mismatched}
     chosen = {name: value for name, value in given.items() if name in own and name not in other}
+    for name, value in chosen.items():
+        _check_values(name, value, own[name])
     if own and not chosen:
         warn(
             f"No weight of {what} was loaded: it has {some([*own], 3)}; given were {some([*state], 3) or 'none'}. "
@@ -195,7 +201,26 @@ def _choose(
     return chosen, replace(report, loaded=tuple(chosen), ignored=tuple(filter(ignored, own)))
 
 
-def _renamed(state: Mapping[str, Any], remap: Mapping[str, str]) -> dict[str, Any]:
+def _check_values(name: str, given: Any, own: Any) -> None:
+    """Raise TypeError for a weight that is not a tensor, and CheckpointError for one whose dtype is of another kind."""
+    if not isinstance(own, Tensor):
+        return
+    if not isinstance(given, Tensor):
+        raise WrongType(f"The weight {name} is a {type(given).__name__}. Give a tensor: torch.tensor(…).")
+    kinds = [each.dtype.is_floating_point + 2 * each.dtype.is_complex for each in (given, own)]  # 0: integers
+    whole = kinds == [1, 0] and (given.is_meta or torch.equal(given, given.trunc()))
+    if kinds[0] != kinds[1] and kinds != [1, 2] and not whole:
+        raise CheckpointError(
+            f"The weight {name} has the dtype {str(given.dtype)[6:]}, and that of the module has {str(own.dtype)[6:]}: numbers "
+            f"of another kind, so values are lost. Nothing was loaded. Give {str(own.dtype)[6:]}, or ignore=[{name!r}]."
+        )
+
+
+def _renamed(state: Mapping[str, Any], remap: object) -> dict[str, Any]:
+    if not isinstance(remap, Mapping) or not all(isinstance(each, str) for pair in remap.items() for each in pair):
+        raise WrongType(f"«remap={remap!r}» is not a dict of names. Write «remap={{'old.': 'new.'}}».")
+    if odd := [name for name in state if not isinstance(name, str)]:
+        raise WrongType(f"The weights have the name {odd[0]!r}, which is not text. Give a state_dict.")
     made: dict[str, Any] = {}
     used = set()
     beginnings = sorted((old for old in remap if not old or old.endswith(".")), key=len, reverse=True)
@@ -207,7 +232,10 @@ def _renamed(state: Mapping[str, Any], remap: Mapping[str, str]) -> dict[str, An
             raise WrongValue(f"remap gives '{new}' to two weights, one of them '{name}'.")
         made[new] = value
     if unused := sorted(set(remap) - used):
-        raise WrongValue(f"remap has {some(unused)}, which no name equals or begins with; prefixes end with a dot.")
+        raise WrongValue(
+            f"remap has {some(unused)}, which no name equals or begins with; prefixes end with a dot. The "
+            f"names are {some([*state], 6)}."
+        )
     return made
 
 

@@ -61,13 +61,19 @@ def build(node: Node, hint: Any, at: str) -> Any:
     Raises:
         ConfigError: a value does not fit its argument, or an object cannot be made.
     """
-    if not _only_text(hint) and (found := reference(node, dotted=hint is not UNKNOWN)):
+    dotted = hint is not UNKNOWN and not (_may_be_path(hint) and os.path.exists(str(node.value)))
+    if not _only_text(hint) and (found := reference(node, dotted=dotted)):
         return make(found, hint, at)
     if isinstance(node.value, dict):
         return _mapping(node, hint, at)
     if isinstance(node.value, list):
         return _list(node, hint, at)
     return _scalar(node, hint, at)
+
+
+def _may_be_path(hint: Any) -> bool:
+    """Whether a text may be the path of a file or folder."""
+    return any(isinstance(each, type) and issubclass(each, os.PathLike) for each in signatures.members(hint))
 
 
 def _only_text(hint: Any) -> bool:

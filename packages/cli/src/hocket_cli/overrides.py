@@ -79,6 +79,12 @@ def source(args: argparse.Namespace) -> Source:
     if any(each[:1] == "=" or each[-1:] == "=" for each in changes):
         joined = re.sub(r" ?= ?", "=", " ".join(changes))
         raise ConfigError(f"'{' '.join(changes)}'", f"An override is key=value, without spaces. Write {joined}.")
+    given = [split(change)[0] for change in changes]
+    twice = next((key for key in given if given.count(key) > 1), None)
+    if twice is not None and not getattr(args, "trial", None):  # a sweep's own values come last
+        raise ConfigError(
+            f"'{twice}=…'", "This override is given twice, and one value would have no effect. Remove one."
+        )
     for change in changes:
         override(document, change)
     if repeats is not None and not any(re.match(r"checkpoints(\.folder)?=", each) for each in [*environment, *changes]):

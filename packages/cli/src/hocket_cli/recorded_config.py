@@ -217,7 +217,7 @@ def _clean(value: Any, shape: Any) -> Any:
 def _of_file(file: Path, place: str) -> str:
     """Return the text of a file that may be a recorded configuration. Raises ConfigError for any other file of a run."""
     folder, text = file.parent, None
-    if file.suffix in (".yaml", ".yml") or not (folder / NAME).is_file():
+    if file.suffix in (".yaml", ".yml"):
         try:
             text = safe_files.text(file, within=None if str(file) == place else folder)
         except UnicodeDecodeError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.basics.run_files import METRICS, SUMMARY, content, lines, strict
@@ -14,6 +13,8 @@ from hocket.plugins import PluginError
 from hocket_cli import recorded_config
 from hocket_cli.common_options import RUN, add_arguments as add_configuration, json_alone
 from hocket_cli.completion import completes, paths
+from hocket_cli.document import flow
+from hocket_cli.overrides import configuration
 from hocket_cli.template import print_config
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _fit(args: argparse.Namespace, found: dict[str, Any]) -> None:
             if args.trial is not None:
                 note_plan(args.trial, str(plan))
         if args.verify:
-            _verify(trainer, args.source)
+            _verify(trainer, args)
         folder = trainer.state.folder
         folder.check()  # fail before training if the weights cannot be written there
         _record(trainer, args)
@@ -126,35 +127,39 @@ def _verification(trainer: Trainer, args: argparse.Namespace) -> dict[str, Any]:
     return {"verification": compared} if compared else {}
 
 
-def _verify(trainer: Trainer, source: str) -> None:
+def _verify(trainer: Trainer, args: argparse.Namespace) -> None:
     """Let the callback that keeps the run's journal compare it with that of the recorded run."""
-    callbacks = [each for each in trainer.state.bus.attachments if each.kind == "callbacks"]
-    keeping = next((each.obj for each in callbacks if hasattr(each.obj, "compare_with")), None)
-    if keeping is None:
-        names = ", ".join(["{journal: {every: 100ba}}", *(each.name for each in callbacks)])
-        again = f"hocket train --from {shlex.quote(source)}"
-        if any((each / "journal.jsonl").is_file() for each in [Path(source), *Path(source).parents][:3]):
-            raise PluginError(
-                f"{source} has a journal, and this run would keep none to compare with it. Omit `callbacks=`, or add a journal "
-                f"with the interval of that run: {again} --verify 'callbacks=[{names}]'."
-            )
+    attached, source = trainer.state.bus.attachments, args.source
+    if keeping := next((each.obj for each in attached if hasattr(each.obj, "compare_with")), None):
+        return keeping.compare_with(source)
+    recorded, given = (
+        [] if (node := document.value.get("callbacks")) is None else node.plain() or []
+        for document in (recorded_config.read(source)[0], configuration(args))
+    )
+    journals = [each["journal"] for each in recorded if isinstance(each, dict) and "journal" in each]
+    callbacks = flow([{"journal": {"every": journals[0]["every"] if journals else "100ba"}}, *given])
+    again = f"hocket train --from {shlex.quote(source)}"
+    if journals:
         raise PluginError(
-            f"{source} was recorded without a journal, so --verify has nothing to compare with. Repeat it with one, and verify "
-            f"that run: {again} 'callbacks=[{names}]'. The callback comes with hocket-tools."
+            f"{source} has a journal, and this run would keep none to compare with it. Omit `callbacks=`, or add the journal "
+            f"of that run: {again} --verify {shlex.quote(f'callbacks={callbacks}')}."
         )
-    keeping.compare_with(source)
+    raise PluginError(
+        f"{source} was recorded without a journal, so --verify has nothing to compare with. Repeat it with one, and verify "
+        f"that run: {again} {shlex.quote(f'callbacks={callbacks}')}. The callback comes with hocket-tools."
+    )
 
 
 def _record(trainer: Trainer, args: argparse.Namespace) -> None:
     """Write ``config.yaml`` into the run's folder, and set the command that resumes the run."""
-    from hocket_cli.overrides import of_environment, without_secrets
+    from hocket_cli.overrides import of_environment, split, without_secrets
 
     state = trainer.state
     folder, identity = state.folder, state.identity
     if folder.lasting and state.strategy.rank == 0 and identity.config is not None:
         identity.config = recorded_config.continued(folder.claim() / recorded_config.NAME, identity.config)
         recorded_config.write(folder.path, identity.config)
-    given = [*of_environment(), *args.changes]
+    given = {split(each)[0]: each for each in [*of_environment(), *args.changes]}.values()  # the last of one key counts
     changes = [without_secrets(each, "…") for each in given if not each.startswith("resume=")]
     config = str(folder.path / recorded_config.NAME) if args.source is not None else args.config
     trust = ["--trust"] if args.trust else []

@@ -96,7 +96,7 @@ def bootstrap(
     """
     import numpy as np
 
-    check(level, resamples, method, seed)
+    check(level, resamples, seed)
     if not len(statistic.rows):
         raise WrongValue(f"{statistic.name} has no samples, so there is nothing to resample.")
     counts = statistic.counts
@@ -125,7 +125,7 @@ def _without_interval(value: float, why: str) -> Estimate:
     return Estimate(value, float("nan"), float("nan"), why)
 
 
-def check(level: float, resamples: int, method: str, seed: int = 0) -> None:
+def check(level: float, resamples: int, seed: int = 0) -> None:
     """Raise ValueError for arguments of an interval that are out of range."""
     if not 0 < level < 1:
         raise WrongValue(f"«level={level}» is not a probability between 0 and 1. Write «level=0.95».")

@@ -87,7 +87,9 @@ def read(stream: BinaryIO, size: int, file: str) -> tuple[bytes, list[Entry]]:
     raw = stream.read(8)
     length = int.from_bytes(raw, "little")
     if len(raw) < 8 or not 2 <= length <= min(LIMIT, size - 8):
-        raise CheckpointError(f"{file}: it is not a safetensors file{pickled(raw)}.")
+        raise CheckpointError(
+            f"{file}: it is {'not a safetensors file' if size else 'empty'}{pickled(raw)}. Copy or write it again."
+        )
     text = stream.read(length)
     try:
         described = json.loads(text)
@@ -103,7 +105,7 @@ def read(stream: BinaryIO, size: int, file: str) -> tuple[bytes, list[Entry]]:
         if 8 + length + end != size:
             raise WrongValue(f"its header describes {8 + length + end} bytes, and it has {size}")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{file}: it is not a valid safetensors file: {error}{pickled(raw)}.") from None
+        raise CheckpointError(f"{file}: it is not a valid safetensors file: {error}. Copy or write it again.") from None
     return raw + text, entries
 
 

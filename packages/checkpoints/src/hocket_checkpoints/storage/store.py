@@ -70,6 +70,10 @@ class Place(Protocol):
         """Replace the file `LATEST` atomically, or remove it."""
 
 
+#: Errors of folders that stay. ENOENT: the folder cannot be created, as in /proc.
+_LASTING = (errno.EROFS, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP)
+
+
 class Store:
     """The checkpoints of one run. One run at a time writes to it; any number may read.
 
@@ -177,7 +181,7 @@ class Store:
         except (PermissionError, FileExistsError, NotADirectoryError) as error:
             return error.strerror
         except OSError as error:
-            return error.strerror if error.errno == errno.EROFS else None
+            return error.strerror if error.errno in _LASTING else None
         except CheckpointError:
             pass
         return None

@@ -20,11 +20,8 @@ def check(attachments: Sequence[Attachment]) -> None:
     """Raise PluginError for an instance that belongs to another Trainer, closed or not, or that is given twice."""
     seen: set[int] = set()
     for attachment in filter(_claimable, attachments):
-        what, cls, key = (
-            f"{singular(attachment.kind)} '{attachment.name}'",
-            type(attachment.obj).__name__,
-            id(attachment.obj),
-        )
+        what = f"{singular(attachment.kind)} '{attachment.name}'"
+        cls, key = type(attachment.obj).__name__, id(attachment.obj)
         if key in seen:
             raise PluginError(f"The {what} is one {cls} that is given twice. Give it once, or create a second one.")
         seen.add(key)

@@ -58,12 +58,8 @@ def resolve(
         strategy, reasons["strategy"] = _auto_strategy(processes)
     if device == "auto":
         device, reasons["device"] = _auto_device()
-    single = {
-        kind: build(kind, given)
-        for kind, given in {
-            "strategies": strategy, "precisions": precision, "actions": actions, "devices": device,
-        }.items()
-    }  # fmt: skip
+    one = {"strategies": strategy, "precisions": precision, "actions": actions, "devices": device}
+    single = {kind: build(kind, given) for kind, given in one.items()}
     if processes > 1:
         if not single["strategies"].obj.distributed:
             raise WrongValue(
@@ -75,8 +71,7 @@ def resolve(
     attachments = [single["actions"], single["strategies"], single["precisions"]]
     for kind, given in several.items():
         built = [build(kind, item) for item in given]
-        if kind == "loggers":
-            _check_twice(built)
+        _check_twice(built)
         for attachment, name in zip(built, registry.distinct([item.name for item in built]), strict=True):
             attachment.name = name
         attachments += built
@@ -95,16 +90,22 @@ def shows_only(logger: Attachment) -> bool:
 
 
 def _check_twice(attachments: Sequence[Attachment]) -> None:
-    """Raise ValueError for a logger that is given twice with the same arguments: both would write to one file."""
+    """Raise ValueError for a class with ``once`` that is given twice, and for a logger twice with the same arguments.
+
+    Two such loggers would write to one file.
+    """
     seen: list[tuple[type, Any]] = []
-    for logger in attachments:
-        arguments = _arguments(logger)
-        if arguments is not None and (type(logger.obj), arguments) in seen:
+    for attachment in attachments:
+        kind, name, cls = attachment.kind, attachment.name, type(attachment.obj)
+        if (once := getattr(cls, "once", "")) and any(cls is other for other, _ in seen):
+            raise WrongValue(f"{kind} has {name!r} twice. {once}")
+        arguments = _arguments(attachment) if kind == "loggers" else None
+        if arguments is not None and (cls, arguments) in seen:
             raise WrongValue(
-                f"loggers has {logger.name!r} twice with the same arguments, which would write every row twice. Remove one, or "
+                f"loggers has {name!r} twice with the same arguments, which would write every row twice. Remove one, or "
                 "give them different arguments."
             )
-        seen.append((type(logger.obj), arguments))
+        seen.append((cls, arguments))
 
 
 def _arguments(attachment: Attachment) -> dict[str, Any] | None:

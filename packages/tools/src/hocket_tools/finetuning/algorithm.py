@@ -65,11 +65,10 @@ class Finetuning(Algorithm):
         >>> result = trainer.fit()
     """
 
-    events = {
-        Event.BEFORE_LOAD, Event.FIT_START, Event.BATCH_START, Event.AFTER_FIT, Event.EXCEPTION,
-    }  # fmt: skip
+    events = {Event.BEFORE_LOAD, Event.FIT_START, Event.BATCH_START, Event.AFTER_FIT, Event.EXCEPTION}
     phase = Phase.MODEL
     conflicts = ("layer-freezing",)
+    once = "The second would undo what the first freezes. Put the stages of both into one list, in the order of their times."
     needs = Need.SEVERAL_STEPS  # steps in which some parameters have no gradients
 
     @checked

@@ -110,7 +110,7 @@ def _how(args: argparse.Namespace) -> How:
     from hocket_tools import resampling
     from hocket_tools.judging.judgement import How
 
-    resampling.check(args.level, args.resamples, args.interval, args.seed)
+    resampling.check(args.level, args.resamples, args.seed)
     return How(args.level, args.resamples, args.interval, args.seed)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.basics import safe_files
 from hocket.basics.run_files import strict
 from hocket.basics.time import TimeError, Unit, interval_of
-from hocket.errors import Mistake, WrongValue
+from hocket.errors import Mistake, WrongType, WrongValue
 from hocket.hookspecs.callback import Callback
 from hocket.loop.agreement import ranks_of
 from hocket.plugins import PluginError
@@ -81,13 +81,20 @@ class Journal(Callback):
         runs/first is not repeated
     """
 
+    once = "Both would write one journal.jsonl. Remove one; the smaller interval records more."
+
     @checked
     def __init__(self, every: str = "100ba", sources: bool = True, against: str | None = None) -> None:
         time = None
         with suppress(TimeError):
             time = interval_of(every, "every").every
         if time is None or time.unit is not Unit.BATCH:
-            raise WrongValue(f"«every={every!r}» is no time in batches, which a journal counts. Write «every='100ba'».")
+            number = every if str(every).isdecimal() and int(every) else 100
+            raise WrongValue(
+                f"«every={every!r}» is no time in batches, which a journal counts. Write «every='{number}ba'»."
+            )
+        if not isinstance(against, str | Path | None):
+            raise WrongType(f"«against={against!r}» is not the folder of a run. Write «against='runs/first'».")
         self._every = int(time.value)
         self.every_batches = {"after_train_batch": self._every}
         self._sources = sources
@@ -168,8 +175,7 @@ class Journal(Callback):
     def _write(self, state: State) -> None:
         orders = [each for each in self._orders if each is not None]
         norm = state.gradient_norm
-        algorithms = [each for each in state.bus.attachments if each.kind == "algorithms"]
-        with_state = [each for each in algorithms if hasattr(each.obj, "state_dict")]
+        algorithms = [a for a in state.bus.attachments if a.kind == "algorithms" and hasattr(a.obj, "state_dict")]
         entry = {
             "batch": state.timestamp.batch,
             "epoch": state.timestamp.epoch,
@@ -181,7 +187,7 @@ class Journal(Callback):
             "lr": [float(group["lr"]) for optimizer in state.optimizers for group in optimizer.param_groups],
             "weights": digests.by_module(state.task, state.model_prefix),
             "optimizers": digests.of_optimizers(state.optimizers),
-            "plug-ins": {each.name: digests.digest(each.obj.state_dict()) for each in with_state},
+            "plug-ins": {each.name: digests.digest(each.obj.state_dict()) for each in algorithms},
             "random": digests.of_generators(state.generators.state_dict()),
         }
         entry = {name: value for name, value in entry.items() if value is not None and value != []}
@@ -336,6 +342,10 @@ def _checked(folder: Path, rank: int) -> Recorded:
     recorded = Recorded.read(path)
     if recorded.head and any(recorded.entries) and not recorded.damaged:
         return recorded
+    if not folder.exists():
+        raise PluginError(
+            f"There is no folder {folder}, whose journal this run is compared with. Give the folder of a run."
+        )
     what = f"{folder} has no journal to compare with."
     if recorded.damaged:
         numbers = ", ".join(map(str, recorded.damaged[:5])) + (" …" if recorded.damaged[5:] else "")
@@ -346,7 +356,8 @@ def _checked(folder: Path, rank: int) -> Recorded:
 
 
 def _record(folder: Path) -> str:
-    return (
-        f"Record one first: hocket train --from {folder} 'callbacks=[{{journal: {{every: 100ba}}}}]', with the callbacks that "
-        "it has; then verify that run."
-    )
+    """Return advice to record a journal; a run whose configuration has one repeats it."""
+    file = folder / "config.yaml"
+    has = file.is_file() and "journal:" in file.read_text(encoding="utf-8", errors="replace")
+    callbacks = "" if has else " 'callbacks=[{journal: {every: 100ba}}]', with the callbacks that it has"
+    return f"Record one first: hocket train --from {folder}{callbacks}; then verify that run."

@@ -26,10 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_configuration(parser, "a YAML file, or the folder of a run, such as runs/a")
     parser.add_argument("--lr", action="store_true", help="search for the learning rate of every optimizer")
     parser.add_argument("--batch-size", action="store_true", help="search for the largest batch that fits in memory")
-    parser.add_argument("--steps", type=int, default=100, metavar="N", help="steps of the range test (100)")
-    parser.add_argument(
-        "--run-steps", type=int, default=40, metavar="N", help="steps of each short run; 0 for none (40)"
-    )
+    parser.add_argument("--steps", type=int, metavar="N", help="steps of the range test (100)")
+    parser.add_argument("--run-steps", type=int, metavar="N", help="steps of each short run; 0 for none (40)")
     parser.add_argument("--limit", type=int, metavar="N", help="samples of the largest batch; default: an epoch")
     parser.add_argument("--plot", metavar="FILE", help="draw losses by learning rate into a .png, .pdf or .svg file")
     parser.add_argument("--json", action="store_true", help="print JSON, with the table of learning rates and losses")
@@ -40,12 +38,15 @@ def run(args: argparse.Namespace) -> int:
     if args.print_config:
         return print_config(args)
     both = not (args.lr or args.batch_size)
-    if args.plot is not None and (Path(args.plot).suffix not in _FORMATS or not (both or args.lr)):
-        raise PluginError(
-            f"--plot {args.plot} draws losses by learning rate into a file that ends in {', '.join(_FORMATS)}. Write --lr "
-            "--plot lr.png."
-        )
+    steps = {name: getattr(args, name) for name in ("steps", "run_steps") if getattr(args, name) is not None}
+    for search, options in (("lr", ("steps", "run_steps", "plot")), ("batch_size", ("limit",))):
+        idle = [each.replace("_", "-") for each in options if getattr(args, each) is not None]
+        if idle and not both and not getattr(args, search):
+            option = search.replace("_", "-")
+            raise PluginError(f"--{idle[0]} has no effect without --{option}. Add --{option}, or remove --{idle[0]}.")
     if args.plot is not None:
+        if Path(args.plot).suffix not in _FORMATS:
+            raise PluginError(f"--plot {args.plot} is not a {', '.join(_FORMATS)} file. Write --plot lr.png.")
         check_plot(args.plot)
     args.run = run_of(args.config)
     from hocket_cli.config import trainer_from
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             if prints and not args.json:
                 print(size, flush=True)
         if both or args.lr:
-            rates = tune(trainer, "lr", steps=args.steps, run_steps=args.run_steps, progress=line.show)
+            rates = tune(trainer, "lr", **steps, progress=line.show)
             found["learning_rates"] = [each.as_json() for each in rates]
             line.clear()
             if prints and not args.json:

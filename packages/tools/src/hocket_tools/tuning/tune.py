@@ -28,16 +28,9 @@ def tune(
 ) -> BatchSize: ...
 @checked
 def tune(
-    trainer: Trainer,
-    what: Literal["lr", "batch_size"],
-    *,
-    low: float = 1e-7,
-    high: float = 1e3,
-    steps: int = 100,
-    run_steps: int = 40,
-    limit: int | None = None,
-    progress: Progress = _silent,
-) -> LearningRates | BatchSize:
+    trainer: Trainer, what: Literal["lr", "batch_size"], *, low: float = 1e-7, high: float = 1e3, steps: int = 100,
+    run_steps: int = 40, limit: int | None = None, progress: Progress = _silent,
+) -> LearningRates | BatchSize:  # fmt: skip
     """Search for a learning rate or a batch size by steps on trial. Every rank has to call it; all get the same result.
 
     The steps are those of `Trainer.fit`, with its microbatches, accumulation, precision, strategy and algorithms, on the
@@ -83,10 +76,8 @@ def tune(
     from hocket_tools.tuning.trial import check
 
     given: dict[str, Any] = {"tune(what)": what, "tune(low, high)": (low, high), "tune(steps)": (steps, run_steps)}
-    state = trainer.state
-    same_on_ranks.over_ranks(
-        state.bus, state.strategy.world_size, same_on_ranks.of_values({**given, "tune(limit)": limit})
-    )
+    given["tune(limit)"], state = limit, trainer.state
+    same_on_ranks.over_ranks(state.bus, state.strategy.world_size, same_on_ranks.of_values(given))
     check(trainer)
     if what == "batch_size":
         from hocket_tools.tuning import batch_size_finder
