@@ -312,8 +312,8 @@ def test_a_run_that_continues_under_another_name_says_so(tmp_path: Path, capsys:
     for epochs, name in enumerate(("first", "first", "other"), 1):
         hocket.Trainer(
             model=nn.Linear(2, 1), loss="mse_loss", optimizer="sgd(lr=0.1)", device="cpu", run_name=name,
-            train_data=[(torch.ones(2, 2), torch.ones(2, 1))], checkpoints=str(tmp_path / "ck"), resume="auto", duration=f"{epochs}ep",
-            folder=tmp_path / "runs",
+            train_data=[(torch.ones(2, 2), torch.ones(2, 1))], checkpoints=str(tmp_path / "ck"), resume="auto",
+            duration=f"{epochs}ep", folder=tmp_path / "runs",
         ).fit()  # fmt: skip
         said = capsys.readouterr().err
         assert ("is of run 'first', which continues under the name 'other'" in said) is (name == "other"), said
