@@ -255,11 +255,11 @@ def test_mistakes_are_named(tmp_path):
     trainer = models.trainer_of(models.Undecided(), models.pairs(), loss="cross_entropy")
     (tmp_path / "mine").write_text("x")
     for arguments, error, text in (
-        ({"to": "tflite"}, WrongValue, "'torch-export', 'onnx', 'safetensors', 'huggingface'"),
+        ({"to": "tflite"}, WrongValue, "'torch-export', 'onnx', 'safetensors' or 'huggingface'"),
         ({"out": tmp_path}, ExistingFile, "is not an earlier export"),
         ({"to": "huggingface"}, Unsupported, "Undecided is not a model of transformers"),
         ({"to": "safetensors", "adapters": "apart"}, WrongValue, "Undecided has none"),
-        ({"to": "safetensors", "adapters": "both"}, WrongValue, "neither 'merged' nor 'apart'"),
+        ({"to": "safetensors", "adapters": "both"}, WrongValue, "'merged' or 'apart'"),
         ({"to": "safetensors", "dynamic": {"y": [1]}}, WrongValue, "The inputs of the model are x"),
     ):
         with pytest.raises(error, match=text):

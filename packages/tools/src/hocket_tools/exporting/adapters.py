@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from hocket.errors import Unsupported, WrongValue
+from hocket.errors import Unsupported
 from hocket_tools.finetuning.adapters import merge_adapters
 
 
@@ -25,12 +25,6 @@ def merge(module: nn.Module) -> nn.Module:
             f"The adapters of {type(module).__name__} cannot be merged: {str(error).rstrip('.')}. Write adapters='apart'. "
             "Nothing was written."
         ) from error
-
-
-def check_choice(adapters: str) -> None:
-    """Raise WrongValue for anything but ``"merged"`` and ``"apart"``."""
-    if adapters not in ("merged", "apart"):
-        raise WrongValue(f"«adapters={adapters!r}» is neither 'merged' nor 'apart'.")
 
 
 def adapter_names(network: nn.Module) -> set[str]:

@@ -17,6 +17,7 @@ from hocket.state.state import State
 from hocket_tools.arguments import checked
 from hocket_tools.exporting.axes import Dynamic
 from hocket_tools.exporting.exporter import check_folder, export_state
+from hocket_tools.exporting.formats import HowAdapters, To
 from hocket_tools.exporting.preparing import Options, prepare
 
 
@@ -53,10 +54,10 @@ class Export(Callback):
     @checked
     def __init__(
         self,
-        to: str = "torch-export",
+        to: To = "torch-export",
         every: str | Interval | None = "1ep",
         out: str | Path | None = None,
-        adapters: str = "merged",
+        adapters: HowAdapters = "merged",
         dynamic: Dynamic | None = None,
         overwrite: bool = False,
     ) -> None:

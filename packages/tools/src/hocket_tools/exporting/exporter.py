@@ -21,7 +21,7 @@ from hocket.state.state import State
 from hocket_tools import arguments
 from hocket_tools.exporting import manifest
 from hocket_tools.exporting.axes import Dynamic
-from hocket_tools.exporting.formats import Format, Subject
+from hocket_tools.exporting.formats import Format, HowAdapters, Subject, To
 from hocket_tools.exporting.observing import Predict
 from hocket_tools.exporting.preparing import Facts, Options, prepare
 from hocket_tools.exporting.verification import (
@@ -66,12 +66,12 @@ class Exported:
 @arguments.checked
 def export(
     trainer: Trainer,
-    to: str = "torch-export",
+    to: To = "torch-export",
     out: str | Path | None = None,
     *,
     checkpoint: str | Path | None = None,
     data: Iterable[Any] | None = None,
-    adapters: str = "merged",
+    adapters: HowAdapters = "merged",
     dynamic: Dynamic | None = None,
     overwrite: bool = False,
 ) -> Exported:

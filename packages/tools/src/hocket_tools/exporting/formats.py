@@ -8,12 +8,12 @@ import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from hocket.errors import MissingPackage, Unsupported, WrongValue
+from hocket.errors import MissingPackage, Unsupported
 from hocket.help import installing
 from hocket_tools.exporting.adapters import adapter_names
 from hocket_tools.exporting.axes import Axes
@@ -237,16 +237,11 @@ class HuggingFace:
         return model.outputs
 
 
+#: The names of the formats, and how adapters are exported.
+To, HowAdapters = Literal["torch-export", "onnx", "safetensors", "huggingface"], Literal["merged", "apart"]
 FORMATS: Mapping[str, type[Format]] = {
     "torch-export": TorchExport, "onnx": Onnx, "safetensors": Safetensors, "huggingface": HuggingFace,
 }  # fmt: skip
-
-
-def format_of(name: str) -> Format:
-    """Return a format by name. Raises WrongValue."""
-    if name not in FORMATS:
-        raise WrongValue(f"«to={name!r}» is not a format. Give one of {', '.join(map(repr, FORMATS))}.")
-    return FORMATS[name]()
 
 
 def needs(*packages: str, extra: str, what: str) -> None:

@@ -15,7 +15,7 @@ from hocket.state.state import State
 from hocket_tools.arguments import check_weights
 from hocket_tools.exporting import adapters as adapters_of, graphs, manifest, samples
 from hocket_tools.exporting.axes import Dynamic, halved, lengths, varying
-from hocket_tools.exporting.formats import Format, Subject, format_of
+from hocket_tools.exporting.formats import FORMATS, Format, Subject
 from hocket_tools.exporting.named_tensors import named_tensors
 from hocket_tools.exporting.observing import Observer, Predict, observed
 from hocket_tools.exporting.portable import PortableModel
@@ -70,8 +70,7 @@ def prepare(
         hocket.errors.Unsupported: it cannot be exported.
         hocket.errors.MissingPackage: a library is missing.
     """
-    format = format_of(options.to)
-    adapters_of.check_choice(options.adapters)
+    format = FORMATS[options.to]()
     batches_in, given = samples.data_of(state, data)
     if data is None and not state.eval_sets:
         options.say("there is no evaluation set; the export is verified on samples of the training data")

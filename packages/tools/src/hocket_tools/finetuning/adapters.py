@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from hocket.errors import Unsupported, WrongType, WrongValue
+from hocket.errors import Unsupported, WrongValue
 from hocket.help import optional_packages
 from hocket.hookspecs import Event
 from hocket.hookspecs.algorithm import Algorithm, Phase
@@ -132,10 +132,6 @@ def merge_adapters(model: nn.Module) -> nn.Module:
           (0): Linear(in_features=4, out_features=2, bias=True)
         )
     """
-    if not isinstance(model, nn.Module):
-        raise WrongType(
-            f"merge_adapters({type(model).__name__}): give the model, such as merge_adapters(trainer.state.model)."
-        )
     adapted = _adapted(model)
     if not adapted:
         raise WrongValue(

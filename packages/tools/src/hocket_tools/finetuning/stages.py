@@ -65,9 +65,9 @@ def trains(stages: Iterable[Stage], names: Iterable[str], tensor: Tensor, otherw
     return decisions[-1] if decisions else otherwise
 
 
-def read_stages(given: object) -> tuple[Stage, ...]:
+def read_stages(given: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
     """Return the stages of a configuration. Raises PluginConfigError if they are none, or not in the order of their times."""
-    if not isinstance(given, list | tuple) or not given:
+    if not given:
         raise PluginConfigError(f"«stages={given!r}» is not a list of stages. {_FORM}")
     stages = tuple(map(_read, given))
     if stages[0].at.value:
@@ -84,9 +84,9 @@ def read_stages(given: object) -> tuple[Stage, ...]:
     return stages
 
 
-def _read(given: Any) -> Stage:
+def _read(given: Mapping[str, Any]) -> Stage:
     known = list(Stage.__dataclass_fields__)
-    if not isinstance(given, Mapping) or "at" not in given:
+    if "at" not in given:
         raise PluginConfigError(f"The stage {given!r} is no dict with 'at', the time when it begins. {_FORM}")
     if unknown := [key for key in given if key not in known]:
         near = closest(unknown[0], known)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongValue
+from hocket.help.names import closest
 from hocket_tools.arguments import checked
 from hocket_tools.judging.corruption_kinds import blur, digital, noise, weather
 
@@ -101,9 +102,7 @@ def corrupt(images: Tensor, kind: str, severity: int, *, seed: int = 0, places: 
     import torch
 
     if kind not in _KINDS:
-        from hocket.help import names
-
-        near = names.closest(kind, CORRUPTIONS)
+        near = closest(kind, CORRUPTIONS)
         meant = f" Did you mean {near!r}?" if near else ""
         raise WrongValue(f"There is no corruption {kind!r}.{meant} The kinds are {', '.join(CORRUPTIONS)}.")
     if severity not in SEVERITIES:
@@ -116,10 +115,9 @@ def corrupt(images: Tensor, kind: str, severity: int, *, seed: int = 0, places: 
             "images / 255 for bytes, and images[None] for one image."
         )
     places = range(len(images)) if places is None else places
-    if seed < 0 or len(places) != len(images):
+    if len(places) != len(images):
         raise WrongValue(
-            f"corrupt was given «seed={seed}» and {len(places)} places for {len(images)} images. Give a seed of 0 or more, and "
-            "a place for each image, or omit them."
+            f"corrupt was given {len(places)} places for {len(images)} images. Give one for each image, or omit «places=»."
         )
     pixels = images.detach().double().cpu().numpy()
     if pixels.size and not (pixels.min() >= -1e-6 and pixels.max() <= 1 + 1e-6):

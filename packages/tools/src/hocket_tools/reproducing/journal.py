@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.basics import safe_files
 from hocket.basics.run_files import strict
 from hocket.basics.time import TimeError, Unit, interval_of
-from hocket.errors import Mistake, WrongType, WrongValue
+from hocket.errors import Mistake, WrongValue
 from hocket.hookspecs.callback import Callback
 from hocket.loop.agreement import ranks_of
 from hocket.plugins import PluginError
@@ -84,7 +84,7 @@ class Journal(Callback):
     once = "Both would write one journal.jsonl. Remove one; the smaller interval records more."
 
     @checked
-    def __init__(self, every: str = "100ba", sources: bool = True, against: str | None = None) -> None:
+    def __init__(self, every: str = "100ba", sources: bool = True, against: str | Path | None = None) -> None:
         time = None
         with suppress(TimeError):
             time = interval_of(every, "every").every
@@ -93,8 +93,6 @@ class Journal(Callback):
             raise WrongValue(
                 f"«every={every!r}» is no time in batches, which a journal counts. Write «every='{number}ba'»."
             )
-        if not isinstance(against, str | Path | None):
-            raise WrongType(f"«against={against!r}» is not the folder of a run. Write «against='runs/first'».")
         self._every = int(time.value)
         self.every_batches = {"after_train_batch": self._every}
         self._sources = sources
