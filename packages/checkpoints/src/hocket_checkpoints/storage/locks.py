@@ -77,10 +77,13 @@ class FileLock:
 
     def _acquire(self) -> None:
         self._made = not self._path.parent.is_dir()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
         while self._file is None:
-            file = self._path.open("a+b")
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                file = self._path.open("a+b")
+            except FileNotFoundError:  # another process has removed its empty folder
+                continue
             try:
                 if fcntl is not None:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
