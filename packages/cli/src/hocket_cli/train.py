@@ -136,8 +136,8 @@ def _verify(trainer: Trainer, args: argparse.Namespace) -> None:
         [] if (node := document.value.get("callbacks")) is None else node.plain() or []
         for document in (recorded_config.read(source)[0], configuration(args))
     )
-    journals = [each["journal"] for each in recorded if isinstance(each, dict) and "journal" in each]
-    callbacks = flow([{"journal": {"every": journals[0]["every"] if journals else "100ba"}}, *given])
+    journals = [each["journal"] or {} for each in recorded if isinstance(each, dict) and "journal" in each]
+    callbacks = flow([{"journal": {"every": journals[0].get("every", "100ba") if journals else "100ba"}}, *given])
     again = f"hocket train --from {shlex.quote(source)}"
     if journals:
         raise PluginError(
