@@ -135,6 +135,8 @@ def compare_compressed(
         try:
             measured[key] = _outputs(state.task, model, batches)
         except Exception as error:
+            if key == ORIGINAL or isinstance(error, torch.OutOfMemoryError):  # the data, or the machine
+                raise
             advice = "Give models that take what the trainer's model takes."
             raise WrongValue(raised(f"compare_compressed with the model {key!r}", error, advice)) from error
         shapes, expected = (
