@@ -110,9 +110,9 @@ def test_no_suggestion_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     "arguments, message",
     [
         (["--plot", "lr.txt"], "--plot lr.txt is not a .png, .pdf, .svg file. Write --plot lr.png"),
-        (["--batch-size", "--plot", "lr.png"], "--plot has no effect without --lr. Add --lr, or remove --plot"),
-        (["--batch-size", "--run-steps", "3"], "--run-steps has no effect without --lr."),
-        (["--lr", "--limit", "64"], "--limit has no effect without --batch-size. Add --batch-size, or remove --limit"),
+        (["--batch-size", "--plot", "lr.png"], "--plot lr.png has no effect without --lr. Add that, or remove --plot"),
+        (["--batch-size", "--run-steps", "3"], "--run-steps 3 has no effect without --lr."),
+        (["--lr", "--limit", "64"], "--limit 64 has no effect without --batch-size. Add that, or remove --limit"),
         pytest.param(
             ["--lr", "--plot", "config.yaml/lr.png"],
             "config.yaml/lr.png cannot be written: Not a directory",

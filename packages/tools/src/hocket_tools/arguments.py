@@ -71,14 +71,14 @@ def _refusal(who: str, parameter: inspect.Parameter, value: object, hint: object
     given = f"«{name}={shown}», which is {kind}" if len(shown) < 80 and "\n" not in shown else f"{kind} as {name}"
     allowed = described(hint).replace("true or false", "«True» or «False»").replace(" or null", " or «None»")
     choices = [each for one in signatures.members(hint) if typing.get_origin(one) is Literal for each in one.__args__]
-    if choices:
-        near = closest(value, map(str, choices))
-        write = repr(next((each for each in choices if str(each) == near), choices[0]))
-    else:
-        fitting = (repr(each) for each in _meant(value) if _fits(each, hint))
-        write = next(
-            fitting, _example(hint) if parameter.default in (None, (), parameter.empty) else repr(parameter.default)
-        )
+    near = closest(value, map(str, choices))
+    meant = (
+        [each for each in choices if str(each) == near]
+        or choices
+        or [each for each in _meant(value) if _fits(each, hint)]
+    )
+    example = _example(hint) if parameter.default in (None, (), parameter.empty) else repr(parameter.default)
+    write = repr(meant[0]) if meant else example
     error = WrongValue if type(value) in map(type, choices) else WrongType
     return error(f"{who} was given {given}; it should be {allowed}. Write «{name}={write}».", about=name)
 
@@ -94,10 +94,8 @@ def _meant(value: object) -> Iterator[object]:
 def _example(hint: object) -> str:
     """Return the source of a value that fits an annotation."""
     member = signatures.members(hint)[0]
-    cls, parts = (
-        typing.get_origin(member) or member,
-        [_example(each) for each in typing.get_args(member) if each is not ...],
-    )
+    cls = typing.get_origin(member) or member
+    parts = [_example(each) for each in typing.get_args(member) if each is not ...]
     if cls in signatures.MAPPINGS:
         return f"{{{': '.join(parts)}}}"
     if cls in signatures.SEQUENCES:
@@ -113,12 +111,10 @@ _EXAMPLES: dict[object, str] = {
 
 def check_effect(args: argparse.Namespace, needed: bool, without: str, **defaults: object) -> None:
     """Raise WrongValue for an option that was given and has no effect, because the command lacks what it needs."""
-    given = [name for name, default in defaults.items() if getattr(args, name) != default and not needed]
-    if given:
-        option = f"--{given[0].replace('_', '-')}"
-        raise WrongValue(
-            f"{option} {getattr(args, given[0])} has no effect without {without}. Add that, or remove {option}."
-        )
+    for name, default in defaults.items():
+        value, option = getattr(args, name), f"--{name.replace('_', '-')}"
+        if value != default and not needed:
+            raise WrongValue(f"{option} {value} has no effect without {without}. Add that, or remove {option}.")
 
 
 def check_weights(model: nn.Module) -> None:

@@ -28,10 +28,8 @@ def writing(path: str | Path, then: str = "") -> Iterator[None]:
         if isinstance(error, Mistake):
             raise
         reason = getattr(error, "strerror", None) or error
-        full = getattr(error, "errno", errno.ENOSPC) in (
-            errno.ENOSPC,
-            errno.EDQUOT,
-        )  # of safetensors' no number is known
+        # An error of safetensors has no number.
+        full = getattr(error, "errno", errno.ENOSPC) in (errno.ENOSPC, errno.EDQUOT)
         advice = f"make room in this one{then}" if full else "make this one writable"
         raise WrongFile(f"{path} cannot be written: {reason}. Give another folder, or {advice}.") from error
 

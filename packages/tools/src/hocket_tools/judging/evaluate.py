@@ -66,8 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from hocket_tools.judging.arguments import asked
 
     runs = asked(args)
-    of_corruptions = {name: _DEFAULTS[name] for name in ("severity", "mean", "std")}
-    check_effect(args, args.corruptions is not None, "--corruptions", **of_corruptions)
+    check_effect(args, args.corruptions is not None, "--corruptions", severity="1,2,3,4,5", mean="0", std="1")
     plain = all(getattr(args, name) == default for name, default in _DEFAULTS.items())
     if plain and len(runs) == 1 and runs[0].label is None and runs[0].args.run is None:
         return _print_values(runs[0])

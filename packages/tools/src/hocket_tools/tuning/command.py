@@ -37,13 +37,12 @@ def run(args: argparse.Namespace) -> int:
     """Print suggestions: a batch size, a learning rate, or, without options, both. Nothing is trained or logged."""
     if args.print_config:
         return print_config(args)
+    from hocket_tools.arguments import check_effect
+
     both = not (args.lr or args.batch_size)
     steps = {name: getattr(args, name) for name in ("steps", "run_steps") if getattr(args, name) is not None}
-    for search, options in (("lr", ("steps", "run_steps", "plot")), ("batch_size", ("limit",))):
-        idle = [each.replace("_", "-") for each in options if getattr(args, each) is not None]
-        if idle and not both and not getattr(args, search):
-            option = search.replace("_", "-")
-            raise PluginError(f"--{idle[0]} has no effect without --{option}. Add --{option}, or remove --{idle[0]}.")
+    check_effect(args, both or args.lr, "--lr", steps=None, run_steps=None, plot=None)
+    check_effect(args, both or args.batch_size, "--batch-size", limit=None)
     if args.plot is not None:
         if Path(args.plot).suffix not in _FORMATS:
             raise PluginError(f"--plot {args.plot} is not a {', '.join(_FORMATS)} file. Write --plot lr.png.")

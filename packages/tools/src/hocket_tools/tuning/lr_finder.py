@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,16 +49,12 @@ class LearningRate:
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data, with None for infinity."""
+        losses = {"table": self.table, "runs": self.runs}
         plain = {
-            name: getattr(self, name) for name in ("optimizer", "suggestion", "reason", "current", "ended", "batch")
+            name: [[rate, loss if math.isfinite(loss) else None] for rate, loss in pairs]
+            for name, pairs in losses.items()
         }
-        return {
-            **plain,
-            **{
-                name: [[rate, loss if math.isfinite(loss) else None] for rate, loss in getattr(self, name)]
-                for name in ("table", "runs")
-            },
-        }
+        return {**asdict(self), **plain}
 
     def __str__(self) -> str:
         if self.suggestion is None:
