@@ -1,9 +1,15 @@
-"""A line on a terminal with what is done and the time that is left."""
+"""Lines for people, on stderr: decisions that nobody asked for, and what is done and the time that is left."""
 
 from __future__ import annotations
 
 import sys
 import time
+
+
+def say(text: str, rank: int = 0) -> None:
+    """Say on rank 0, in one line of stderr, what a command or a plug-in has decided by itself."""
+    if rank == 0:
+        print(f"hocket: {text}", file=sys.stderr, flush=True)
 
 
 class Progress:

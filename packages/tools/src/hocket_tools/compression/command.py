@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
@@ -101,6 +100,7 @@ def _compressed(trainer: Trainer, model: nn.Module, kinds: list[str], args: argp
     from hocket_tools.compression import quantization
     from hocket_tools.compression.channels import prune_channels
     from hocket_tools.compression.model_inputs import inputs_of_batches
+    from hocket_tools.progress import say
 
     state = trainer.state
     quantized: list[Any] = [kind for kind in kinds if kind in quantization.KINDS]
@@ -123,10 +123,7 @@ def _compressed(trainer: Trainer, model: nn.Module, kinds: list[str], args: argp
             import copy
 
             models[f"pruned {args.amount:.0%}"] = prune_channels(copy.deepcopy(model), calibration[0], args.amount)[0]
-            print(
-                "hocket: pruned is not fine-tuned here. Train with algorithms=[channel-pruning] for that.",
-                file=sys.stderr,
-            )
+            say("pruned is not fine-tuned here. Train with algorithms=[channel-pruning] for that.")
         else:
             models[kind] = quantization.quantize(
                 model, cast("Kind", kind), calibration if kind == "int8-static" else None

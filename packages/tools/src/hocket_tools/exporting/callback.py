@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from hocket_tools.exporting.axes import Dynamic
 from hocket_tools.exporting.exporter import check_folder, export_state
 from hocket_tools.exporting.formats import HowAdapters, To
 from hocket_tools.exporting.preparing import Options, prepare
+from hocket_tools.progress import say
 
 
 class Export(Callback):
@@ -105,7 +105,7 @@ class Export(Callback):
             return
         exported = export_state(state, _predict(state), self._options, self._out)
         if state.strategy.rank == 0:
-            print(f"hocket: exported to {exported.folder}; {exported.worst}.", file=sys.stderr, flush=True)
+            say(f"exported to {exported.folder}; {exported.worst}.")
             state.bus.log_artifact(state, "export", exported.folder)
 
 

@@ -33,6 +33,7 @@ from hocket_tools.exporting.verification import (
     compare,
     is_repeatable,
 )
+from hocket_tools.progress import say
 from hocket_tools.writable import check_writable, exchanged, writing
 
 if TYPE_CHECKING:
@@ -264,7 +265,7 @@ def _replace(folder: Path, temporary: Path, whose: str, options: Options) -> Non
         earlier = _earlier(folder, whose)
         if exchanged(temporary, folder):
             if earlier:
-                options.say(f"{folder} had an export of {earlier}, which is replaced")
+                say(f"{folder} had an export of {earlier}, which is replaced.")
             return
         with suppress(FileNotFoundError):  # another process has moved it
             folder.rename(old := folder.with_name(f".{folder.name}.{os.urandom(8).hex()}"))

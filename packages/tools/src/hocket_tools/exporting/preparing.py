@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,10 +19,7 @@ from hocket_tools.exporting.named_tensors import named_tensors
 from hocket_tools.exporting.observing import Observer, Predict, observed
 from hocket_tools.exporting.portable import PortableModel
 from hocket_tools.exporting.verification import Sample, check_finite, difference
-
-
-def _say(line: str) -> None:
-    print(f"hocket: {line}.", file=sys.stderr, flush=True)
+from hocket_tools.progress import say
 
 
 def _skip(name: str) -> None:
@@ -40,8 +36,7 @@ class Options:
     checkpoint: str | None = None
     #: Whether an export of another run is replaced.
     overwrite: bool = False
-    #: Called with a line for each decision that nobody asked for, and with the name of each stage.
-    say: Callable[[str], None] = _say
+    #: Called with the name of each stage.
     stage: Callable[[str], None] = _skip
 
 
@@ -73,7 +68,7 @@ def prepare(
     format = FORMATS[options.to]()
     batches_in, given = samples.data_of(state, data)
     if data is None and not state.eval_sets:
-        options.say("there is no evaluation set; the export is verified on samples of the training data")
+        say("there is no evaluation set; the export is verified on samples of the training data.")
     replaced = [each.name for each in state.replacements if not adapters_of.has_adapters(each.new)]
     subject = Subject(None, {}, {}, None, replaced, None, options.adapters == "apart")  # type: ignore[arg-type]
     options.stage("predicting")
@@ -90,7 +85,7 @@ def prepare(
         check_weights(model.network)
         is_precise = _is_precise(state, model)
         if not is_precise and format.graph:
-            options.say(f"{type(state.precision).__name__} is not exported: the model computes in float32")
+            say(f"{type(state.precision).__name__} is not exported: the model computes in float32.")
             model.network.float()
         inputs = [_float(observer.inputs(number), format.graph and not is_precise) for number in range(len(batches))]
         axes = varying(inputs[0], inputs[1:], counts)
@@ -159,9 +154,7 @@ def _that_work(
                 f"The model does not compute with half of the axes that «dynamic={dict(options.dynamic)!r}» names: "
                 f"{reason.rstrip('.')}. Remove them. Nothing was written."
             ) from error
-        options.say(
-            f"the length of {next(iter(chosen))[0]} is fixed, because the model fails with half of it: {reason}"
-        )
+        say(f"the length of {next(iter(chosen))[0]} is fixed, because the model fails with half of it: {reason}.")
         return {}
     return dict(chosen)
 
@@ -194,9 +187,7 @@ def _trace(subject: Subject, options: Options) -> list[str]:
             if axis not in subject.axes.get(name, {}):
                 if axis in options.dynamic.get(name, ()):
                     raise Unsupported(f"Axis {axis} of '{name}' is fixed by the model's code. Remove it from dynamic=.")
-                options.say(
-                    f"axis {axis} of '{name}' ({label}) is fixed at {inputs[name].shape[axis]} by the model's code"
-                )
+                say(f"axis {axis} of '{name}' ({label}) is fixed at {inputs[name].shape[axis]} by the model's code.")
     return unused
 
 

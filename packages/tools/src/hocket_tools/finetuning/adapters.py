@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ from hocket.state.state import State
 from hocket.surgery import Replacement
 from hocket_tools.arguments import checked
 from hocket_tools.finetuning.norms import norms_of, said
+from hocket_tools.progress import say
 
 
 class Adapters(Algorithm):
@@ -85,13 +85,8 @@ class Adapters(Algorithm):
         sizes = [(parameter.numel(), parameter.requires_grad) for parameter in state.model.parameters()]
         trained, total = sum(size for size, trains in sizes if trains), sum(size for size, _ in sizes)
         state.log({"adapters/modules": modules, "adapters/parameters": trained})
-        if state.strategy.rank == 0:
-            print(
-                f"hocket: adapters in {modules} modules: {trained:,} of {total:,} parameters train"
-                f"{said(len(self._frozen_norms), self.batch_norm)}.",
-                file=sys.stderr,
-                flush=True,
-            )
+        norms = said(len(self._frozen_norms), self.batch_norm)
+        say(f"adapters in {modules} modules: {trained:,} of {total:,} parameters train{norms}.", state.strategy.rank)
 
     def touches(self, model: nn.Module) -> Sequence[str]:
         """Return one line for each module that gets an adapter, or is trained as it is."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal
@@ -27,6 +26,7 @@ from hocket_tools.arguments import checked
 from hocket_tools.finetuning.norms import norms_of, said
 from hocket_tools.finetuning.rates import StageRates
 from hocket_tools.finetuning.stages import read_stages, trains
+from hocket_tools.progress import say
 
 
 class Finetuning(Algorithm):
@@ -117,8 +117,7 @@ class Finetuning(Algorithm):
         norms = self._norms(state, begun)
         assert self._rates is not None, "before_load comes first"
         self._rates.set(state, begun)
-        if state.strategy.rank == 0:
-            self._say(begun[-1], total, norms)
+        self._say(begun[-1], total, norms, state.strategy.rank)
 
     def _norms(self, state: State, begun: Sequence[int]) -> int:
         """Put norms of frozen parts in eval mode, and those that train again back. Return the number of frozen norms."""
@@ -139,12 +138,11 @@ class Finetuning(Algorithm):
     def _trains(self, names: Sequence[str], tensor: Tensor, begun: Sequence[int]) -> bool:
         return trains([self.stages[number] for number in begun], names, tensor, not self.stages[0].train)
 
-    def _say(self, number: int, total: int, norms: int) -> None:
-        print(
-            f"hocket: finetuning, stage {number + 1} of {len(self.stages)} (from {self.stages[number].at}): {self._size:,} of "
+    def _say(self, number: int, total: int, norms: int, rank: int) -> None:
+        say(
+            f"finetuning, stage {number + 1} of {len(self.stages)} (from {self.stages[number].at}): {self._size:,} of "
             f"{total:,} parameters train{said(norms, self.batch_norm)}.",
-            file=sys.stderr,
-            flush=True,
+            rank,
         )
 
     def _restore(self, state: State) -> None:

@@ -6,7 +6,6 @@ import argparse
 import copy
 import os
 import shlex
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -125,9 +124,3 @@ def label_of(trainer: Trainer, label: str | None, verb: str, write: str) -> str:
     given = "no evaluation set" if label is None else f"no evaluation set '{label}'"
     example = f"Write {example}." if sets else "Write `eval_data: {test: module:loader}` in it."
     raise PluginError(f"There is {given}; the configuration has {there}. {example}")
-
-
-def say(text: str, rank: int = 0) -> None:
-    """Say on rank 0, in one line of stderr, what a command has decided by itself."""
-    if rank == 0:
-        print(f"hocket: {text}", file=sys.stderr, flush=True)

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 def _print_values(found: Asked) -> int:
     from hocket_cli.weights import trainer_with_weights
     from hocket_tools.beside import explained
-    from hocket_tools.judging.arguments import say
+    from hocket_tools.progress import say
 
     with trainer_with_weights(found.args) as (trainer, checkpoint), explained("The evaluation"):
         for name, value in trainer.evaluate(checkpoint=checkpoint).items():

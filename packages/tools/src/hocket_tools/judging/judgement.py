@@ -15,12 +15,11 @@ from hocket.help.names import closest
 from hocket.state.metrics import MetricSet
 from hocket.state.simple_metrics import Mean
 from hocket_tools.arguments import checked
-from hocket_tools.judging.arguments import say
 from hocket_tools.judging.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from hocket_tools.judging.paired import Difference, paired_test
 from hocket_tools.judging.recording import record
 from hocket_tools.judging.samples import METRICS, Samples, joined, per_class, statistic
-from hocket_tools.progress import Progress
+from hocket_tools.progress import Progress, say
 from hocket_tools.resampling import Estimate, Method, Statistic, bootstrap
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
@@ -17,6 +16,7 @@ from hocket.data.adapters import CombinedLoaders, adapt
 from hocket.data.batches import Padding
 from hocket.data.samplers import DRAWN
 from hocket.data.source import Source
+from hocket_tools.progress import say
 from hocket_tools.reproducing import digests
 from hocket_tools.reproducing.environment import data_of
 
@@ -134,6 +134,6 @@ def _in_order(data: Any) -> Any:
     """Return the sampler of a loader's batches, or of its samples if they are batches; in order where it would shuffle."""
     if not isinstance(data.sampler, DRAWN):
         return data.batch_sampler if data.batch_sampler is not None else data.sampler
-    print("hocket: the loader shuffles; samples are read in the order of the data set.", file=sys.stderr, flush=True)
+    say("the loader shuffles; samples are read in the order of the data set.")
     sequence = SequentialSampler(data.dataset)
     return sequence if data.batch_sampler is None else BatchSampler(sequence, data.batch_size, data.drop_last)

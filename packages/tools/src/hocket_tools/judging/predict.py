@@ -109,8 +109,8 @@ def _into_file(trainer: Trainer, data: Any, checkpoint: str | None, out: str) ->
 
     from hocket_checkpoints.weights import write_tensors
     from hocket_tools.beside import explained
-    from hocket_tools.judging.arguments import say
     from hocket_tools.judging.recording import nonfinite, say_nonfinite
+    from hocket_tools.progress import say
     from hocket_tools.writable import writing
 
     if (ranks := trainer.state.strategy.world_size) > 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -30,8 +29,8 @@ from hocket.state.simple_metrics import Accuracy
 from hocket.state.step import count
 from hocket.state.task import SupervisedTask
 from hocket_tools.beside import beside, explained
-from hocket_tools.judging.arguments import say
 from hocket_tools.judging.samples import Samples, merged
+from hocket_tools.progress import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,9 +88,7 @@ def _alone(state: State, label: str) -> Iterator[Any]:
     sets, evaluated = state.eval_sets, copy.copy(state.eval_sets[label])
     data = evaluated.data
     if loaders.by_index(data) and isinstance(getattr(data, "sampler", None), DRAWN) and data.batch_size:
-        print(
-            f"hocket: the loader of '{label}' shuffles; samples are read in the order of the data set.", file=sys.stderr
-        )
+        say(f"the loader of '{label}' shuffles; samples are read in the order of the data set.", state.strategy.rank)
         ordered = BatchSampler(SequentialSampler(data.dataset), data.batch_size, data.drop_last)  # type: ignore[arg-type]
         evaluated.data = loaders.with_sampler(data, batch_sampler=ordered, sampler=ordered.sampler)
         evaluated.source = adapt(prepared(evaluated.data, state.bus.prepare_data, False), given=evaluated.data)

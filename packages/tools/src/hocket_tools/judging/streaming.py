@@ -18,11 +18,10 @@ from hocket.state.step import count
 from hocket_tools.arguments import checked
 from hocket_tools.beside import explained
 from hocket_tools.judging import predictions
-from hocket_tools.judging.arguments import say
 from hocket_tools.judging.ordered import Sharded
 from hocket_tools.judging.predictions import Format
 from hocket_tools.judging.recording import nonfinite, say_nonfinite
-from hocket_tools.progress import Progress
+from hocket_tools.progress import Progress, say
 from hocket_tools.reproducing.environment import code
 from hocket_tools.writable import writing
 

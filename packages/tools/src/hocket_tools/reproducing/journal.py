@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +18,7 @@ from hocket.plugins import PluginError
 from hocket.state.component import Check, Component, PerRank, Saved
 from hocket.state.state import State
 from hocket_tools.arguments import checked
+from hocket_tools.progress import say
 from hocket_tools.reproducing import comparison, digests
 from hocket_tools.reproducing.environment import environment, sources, text
 from hocket_tools.reproducing.journal_file import JournalFile, Recorded, add_sources, path_of, read_sources
@@ -274,8 +274,7 @@ class Journal(Callback):
                 f"{text} That is not the whole run: its journal has no end, because the run was interrupted or the file is cut "
                 f"off after batch {last}. {_record(self._against)}"
             )
-        if state.strategy.rank == 0:
-            print(f"hocket: {text}", file=sys.stderr)
+        say(text, state.strategy.rank)
 
     def _report(self, state: State, **values: Any) -> None:
         if state.strategy.rank == 0:
