@@ -39,11 +39,18 @@ def trainer_of_run(args: argparse.Namespace, read: Source, **instead: Any) -> It
         yield trainer, checkpoint
 
 
-def folder_to_write(args: argparse.Namespace, read: Source, name: str) -> Path:
-    """Return ``--out``, or a folder in that of the run, which RUN is, or has in its folder of checkpoints.
+def folder_to_write(args: argparse.Namespace, read: Source, name: str, part: str = "") -> Path:
+    """Return a part of ``--out``, or of a folder in that of the run, which may be replaced; see `exporter.checked`.
 
     Raises WrongValue if there is no such folder, and for the folder of another run.
     """
+    from hocket_tools.exporting.exporter import checked
+
+    return checked(_folder(args, read, name) / part, None if args.overwrite else read.made.get("run"))
+
+
+def _folder(args: argparse.Namespace, read: Source, name: str) -> Path:
+    """Return ``--out``, or a folder in that of the run, which RUN is, or has in its folder of checkpoints."""
     if args.out is not None:
         whose = content(Path(args.out, MARK)).get("run")
         if whose not in (None, read.made.get("run")):

@@ -59,14 +59,12 @@ def run(args: argparse.Namespace) -> int:
     from hocket_tools.beside import explained
     from hocket_tools.compression.comparison import as_json, compare_compressed, evaluated_model, table
     from hocket_tools.compression.writing import write
-    from hocket_tools.exporting.exporter import checked
     from hocket_tools.exporting.preparing import Options
     from hocket_tools.progress import Progress
     from hocket_tools.run_source import folder_to_write, source_of_run, trainer_of_run
 
     read = source_of_run(args)
-    out = folder_to_write(args, read, "compressed")
-    folders = {kind: checked(out / kind, None if args.overwrite else read.made.get("run")) for kind in kinds}
+    folders = {kind: folder_to_write(args, read, "compressed", kind) for kind in kinds}
     with (
         json_alone(args.json) as stdout,
         trainer_of_run(args, read, callbacks=()) as (trainer, weights),

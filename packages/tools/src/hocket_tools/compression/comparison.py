@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -264,9 +265,7 @@ def _metric_of(state: State, metric: str | None) -> tuple[str, str]:
 def _eval_batches(state: State, label: str) -> Iterator[Any]:
     evaluated = state.eval_sets[label]
     with beside(evaluated.source) as source, one_epoch(source) as batches:
-        for number, batch in enumerate(batches):
-            if number == evaluated.limit:
-                break
+        for batch in islice(batches, evaluated.limit):
             yield state.bus.move_batch(state, nested.unpadded(batch)[0])
 
 

@@ -52,11 +52,7 @@ def write(
         origin={**manifest.origin(state, options.checkpoint, original), "compression": kind},
         preprocessing=manifest.preprocessing(state, given, []),
         classes=manifest.classes(state, given),
-        left_out=(),
-        unused=(),
         reference=f"the {kind} model",
-        rounding=None,
-        has_adapters=False,
     )
     subject = Subject(model, inputs[0], axes, program, [], None, False)
     return written(TorchExport(), program, subject, verified, facts, options, folder)

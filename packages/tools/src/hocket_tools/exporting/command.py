@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Export, and print how much the files differ from the run."""
     dynamic = _dynamic(args.dynamic)
-    from hocket_tools.exporting.exporter import checked, export_trainer
+    from hocket_tools.exporting.exporter import export_trainer
     from hocket_tools.exporting.preparing import Options
     from hocket_tools.progress import Progress
     from hocket_tools.run_source import folder_to_write, source_of_run, trainer_of_run
@@ -47,8 +47,7 @@ def run(args: argparse.Namespace) -> int:
         "deterministic": False, "duration": None, "schedule": None, "profile": None,
     }  # fmt: skip
     read = source_of_run(args)
-    out = folder_to_write(args, read, f"exports/{args.to}")
-    out = checked(out, None if args.overwrite else read.made.get("run"))  # before a model is made
+    out = folder_to_write(args, read, f"exports/{args.to}")  # before a model is made
     with (
         json_alone(args.json) as stdout,
         Progress() as line,

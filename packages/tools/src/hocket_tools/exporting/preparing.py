@@ -47,13 +47,13 @@ class Facts:
     origin: Mapping[str, Any]
     preprocessing: Sequence[Mapping[str, str]]
     classes: Sequence[str] | None
-    #: The outputs of predictions that are not exported, and the inputs that have no effect.
-    left_out: Sequence[str]
-    unused: Sequence[str]
     #: What the files are compared with, and how much predictions in another precision differ from that.
     reference: str
-    rounding: float | None
-    has_adapters: bool
+    rounding: float | None = None
+    #: The outputs of predictions that are not exported, and the inputs that have no effect.
+    left_out: Sequence[str] = ()
+    unused: Sequence[str] = ()
+    has_adapters: bool = False
 
 
 def prepare(

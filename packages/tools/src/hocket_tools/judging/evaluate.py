@@ -82,10 +82,12 @@ def run(args: argparse.Namespace) -> int:
             f"evaluate {runs[0].name} {runs[1].name} --compare for the runs' own weights, or --weights best for their best."
         )
     how = _how(args)
+    from hocket_tools.judging.judgement import compared
+
     with json_alone(args.json):
-        judged = [_judged(each, args, how) for each in runs]
-        differences = _compared(judged, how) if args.compare else None
-    if judged[0] is not None:  # another rank prints
+        judged = [found for each in runs if (found := _judged(each, args, how)) is not None]
+        differences = compared(*judged, how) if judged and args.compare else None
+    if judged:  # rank 0 prints
         _print(judged, differences, args.json, how)
     return 0
 
@@ -169,13 +171,6 @@ def _numbers(text: str, option: str) -> list[float]:
         raise PluginError(
             f"{option} {text} is not a list of numbers by channel. Write {option} 0.485,0.456,0.406."
         ) from None
-
-
-def _compared(judged: list[Any], how: How) -> Any:
-    from hocket_tools.judging.judgement import compared
-
-    first, second = judged
-    return None if first is None else compared(first, second, how)
 
 
 def _print(judged: list[Any], differences: Any, as_json: bool, how: How) -> None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     Columns = dict[str, NDArray[Any]]
 
 Format = Literal["npz", "parquet", "jsonl"]
-FORMATS: tuple[Format, ...] = ("npz", "parquet", "jsonl")
 MANIFEST = "predictions.json"
 #: The dtypes of columns, until the manifest is complete.
 _COLUMNS = ".columns.json"
@@ -51,18 +50,16 @@ def columns_of(outputs: Any, samples: int, said: Callable[[str], None] = lambda 
         if isinstance(part, torch.Tensor) and part.dim() and len(part) == samples:
             part = part.detach()
             found[path or "output"] = (part.float() if part.dtype in (torch.bfloat16,) else part).cpu().numpy()
-        elif isinstance(part, Mapping):
-            for name, inner in part.items():
-                add(f"{path}/{name}" if path else str(name), inner)
         elif (
             isinstance(part, list)
             and len(part) == samples
             and all(isinstance(each, str | int | float) for each in part)
         ):
             found[path or "output"] = np.array(part)
-        elif isinstance(part, list | tuple):
-            names = getattr(part, "_fields", range(len(part)))
-            for name, inner in zip(names, part, strict=True):
+        elif isinstance(part, Mapping | list | tuple):
+            names = part if isinstance(part, Mapping) else getattr(part, "_fields", range(len(part)))
+            values = part.values() if isinstance(part, Mapping) else part
+            for name, inner in zip(names, values, strict=True):
                 add(f"{path}/{name}" if path else str(name), inner)
         elif part is not None:
             said(f"the output {path or type(part).__name__!r} has no row for each sample, and is not written.")

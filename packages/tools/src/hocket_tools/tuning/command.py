@@ -46,7 +46,11 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         if Path(args.plot).suffix not in _FORMATS:
             raise PluginError(f"--plot {args.plot} is not a {', '.join(_FORMATS)} file. Write --plot lr.png.")
-        check_plot(args.plot)
+        from hocket_tools.tuning.plotting import check_library
+        from hocket_tools.writable import check_writable
+
+        check_library()  # before a search, rather than after it
+        check_writable(args.plot)
     args.run = run_of(args.config)
     from hocket_cli.config import trainer_from
     from hocket_tools.progress import Progress
@@ -75,15 +79,6 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(strict(found), indent=1), file=out)
     missing = any(each["suggestion"] is None for each in found.get("learning_rates", ()))
     return ExitCode.FAILED if missing else ExitCode.DONE
-
-
-def check_plot(file: str) -> None:
-    """Raise WrongFile or MissingPackage, before a search, if it cannot be drawn after it."""
-    from hocket_tools.tuning.plotting import check_library
-    from hocket_tools.writable import check_writable
-
-    check_library()
-    check_writable(file)
 
 
 def _draw(rates: LearningRates, file: str) -> None:
