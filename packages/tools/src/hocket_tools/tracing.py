@@ -1,8 +1,10 @@
-"""torch.export, after which this process can still be forked."""
+"""torch.export, after which this process can still be forked; and loggers that stay quiet."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +12,18 @@ from torch import nn
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
+
+
+@contextmanager
+def quiet(logger: str, level: int) -> Iterator[None]:
+    """Drop lines of a logger below a level."""
+    named = logging.getLogger(logger)
+    before = named.level
+    named.setLevel(level)
+    try:
+        yield
+    finally:
+        named.setLevel(before)
 
 
 def exported_program(

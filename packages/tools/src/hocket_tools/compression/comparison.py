@@ -71,6 +71,10 @@ class Row:
     nonfinite: int = 0
 
 
+#: Called with the number of steps that are done.
+Count = Callable[[int], None]
+
+
 @checked
 def compare_compressed(
     trainer: Trainer,
@@ -294,13 +298,7 @@ def _output(forward: Callable[[Any], Any], task: Task, batch: Any) -> Any:
 
 
 def _estimates(
-    state: State,
-    label: str,
-    name: str,
-    outputs: Mapping[str, Any],
-    batch: Any,
-    resamples: int,
-    progress: Callable[[int], None],
+    state: State, label: str, name: str, outputs: Mapping[str, Any], batch: Any, resamples: int, progress: Count
 ) -> dict[str, tuple[Estimate, Estimate]]:
     """Return the metric of each model, and its change from the original, on the same resampled sets."""
     samples, metrics, done = nested.count(batch).samples, state.eval_sets[label].metrics, 0
@@ -351,7 +349,7 @@ def _value(computed: Mapping[str, float], name: str) -> float:
 
 
 def _latencies(
-    models: Mapping[str, nn.Module], inputs: Inputs, repeats: int, compile: bool, progress: Callable[[int], None]
+    models: Mapping[str, nn.Module], inputs: Inputs, repeats: int, compile: bool, progress: Count
 ) -> dict[str, float]:
     """Return the median seconds of a call of each model; they take turns, so that all meet the same load of the machine."""
     if repeats < 1:

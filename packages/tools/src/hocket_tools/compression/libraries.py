@@ -8,6 +8,7 @@ from typing import Any
 
 from hocket.errors import MissingPackage
 from hocket.help import installing
+from hocket_tools.tracing import quiet
 
 
 def torchao(module: str) -> Any:
@@ -16,15 +17,8 @@ def torchao(module: str) -> Any:
     Raises:
         hocket.errors.MissingPackage: torchao is not installed, or has no such module in this version.
     """
-    logger = logging.getLogger("torch.utils._pytree")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        return importlib.import_module(f"torchao.{module}")
-    except ModuleNotFoundError as error:
-        raise _missing(f"torchao.{module}", "torchao", error) from error
-    finally:
-        logger.setLevel(before)
+    with quiet("torch.utils._pytree", logging.ERROR):
+        return _imported(f"torchao.{module}", "torchao")
 
 
 def torch_pruning() -> Any:
@@ -33,13 +27,12 @@ def torch_pruning() -> Any:
     Raises:
         hocket.errors.MissingPackage: it is not installed.
     """
+    return _imported("torch_pruning", "pruning")
+
+
+def _imported(module: str, extra: str) -> Any:
     try:
-        return importlib.import_module("torch_pruning")
+        return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise _missing("torch_pruning", "pruning", error) from error
-
-
-def _missing(module: str, extra: str, error: ModuleNotFoundError) -> MissingPackage:
-    return MissingPackage(
-        f"{module} is needed here and cannot be imported ({error}). Type: {installing.command(extra, 'hocket-tools')}."
-    )
+        install = installing.command(extra, "hocket-tools")
+        raise MissingPackage(f"{module} is needed here and cannot be imported ({error}). Type: {install}.") from error

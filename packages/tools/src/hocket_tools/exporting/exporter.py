@@ -24,15 +24,7 @@ from hocket_tools.exporting.axes import Dynamic
 from hocket_tools.exporting.formats import Format, HowAdapters, Subject, To
 from hocket_tools.exporting.observing import Predict
 from hocket_tools.exporting.preparing import Facts, Options, prepare
-from hocket_tools.exporting.verification import (
-    RANDOM,
-    TOLERANCE,
-    Comparison,
-    ExportDiffers,
-    Sample,
-    compare,
-    is_repeatable,
-)
+from hocket_tools.exporting.verification import TOLERANCE, Comparison, ExportDiffers, Sample, cause, compare
 from hocket_tools.progress import say
 from hocket_tools.writable import check_writable, exchanged, writing
 
@@ -152,13 +144,7 @@ def check_folder(state: State, options: Options, out: str | Path | None) -> Path
 
 
 def written(
-    format: Format,
-    built: Any,
-    subject: Subject,
-    verified: Sequence[Sample],
-    facts: Facts,
-    options: Options,
-    folder: Path,
+    format: Format, built: Any, subject: Subject, verified: list[Sample], facts: Facts, options: Options, folder: Path
 ) -> Exported:
     """Write the files, run them, and give them their name if they compute what the run predicts."""
     temporary = folder.with_name(f".{folder.name}.{os.urandom(8).hex()}")
@@ -172,8 +158,7 @@ def written(
         try:
             comparisons = compare(format.load(subject, temporary), verified, subject.axes)
         except ExportDiffers as error:
-            cause = "" if is_repeatable(subject.model, verified) else f" {RANDOM}"
-            raise ExportDiffers(f"{error}{cause} Nothing was left in {folder}.") from error
+            raise ExportDiffers(f"{error}{cause(subject.model, verified)} Nothing was left in {folder}.") from error
         description = describe(subject, verified, options, facts)
         with writing(folder):
             _write(temporary / MANIFEST, description)

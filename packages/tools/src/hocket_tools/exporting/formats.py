@@ -145,11 +145,8 @@ class Safetensors:
 
     def check(self, subject: Subject) -> None:
         """Raise Unsupported for tensors that safetensors does not hold."""
-        odd = [
-            name
-            for name, tensor in _weights(subject.model.network).items()
-            if tensor.layout is not torch.strided or tensor.is_quantized
-        ]
+        weights = _weights(subject.model.network)
+        odd = [name for name, each in weights.items() if each.layout is not torch.strided or each.is_quantized]
         if odd:
             raise Unsupported(
                 f"{type(subject.model.network).__name__} cannot be written as safetensors: {odd[0]} is sparse or quantized. "
@@ -182,8 +179,7 @@ class Safetensors:
         model = copy.deepcopy(subject.model)
         own = _weights(model.network)
         for tensor in own.values():
-            lowest = torch.nan if tensor.is_floating_point() or tensor.is_complex() else 0
-            tensor.fill_(lowest)
+            tensor.fill_(torch.nan if tensor.is_floating_point() or tensor.is_complex() else 0)
         weights: dict[str, Tensor] = {}
         for file in folder.glob("*.safetensors"):
             weights |= load_file(file)

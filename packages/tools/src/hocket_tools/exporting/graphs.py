@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import hocket
 from hocket.errors import Unsupported
 from hocket_tools.exporting.axes import Axes
 from hocket_tools.exporting.portable import PortableModel
-from hocket_tools.tracing import exported_program
+from hocket_tools.tracing import exported_program, quiet
 
 #: Folders whose lines are not the user's.
 _NOT_USERS = tuple(
@@ -52,7 +52,8 @@ def traced(model: PortableModel, inputs: Mapping[str, Tensor], axes: Axes) -> tu
     named = _with_names(model, list(inputs))
     for attempt in range(_ATTEMPTS):
         try:
-            with _quiet():
+            # torch prints its graph when it fails, and the error is shown.
+            with quiet("torch", logging.CRITICAL), contextlib.redirect_stderr(io.StringIO()):
                 program = exported_program(named, (), inputs, shapes)
             break
         except Exception as error:
@@ -137,16 +138,3 @@ def _with_names(model: nn.Module, names: Sequence[str]) -> nn.Module:
     named: nn.Module = type("Exported", (nn.Module,), {"forward": forward})()
     named.model = model
     return named
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch from printing its graph when it fails: the error is shown."""
-    logger = logging.getLogger("torch")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logger.setLevel(before)

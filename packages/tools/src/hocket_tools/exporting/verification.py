@@ -84,16 +84,17 @@ def compare(run: Run, samples: Sequence[Sample], axes: Axes) -> list[Comparison]
     return comparisons
 
 
-RANDOM = (
-    "The model itself returns other outputs when it is called twice: look for dropout or random numbers that are not for "
+_RANDOM = (
+    " The model itself returns other outputs when it is called twice: look for dropout or random numbers that are not for "
     "training only, such as functional.dropout without «training=self.training»."
 )
 
 
-def is_repeatable(model: PortableModel, samples: Sequence[Sample]) -> bool:
-    """Whether a model computes the same for a batch twice, as one with dropout in eval mode does not."""
+def cause(model: PortableModel, samples: Sequence[Sample]) -> str:
+    """Return a sentence if a model computes another result for a batch twice, as with dropout in eval mode; else nothing."""
     one, other = (model.outputs(samples[-1].inputs) for _ in range(2))
-    return all(difference(one[name], other[name]) <= TOLERANCE * max(_largest(one[name]), 1.0) for name in one)
+    same = all(difference(one[name], other[name]) <= TOLERANCE * max(_largest(one[name]), 1.0) for name in one)
+    return "" if same else _RANDOM
 
 
 def check_finite(samples: Sequence[Sample], outputs: Collection[str]) -> None:
@@ -101,9 +102,8 @@ def check_finite(samples: Sequence[Sample], outputs: Collection[str]) -> None:
     for sample in samples:
         for name in outputs:
             tensor = sample.expected[name]
-            if not tensor.is_floating_point() or not (
-                tensor.isnan().any() or (tensor.numel() and not tensor.isfinite().any())
-            ):
+            broken = tensor.isnan().any() or (tensor.numel() and not tensor.isfinite().any())
+            if not tensor.is_floating_point() or not broken:
                 continue
             inputs = [each for each, value in sample.inputs.items() if not value.isfinite().all()]
             why = (

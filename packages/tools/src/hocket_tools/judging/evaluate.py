@@ -154,23 +154,20 @@ def _corruptions(args: argparse.Namespace) -> tuple[list[str], list[int]]:
             f"--corruptions {args.corruptions!r} is neither all nor a list of kinds. Write --corruptions all alone, or kinds "
             "such as --corruptions gaussian-noise,fog."
         )
-    try:
-        severities = [int(each) for each in args.severity.split(",")]
-    except ValueError:
-        raise PluginError(f"--severity {args.severity} is not a list of 1 to 5. Write --severity 1,3,5.") from None
+    severities = _numbers(args.severity, "--severity", int, "1 to 5", "1,3,5")
     for kind in kinds:
         for severity in severities:
             corrupt(torch.zeros(0, 3, 8, 8), kind, severity)
     return kinds, severities
 
 
-def _numbers(text: str, option: str) -> list[float]:
+def _numbers(
+    text: str, option: str, kind: type = float, of: str = "numbers by channel", such: str = "0.485,0.456,0.406"
+) -> list[Any]:
     try:
-        return [float(each) for each in text.split(",")]
+        return [kind(each) for each in text.split(",")]
     except ValueError:
-        raise PluginError(
-            f"{option} {text} is not a list of numbers by channel. Write {option} 0.485,0.456,0.406."
-        ) from None
+        raise PluginError(f"{option} {text} is not a list of {of}. Write {option} {such}.") from None
 
 
 def _print(judged: list[Any], differences: Any, as_json: bool, how: How) -> None:

@@ -205,15 +205,9 @@ def per_class(confusion: NDArray[Any]) -> list[dict[str, float]]:
     rows = []
     for label in range(len(confusion)):
         hits, support, guesses = map(int, (confusion[label, label], confusion[label].sum(), confusion[:, label].sum()))
-        rows.append(
-            {
-                "class": label,
-                "precision": hits / guesses if guesses else 0.0,
-                "recall": hits / support if support else 0.0,
-                "f1": 2 * hits / (support + guesses) if support + guesses else 0.0,
-                "support": support,
-            }
-        )
+        of = {"precision": guesses, "recall": support, "f1": (support + guesses) / 2}
+        scores = {name: hits / number if number else 0.0 for name, number in of.items()}
+        rows.append({"class": label, **scores, "support": support})
     return rows
 
 
@@ -221,16 +215,8 @@ def merged(parts: Sequence[Samples]) -> Samples:
     """Return the samples of several parts of a set, one after the other."""
     import numpy as np
 
-    def all_of(name: str) -> NDArray[Any]:
-        return np.concatenate([getattr(each, name) for each in parts])
-
-    return Samples(
-        losses=all_of("losses"),
-        targets=all_of("targets"),
-        predicted=all_of("predicted"),
-        errors=all_of("errors"),
-        classes=max(each.classes for each in parts),
-        outputs=[item for each in parts for item in each.outputs],
-        raw_targets=[item for each in parts for item in each.raw_targets],
-        nonfinite=sum(each.nonfinite for each in parts),
-    )
+    arrays, lists = ("losses", "targets", "predicted", "errors"), ("outputs", "raw_targets")
+    joint: dict[str, Any] = {name: np.concatenate([getattr(each, name) for each in parts]) for name in arrays}
+    joint |= {name: [item for each in parts for item in getattr(each, name)] for name in lists}
+    classes, nonfinite = max(each.classes for each in parts), sum(each.nonfinite for each in parts)
+    return Samples(**joint, classes=classes, nonfinite=nonfinite)

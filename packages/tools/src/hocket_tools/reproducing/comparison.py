@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+#: An entry of a journal, or an environment.
+Entry = Mapping[str, Any]
 #: What is compared, in the order in which a batch computes it, and what the first difference points at.
 POINTS = {
     "order": "the sampler, its seed, or the number of samples",
@@ -74,11 +76,7 @@ class Difference:
 
 
 def first_difference(
-    then: Mapping[str, Any],
-    now: Mapping[str, Any],
-    compared: int,
-    random: bool = True,
-    indices: Sequence[Any] | None = None,
+    then: Entry, now: Entry, compared: int, random: bool = True, indices: Sequence[Any] | None = None
 ) -> Difference | None:
     """Return the first difference between two entries of the same batch, or None.
 
@@ -101,14 +99,12 @@ def first_difference(
     return None
 
 
-def _count(entry: Mapping[str, Any]) -> int:
+def _count(entry: Entry) -> int:
     """Return how many batches the losses of an entry are of."""
     return len(entry.get("losses") or ())
 
 
-def _in_step(
-    what: str, then: Mapping[str, Any], now: Mapping[str, Any], step: int, indices: Sequence[Any] | None
-) -> str | None:
+def _in_step(what: str, then: Entry, now: Entry, step: int, indices: Sequence[Any] | None) -> str | None:
     """Return how a value of one batch differs, or None."""
     was, here = then.get(what), now.get(what)
     if was is None or here is None:
@@ -136,7 +132,7 @@ def _samples(was: str, here: str, indices: Sequence[Any] | None) -> str:
     return f": {len(named)} of {len(was) // _DIGITS} samples, number {shown} {where}"
 
 
-def _differs(what: str, then: Mapping[str, Any], now: Mapping[str, Any], random: bool) -> bool:
+def _differs(what: str, then: Entry, now: Entry, random: bool) -> bool:
     was, here = then.get(what), now.get(what)
     if was is None or here is None or (what == "random" and not random):
         return False
@@ -145,7 +141,7 @@ def _differs(what: str, then: Mapping[str, Any], now: Mapping[str, Any], random:
     return bool(was != here)
 
 
-def _others(what: str, then: Mapping[str, Any], now: Mapping[str, Any], random: bool, step: int) -> list[str]:
+def _others(what: str, then: Entry, now: Entry, random: bool, step: int) -> list[str]:
     """Return the names of what else differs at the same time."""
     later = list(POINTS)[list(POINTS).index(what) + 1 :]
     if step != now["batch"]:
@@ -171,7 +167,7 @@ def _where(what: str, was: Any, here: Any) -> str:
     return ""
 
 
-def changes(then: Mapping[str, Any], now: Mapping[str, Any], what: str, sources: Mapping[str, str]) -> list[str]:
+def changes(then: Entry, now: Entry, what: str, sources: Mapping[str, str]) -> list[str]:
     """Return in words what has changed between two environments, what explains a difference of this kind best first.
 
     Args:

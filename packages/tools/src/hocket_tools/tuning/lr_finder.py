@@ -140,11 +140,8 @@ class _Search:
         after = [loss for _, loss in table]
         found = range_test.between(after)
         if found is None:
-            return self._none(
-                f"the loss did not fall below its noise at any rate from {rates[0]:.2g} to {table[-1][0]:.2g}",
-                table,
-                ended,
-            )
+            tried = f"from {rates[0]:.2g} to {table[-1][0]:.2g}"
+            return self._none(f"the loss did not fall below its noise at any rate {tried}", table, ended)
         half, last = (table[step][0] for step in found)
         where = f"in the range test the loss had fallen by half at {half:.2g} and rose again after {last:.2g}"
         middle = math.sqrt(half * last)
