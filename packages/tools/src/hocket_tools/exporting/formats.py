@@ -234,7 +234,8 @@ class HuggingFace:
 
 
 #: The names of the formats, and how adapters are exported.
-To, HowAdapters = Literal["torch-export", "onnx", "safetensors", "huggingface"], Literal["merged", "apart"]
+To = Literal["torch-export", "onnx", "safetensors", "huggingface"]
+HowAdapters = Literal["merged", "apart"]
 FORMATS: Mapping[str, type[Format]] = {
     "torch-export": TorchExport, "onnx": Onnx, "safetensors": Safetensors, "huggingface": HuggingFace,
 }  # fmt: skip

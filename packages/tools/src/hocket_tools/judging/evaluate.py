@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
     with json_alone(args.json):
         judged = [found for each in runs if (found := _judged(each, args, how)) is not None]
-        differences = compared(*judged, how) if judged and args.compare else None
+        differences = compared(judged[0], judged[1], how) if judged and args.compare else None
     if judged:  # rank 0 prints
         _print(judged, differences, args.json, how)
     return 0
