@@ -12,21 +12,21 @@ import pytest
 PACKAGES = Path(__file__).parent.parent / "packages"
 #: Lines of code of each package's sources.
 BUDGETS = {
-    "algorithms-general": 3620,
+    "algorithms-general": 3622,
     "algorithms-nlp": 3554,
     "algorithms-vision": 2420,
-    "checkpoints": 5436,
-    "cli": 5754,
-    "core": 15584,
+    "checkpoints": 5438,
+    "cli": 5768,
+    "core": 15582,
     "data": 500,
     "insight": 5315,
     "loggers": 1450,
     "migration": 10170,
     "report": 1070,
     "strategies": 4570,
-    "streaming": 5120,
+    "streaming": 5110,
     "testkit": 4090,
-    "tools": 6566,
+    "tools": 6762,
 }
 #: Most lines of a file of core, and the files that may have more: a step's actions, the fit loop, the Trainer's documentation.
 LINES, LONGER = 400, {"loop/actions.py", "loop/fit.py", "run/trainer.py"}
