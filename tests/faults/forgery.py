@@ -88,7 +88,7 @@ MALICIOUS = {
     "an absolute path in the manifest": (reference(), {SHARD: ONE, "/etc/passwd": b""}, "/etc/passwd"),
     "another kind of file": (reference(), {SHARD: ONE, "model.pt": pickle.dumps(Executes())}, "model.pt"),
     "a pickled shard": (reference(), {SHARD: pickle.dumps(Executes())}, "a pickle, which is never loaded"),
-    "an empty shard": (reference(), {SHARD: b""}, "not a safetensors file"),
+    "an empty shard": (reference(), {SHARD: b""}, "it is empty"),
     "a huge header": (reference(), {SHARD: (2**63).to_bytes(8, "little") + b"{}"}, "not a safetensors file"),
     "a deep header": (reference(), {SHARD: raw_shard(DEEP)}, "not a valid safetensors"),
     "overlapping tensors": (

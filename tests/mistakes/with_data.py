@@ -115,7 +115,7 @@ MISTAKES = [
     Mistake("integer inputs", lambda: classify(torch.ones(16, 4, dtype=torch.long)), "int64 of shape (16, 4)", "the model's weights float32", "inputs.to(torch.float32)"),
     Mistake("half inputs", lambda: classify(INPUTS.half()), "float16 of shape (16, 4)", "the model's weights float32", "inputs.to(torch.float32)"),
     Mistake("dict batches to a plain model", lambda: fit(train_data=[{"image": INPUTS, "label": LABELS}]), "'image', 'label'", "by name", "Trainer(inputs='image', targets='label')", listed=True),
-    Mistake("a dict batch whose loss gets it", lambda: fit(model=Named(), train_data=[{"inputs": INPUTS}]), "dict {'inputs': float32 of shape (16, 4)}", "From a dict the loss gets the whole batch", "Trainer(targets='inputs')"),
+    Mistake("a dict batch whose loss gets it", lambda: fit(model=Named(), train_data=[{"inputs": INPUTS}]), "dict {'inputs': float32 of shape (16, 4)}", "The loss takes targets, and the batch, a dict, has none", "targets= a name or function"),
     Mistake("a model with two inputs", lambda: fit(model=Two(), train_data=[(INPUTS, INPUTS, LABELS)]), "float32 of shape (16, 4)", "The model gets batch[0] alone", "def forward(self, batch)".replace("def ", ""), listed=True),
     Mistake("a wrong name in inputs=", lambda: fit(train_data=[{"image": INPUTS, "label": LABELS}], inputs="images", targets="label"), "'images'", "['image', 'label']", "inputs='image'"),
     Mistake("images, channels last", lambda: classify(IMAGES, CLASSES, model=CNN), "float32 of shape (8, 32, 32, 3)", "(samples, channels, height, width)", "images.permute(0, 3, 1, 2)"),

@@ -69,7 +69,7 @@ def _refusal(who: str, parameter: inspect.Parameter, value: object, hint: object
 
     name, kind, shown = parameter.name, type(value).__name__, repr(value)
     given = f"«{name}={shown}», which is {kind}" if len(shown) < 80 and "\n" not in shown else f"{kind} as {name}"
-    allowed = described(hint).replace("true or false", "«True» or «False»").replace(" or null", " or «None»")
+    allowed = described(hint).replace("true or false", "True or False").replace(" or null", " or None")
     choices = [each for one in signatures.members(hint) if typing.get_origin(one) is Literal for each in one.__args__]
     near = closest(value, map(str, choices))
     meant = (
@@ -80,7 +80,8 @@ def _refusal(who: str, parameter: inspect.Parameter, value: object, hint: object
     example = _example(hint) if parameter.default in (None, (), parameter.empty) else repr(parameter.default)
     write = repr(meant[0]) if meant else example
     error = WrongValue if type(value) in map(type, choices) else WrongType
-    return error(f"{who} was given {given}; it should be {allowed}. Write «{name}={write}».", about=name)
+    text = f"{who} was given {given}; it should be {allowed}. Write «{name}={write}»."
+    return error(text, about=name)
 
 
 def _meant(value: object) -> Iterator[object]:
