@@ -51,7 +51,8 @@ def test_malice_is_refused_and_executes_nothing(tmp_path, monkeypatch, name):
     with pytest.raises(CheckpointError, match=message):
         formats.read(tmp_path / "c")
     assert formats.verify(tmp_path / "c")
-    assert not (tmp_path / "executed").exists() and not set(sys.modules) - modules
+    new = {name for name in set(sys.modules) - modules if not name.startswith("hocket")}
+    assert not (tmp_path / "executed").exists() and not new
 
 
 def test_large_json_is_refused_before_it_is_read(tmp_path, monkeypatch):
