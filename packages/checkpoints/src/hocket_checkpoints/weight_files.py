@@ -148,7 +148,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _healthy_beside(folder: Path) -> str:
-    """Return advice that names the newest undamaged checkpoint beside this one; empty if there is none."""
+    """Name the newest undamaged checkpoint of the same folder, as advice; return an empty text if all are damaged."""
     others = (folder.parent / name for name in reversed(Store(folder.parent).names()) if name != folder.name)
     healthy = next((other for other in others if not formats.damage(other)), None)
     return f" Give another checkpoint: '{healthy}' is complete." if healthy else ""

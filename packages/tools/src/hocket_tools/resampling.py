@@ -76,8 +76,8 @@ def bootstrap(
 
     ``"percentile"`` takes quantiles of the resamples; ``"bca"`` corrects them for bias and skewness (Efron 1987, "Better
     Bootstrap Confidence Intervals", equations 2.3 and 6.6; above 1000 samples its acceleration is that of a jackknife that
-    omits groups). A proportion of 0 or 1 has no spread to resample, so its interval is Wilson's (1927). There is none, NaN,
-    for fewer than 10 samples, and for other statistics that are equal in all resamples.
+    omits groups). A proportion of 0 or 1 has no spread to resample, so its interval is Wilson's (1927). Both ends are
+    NaN for fewer than 10 samples, and for other statistics that are equal in all resamples.
 
     Args:
         level: the probability that the interval covers the value of the population, in (0, 1).

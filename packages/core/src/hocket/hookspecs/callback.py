@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar
 
 from hocket.data.stateful import Stateful
 
@@ -31,4 +30,4 @@ class Callback(Stateful):
     #: in batches 10, 20 and so on only, and 0 in none.
     every_batches: Mapping[str, int] = MappingProxyType({})
     #: If a Trainer may have one instance only: why, and what to write instead of two. Empty allows several.
-    once: ClassVar[str] = ""
+    once: str = ""

@@ -90,10 +90,7 @@ def shows_only(logger: Attachment) -> bool:
 
 
 def _check_twice(attachments: Sequence[Attachment]) -> None:
-    """Raise ValueError for a class with ``once`` that is given twice, and for a logger twice with the same arguments.
-
-    Two such loggers would write to one file.
-    """
+    """Raise ValueError for two instances of a class with ``once``, and for two equal loggers, which would write to one file."""
     seen: list[tuple[type, Any]] = []
     for attachment in attachments:
         kind, name, cls = attachment.kind, attachment.name, type(attachment.obj)

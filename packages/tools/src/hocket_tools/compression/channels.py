@@ -79,8 +79,8 @@ def prune_channels(
         optimizer: what its state holds for removed weights is removed too, such as momentum.
 
     Returns:
-        The model and a record of each layer whose weight has another shape; empty if there is none, with a NoEffectWarning. A
-        NoEffectWarning also names layers that keep all their channels, besides those of the outputs and of ``keep``.
+        The model, and a list that records the layers whose weights were made smaller. If no layer was, the list is empty. A
+        NoEffectWarning then says so; it also names layers that keep all their channels, but for outputs and ``keep``.
 
     Raises:
         ValueError: ``amount`` or ``round_to`` is out of range, ``keep`` has a pattern for no layer, or the pruned

@@ -206,8 +206,8 @@ class Normalized:
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         if not all(each > 0 for each in std) or len({1, len(mean), len(std)}) > 2:
             raise WrongValue(
-                f"«std={list(std)}» has to be positive, and one number or as many as «mean={list(mean)}» has. Write those that "
-                "the data set divides by, such as «mean=[0.485, 0.456, 0.406]» and «std=[0.229, 0.224, 0.225]»."
+                f"«std={list(std)}» has to be positive: one number for all channels, or as many as «mean={list(mean)}». Write "
+                "those of the data set, such as «mean=[0.485, 0.456, 0.406]» and «std=[0.229, 0.224, 0.225]»."
             )
         self._mean, self._std = mean, std
 

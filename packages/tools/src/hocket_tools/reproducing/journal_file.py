@@ -50,7 +50,7 @@ class Recorded:
         return recorded
 
     def add(self, line: dict[str, Any]) -> bool:
-        """Add a line. Return False if it is none of a journal."""
+        """Add a line. Return False if no journal has such a line."""
         batch, self.ended = line.get("batch"), "end" in line
         if "journal" in line:
             self.head = line
