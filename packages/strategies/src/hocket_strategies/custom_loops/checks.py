@@ -13,6 +13,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hocket.basics.short_repr import short
 from hocket.errors import WrongType, WrongValue
+from hocket.hookspecs import Event
+from hocket.hookspecs.actions import Actions
+from hocket.run.resolving import Parts
 
 #: The operations of ``all_reduce``, each with the names that it has elsewhere.
 OPERATIONS = {"mean": "avg average", "sum": "add summ reduce total", "min": "minimum", "max": "maximum"}
@@ -101,6 +104,20 @@ def check_loaded(path: Any, things: Mapping[str, Any]) -> None:
             raise WrongType(
                 f"load was given {name}={short(thing)}, which has no load_state_dict. It takes objects to load into, "
                 f"and returns other values. Write rest = runtime.load({str(path)!r}, model=model), and {name} = rest[{name!r}]."
+            )
+
+
+def check_own_loop(parts: Parts) -> None:
+    """Raise ValueError if the strategy or the precision acts on events that only the Trainer's loop has."""
+    hooks = [*(event.value for event in Event), *(name for name in vars(Actions) if not name.startswith("_"))]
+    for argument, part in (("strategy", parts.strategy), ("precision", parts.precision)):
+        # A custom loop splits its batches itself.
+        used = [name for name in hooks if hasattr(type(part), name) and name != "split_batch"]
+        if used and not getattr(part, "own_loop", False):
+            raise WrongValue(
+                f"{argument} {type(part).__name__} acts on {', '.join(used)}, which only the Trainer's loop has. Train with "
+                f"hocket.Trainer, or give hocket.Runtime another {argument}, such as "
+                f"{'auto' if argument == 'strategy' else 'bf16'}."
             )
 
 

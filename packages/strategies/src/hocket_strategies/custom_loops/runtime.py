@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from hocket.basics import seeding
 from hocket.data.adapters import prepared
@@ -20,9 +17,6 @@ from hocket.devices import model_placement
 from hocket.errors import WrongState, WrongType, WrongValue
 from hocket.help import attributes
 from hocket.help.arguments import explained, understood, unknown
-from hocket.hookspecs import Event
-from hocket.hookspecs.actions import Actions
-from hocket.hookspecs.needs import Need
 from hocket.hookspecs.strategies import replicas
 from hocket.loop.nonfinite import Policy
 from hocket.optim.clipping import clip_gradients
@@ -30,12 +24,13 @@ from hocket.optim.closures import closure_for
 from hocket.optim.optimizers import check_parameters
 from hocket.plugins import switches
 from hocket.plugins.bus import Bus
-from hocket.run.joined import Joined
-from hocket.run.resolving import Parts, resolve
+from hocket.run.resolving import resolve
 from hocket.state import conversions
 from hocket_strategies.custom_loops import checks, saving
 from hocket_strategies.custom_loops.accumulation import Gradients
+from hocket_strategies.custom_loops.collectives import Collectives
 from hocket_strategies.custom_loops.first_step import FirstStep
+from hocket_strategies.custom_loops.optimizers import SET_UP_ALL, PreparedOptimizers
 from hocket_strategies.custom_loops.prepared import Owner, PreparedData, PreparedModel, inner
 
 if TYPE_CHECKING:
@@ -43,7 +38,7 @@ if TYPE_CHECKING:
     from hocket_strategies.custom_loops.loop_steps import LoopSteps
 
 
-class Runtime(Joined):
+class Runtime(Collectives):
     """Join the other processes and prepare models, optimizers and data for a custom training loop.
 
     Gradients accumulate between steps and those of several losses add up, as in PyTorch. ``backward`` takes the mean of each
@@ -89,7 +84,7 @@ class Runtime(Joined):
                 device=conversions.device(device),
                 devices=devices,
             )
-        _check_own_loop(parts)
+        checks.check_own_loop(parts)
         super().__init__(parts, Bus(parts.attachments), devices, {})
         if seed is not None:
             seeding.seed_everything(seed + self.strategy.data_rank)
@@ -97,12 +92,7 @@ class Runtime(Joined):
         self._gradients = Gradients()
         self._first_step = FirstStep(self.precision, self._gradients)
         self._steppers: list[LoopSteps] = []
-        #: By parameter of each model that was set up: the module that the strategy made of the model.
-        self._roots: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        #: The optimizers that may step, each with the handle of a hook until its first step.
-        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
-        #: The optimizers whose first gradients were compared over ranks.
-        self._compared: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._optimizers = PreparedOptimizers(self._gradients, self._first_step)
 
     # --- set-up
 
@@ -137,7 +127,7 @@ class Runtime(Joined):
             raise WrongType("setup was given nothing. Write model, optimizer = runtime.setup(model, optimizer).")
         modules = [each for each in given if isinstance(each, nn.Module)]
         models = [each.module if isinstance(each, PreparedModel) else each for each in modules]
-        known = {*self._roots}
+        known = {*self._optimizers.roots}
         before = [list(model.parameters()) for model in models]
         for model, mine in zip(models, before, strict=True):
             model_placement.check_model(model, self.device.type, self.strategy.materializes)
@@ -146,7 +136,7 @@ class Runtime(Joined):
             known.update(mine)
         names = " and ".join(type(model).__name__ for model in models) or "a model that was set up"
         for optimizer in optimizers:
-            check_parameters(optimizer, known, names, _SET_UP_ALL)
+            check_parameters(optimizer, known, names, SET_UP_ALL)
         converted = [self.convert(model) for model in models]
         for optimizer in optimizers:
             self.bus.check_optimizer(optimizer)
@@ -155,11 +145,11 @@ class Runtime(Joined):
             root = self.bus.prepare_model(module, self.precision)
             called.append(PreparedModel(model, Owner(self.bus, self._gradients, self.strategy, model, root)))
             self._first_step.watch(model, root)
-            for parameter in (*mine, *model.parameters()):  # a strategy that shards parameters replaces them
-                self._roots[parameter] = weakref.ref(root)
+            # A strategy that shards parameters replaces them.
+            self._optimizers.add_model(root, [*mine, *model.parameters()])
         stepped = [self.bus.prepare_optimizer(optimizer) for optimizer in optimizers]
         for optimizer in stepped:
-            self._optimizers[optimizer] = optimizer.register_step_pre_hook(self._gradients.refuse_own_step)
+            self._optimizers.add(optimizer)
         sources = {True: iter(called), False: iter(stepped)}
         prepared = [next(sources[isinstance(each, nn.Module)]) for each in given]
         return prepared[0] if len(prepared) == 1 else checks.Prepared(prepared)
@@ -253,7 +243,7 @@ class Runtime(Joined):
         step = make_steps(self, model, given, microbatch, clip, nonfinite)
         self._first_step.end(inner(model))
         for optimizer in given.values():
-            self._allow_step(optimizer)
+            self._optimizers.allow_step(optimizer)
         self._steppers.append(step)
         return step
 
@@ -334,7 +324,7 @@ class Runtime(Joined):
         finally:
             self._gradients.end_backward()
             if self._first_step.versions is not None:
-                self._first_step.record(self._roots)
+                self._first_step.record(self._optimizers.roots)
 
     @explained
     def clip_gradients(
@@ -364,7 +354,7 @@ class Runtime(Joined):
                 f"clip_gradients was given norm={norm} and value={value}; give one of them. Write "
                 "runtime.clip_gradients(model, optimizer, norm=1.0)."
             )
-        self._finish(optimizer)
+        self._optimizers.finish(self, optimizer)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if norm is not None:
             return clip_gradients(parameters, "norm", norm)
@@ -374,47 +364,15 @@ class Runtime(Joined):
     @explained
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Step and set gradients to None. Return False if the precision skipped the step because gradients overflowed."""
-        if self._finish(optimizer):
-            self._allow_step(optimizer)
+        if self._optimizers.finish(self, optimizer):
+            self._optimizers.allow_step(optimizer)
         self.bus.overflowed(self.bus.all_reduce)
         stepped: bool = self.bus.step_optimizer(optimizer, closure_for(optimizer, lambda: None, _no_closure))
         optimizer.zero_grad(set_to_none=True)
         self.device_kind.batch_end()
         return stepped
 
-    # --- collectives
-
-    def all_reduce(self, tensor: torch.Tensor | float, op: str = "mean") -> torch.Tensor:
-        """Return the mean, sum, min or max of a tensor, or a number, over ranks.
-
-        Example:
-            >>> import hocket, torch
-            >>> runtime = hocket.Runtime(device="cpu")
-            >>> runtime.all_reduce(torch.tensor(0.5), "mean")
-            tensor(0.5000)
-
-        Raises ValueError for another ``op``.
-        """
-        checks.check_operation(op)
-        reduced: torch.Tensor = self.bus.all_reduce(torch.as_tensor(tensor), op)
-        return reduced
-
-    def all_gather(self, item: Any) -> list[Any]:
-        """Return the picklable objects of all ranks, by rank."""
-        return list(self.bus.all_gather_object(item))
-
-    def broadcast(self, item: Any) -> Any:
-        """Return rank 0's picklable object on every rank."""
-        return self.bus.broadcast_object(item)
-
-    def barrier(self) -> None:
-        """Return once every rank has called it."""
-        self.bus.barrier()
-
-    def print(self, *values: Any, **options: Any) -> None:
-        """Call ``print`` on rank 0 only."""
-        if self.rank == 0:
-            print(*values, **options)
+    # --- states
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         """Return the full weights under the names of the original model, on every rank, for any strategy."""
@@ -436,9 +394,7 @@ class Runtime(Joined):
             >>> runtime.model_of(optimizer) is net
             True
         """
-        check_parameters(optimizer, {*self._roots}, "a model that was set up", _SET_UP_ALL)
-        root: nn.Module = self._roots[optimizer.param_groups[0]["params"][0]]()
-        return root
+        return self._optimizers.root_of(optimizer)
 
     @understood
     def save(self, path: str | Path, **things: Any) -> None:
@@ -495,71 +451,17 @@ class Runtime(Joined):
 
     # --- internals
 
-    def _finish(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Turn the gradients of an optimizer into means, and check them once. Return whether it has not stepped yet."""
-        try:
-            first = self._optimizers.get(optimizer, _UNKNOWN) is not None
-        except TypeError:  # a value that cannot be referenced weakly
-            first = True
-        if first:
-            checks.check_optimizer(optimizer, "step(optimizer)")
-            check_parameters(optimizer, {*self._roots}, "a model that was set up", _SET_UP_ALL)
-            self._optimizers.setdefault(optimizer)
-            held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            self._first_step.check(optimizer, {root for each in held if (root := self._roots[each]()) is not None})
-        self._gradients.finish(self.bus, optimizer)
-        if self.world_size > 1 and optimizer not in self._compared and Need.FULL_PARAMETERS in self.strategy.offers:
-            gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            norms = [float(gradient.norm()) for gradient in gradients]
-            mine, *others = self.bus.all_gather_object(norms)
-            if any(len(each) != len(mine) or not all(map(_close, each, mine)) for each in others):
-                raise WrongState(_DIFFERENT.format(type(optimizer).__name__))
-            if all(map(math.isfinite, mine)):  # otherwise the loss scale is too large at first
-                self._compared.add(optimizer)
-        return first
-
-    def _allow_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Remove the hook that refuses ``optimizer.step()``: after one ``runtime.step`` it would only cost time."""
-        if (hook := self._optimizers.get(optimizer)) is not None:
-            hook.remove()
-            self._optimizers[optimizer] = None
-
     def _sum(self, weight: float) -> float:
         if self.world_size == 1:
             return weight
         return self.bus.all_reduce(torch.tensor(weight, dtype=torch.float64), "sum").item() / replicas(self.strategy)
 
 
-def _close(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-30) or not (math.isfinite(one) or math.isfinite(other))
-
-
-_UNKNOWN: Any = object()
-
-_DIFFERENT = (
-    "The gradients of {} differ between ranks: they were not averaged, so each rank would train another model. Compute losses "
-    "with what setup returned, model(inputs) or model.method(inputs), and not with the module that was given to setup, and "
-    "call runtime.backward(loss)."
-)
 _TWICE = (
     "{} has parameters of a model that was set up before. Use what setup returned then, and set up optimizers together with "
     "their models, or later: optimizer = runtime.setup(optimizer). Models that share parameters are set up as one, such as "
     "torch.nn.ModuleDict({{'generator': …, 'critic': …}})."
 )
-_SET_UP_ALL = "set up all modules that hold them, as in model, loss, optimizer = runtime.setup(model, loss, optimizer)"
-
-
-def _check_own_loop(parts: Parts) -> None:
-    hooks = [*(event.value for event in Event), *(name for name in vars(Actions) if not name.startswith("_"))]
-    for argument, part in (("strategy", parts.strategy), ("precision", parts.precision)):
-        # A custom loop splits its batches itself.
-        used = [name for name in hooks if hasattr(type(part), name) and name != "split_batch"]
-        if used and not getattr(part, "own_loop", False):
-            raise WrongValue(
-                f"{argument} {type(part).__name__} acts on {', '.join(used)}, which only the Trainer's loop has. Train with "
-                f"hocket.Trainer, or give hocket.Runtime another {argument}, such as "
-                f"{'auto' if argument == 'strategy' else 'bf16'}."
-            )
 
 
 def _no_closure() -> torch.Tensor:
