@@ -17,9 +17,9 @@ import hocket
 from hocket_testkit import AlgorithmConformance, run_ranks
 from hocket_testkit.reference import CLASSES, labelled_images
 from hocket_vision import StochasticDepth, small_resnet
+from hocket_vision.branch_drop import BranchDrop
 from hocket_vision.functional import stochastic_depth
 from hocket_vision.models import ResidualBlock
-from hocket_vision.stochastic_depth import BranchDrop
 
 
 class Block(nn.Module):

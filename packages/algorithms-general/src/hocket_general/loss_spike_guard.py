@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,18 +13,13 @@ import torch
 from torch import Tensor
 
 from hocket.basics import safe_files
-from hocket.basics.dtensors import mesh_of, total_norm
-from hocket.basics.plain_data import decode, encode
-from hocket.basics.timestamp import Timestamp
-from hocket.data.nesting import map_tensors
-from hocket.data.stateful import has_state
 from hocket.errors import WrongState, WrongValue
 from hocket.help import warn
 from hocket.hookspecs import Event, hookimpl
 from hocket.hookspecs.algorithm import Algorithm, Phase
-from hocket.optim.learning_rate_schedules import Scheduled
 from hocket.state.requests import Decision
-from hocket_general.weight_averages import Averages
+from hocket_general.good_state import GoodState
+from hocket_general.measured_batches import MeasuredBatch, joined
 
 if TYPE_CHECKING:
     from hocket.state.state import State
@@ -154,17 +148,14 @@ class LossSpikeGuard(Algorithm):
         #: The last good values by name.
         self._history: dict[str, list[float]] = {}
         #: The current batch, and the one before it if that is not judged yet.
-        self._current: _Batch | None = None
-        self._pending: _Batch | None = None
+        self._current: MeasuredBatch | None = None
+        self._pending: MeasuredBatch | None = None
         #: The indices of the samples loaded for the next batch, one list for each batch of the data.
         self._loaded: list[list[Any] | None] = []
         #: Number of batches still to skip, and the spikes so far.
         self._to_skip = 0
         self._journal: deque[dict[str, Any]] = deque(maxlen=limit + 1)  # more spikes end the run
-        #: The last good state, as plain data.
-        self._copy: dict[str, Any] | None = None
-        #: The GPUs whose copies may be on their way.
-        self._copied_from: set[torch.device] = set()
+        self._good = GoodState(self)
         #: Whether a fit is running: evaluations between fits undo nothing.
         self._fitting = False
 
@@ -181,8 +172,8 @@ class LossSpikeGuard(Algorithm):
             self._fitting = False
         elif event is Event.FIT_START:
             self._loaded, self._fitting = [], True
-            if self.action == "rollback" and self._copy is None:  # otherwise it is that of the resumed fit
-                self._take_copy(state)
+            if self.action == "rollback" and not self._good:  # otherwise it is that of the resumed fit
+                self._good.take(state, self._history)
         elif self.action == "rollback" and self._fitting and (event is not Event.BATCH_CHECKPOINT or _saves(state)):
             done = self._completed(state)
             self._judge_all(state, [self._pending, done])
@@ -190,7 +181,8 @@ class LossSpikeGuard(Algorithm):
             if done is not None or event is Event.FIT_END:  # otherwise a callback evaluates within a batch
                 self._current = None
         if event is Event.FIT_END:
-            self._copy, self._fitting = None, False
+            self._good.load(None)
+            self._fitting = False
 
     @hookimpl(tryfirst=True)  # to see every step, whichever plug-in takes it
     def optimizer_step(self, state: State, closure: Callable[[], Tensor]) -> bool | None:
@@ -224,25 +216,24 @@ class LossSpikeGuard(Algorithm):
             good = self._judge_all(state, [self._pending, done] if due else [self._pending])
             self._pending = done if good and not due else None
             if good and due:
-                self._take_copy(state)
+                self._good.take(state, self._history)
         loaded, self._loaded = self._loaded, []
-        self._current = _Batch.of(state, loaded)
+        self._current = MeasuredBatch.of(state, loaded)
         if self._to_skip:
             self._to_skip -= 1
             state.request(Decision.SKIP_BATCH)
 
-    def _completed(self, state: State) -> _Batch | None:
+    def _completed(self, state: State) -> MeasuredBatch | None:
         """Return the current batch if a step was taken, and no exception interrupted it, after which it is trained on again."""
         batch = self._current
         return None if batch is None or batch.at["batch"] == state.timestamp.batch or not batch.values else batch
 
-    def _judge_all(self, state: State, batches: Sequence[_Batch | None]) -> bool:
+    def _judge_all(self, state: State, batches: Sequence[MeasuredBatch | None]) -> bool:
         """Judge batches in order, and roll back at the first spike. Return whether there was none."""
         for batch in batches:
             if batch is not None and (spikes := self._judge(state, batch.read())):
-                assert self._copy is not None
-                self._report(state, batch, spikes, restored=self._copy["at"]["batch"])
-                self._restore(state)
+                self._report(state, batch, spikes, restored=self._good.batch)
+                self._history = self._good.restore(state)
                 self._to_skip = self.skip
                 return False
         return True
@@ -267,9 +258,11 @@ class LossSpikeGuard(Algorithm):
                     self._history[name] = [*self._history.get(name, []), value][-self.window :]
         return spikes
 
-    def _report(self, state: State, batch: _Batch, spikes: dict[str, float], restored: int | None = None) -> None:
+    def _report(
+        self, state: State, batch: MeasuredBatch, spikes: dict[str, float], restored: int | None = None
+    ) -> None:
         indices = (
-            batch.indices if state.strategy.world_size == 1 else _joined(state.bus.all_gather_object(batch.indices))
+            batch.indices if state.strategy.world_size == 1 else joined(state.bus.all_gather_object(batch.indices))
         )
         values = {name: value if math.isfinite(value) else str(value) for name, value in batch.read().items()}
         scores = {name: round(score, 2) if math.isfinite(score) else str(score) for name, score in spikes.items()}
@@ -293,61 +286,6 @@ class LossSpikeGuard(Algorithm):
         what = "its step is skipped" if restored is None else f"the state after batch {restored} is restored"
         warn(f"The loss spiked in {where}: {found}; {what}.", RuntimeWarning)
 
-    # --- the copy
-
-    def _take_copy(self, state: State) -> None:
-        bus, prepared = state.bus, state.prepared
-        tree = {
-            "at": {name: getattr(state.timestamp, name) for name in ("epoch", "batch", "sample", "token")},
-            "model": dict(bus.model_shards(prepared)),
-            "optimizers": [bus.optimizer_shards(prepared, each) for each in state.optimizers],
-            "schedules": [each.state_dict() for each in state.schedules],
-            "plugins": [[each.kind, each.name, each.obj.state_dict()] for each in self._others(state)],
-            "history": self._history,
-        }
-        encoded = encode(tree, "the state that loss-spike-guard copies", gather=False)
-        map_tensors(lambda tensor: self._copied_from.add(tensor.device) if tensor.is_cuda else None, encoded)
-        self._copy = None  # its pinned memory is used again
-        self._copy = map_tensors(_copied, encoded)
-
-    def _complete_copy(self) -> dict[str, Any] | None:
-        """Return the copy, once it has arrived on the host."""
-        for device in self._copied_from:
-            torch.cuda.synchronize(device)
-        self._copied_from.clear()
-        return self._copy
-
-    def _restore(self, state: State) -> None:
-        bus, prepared = state.bus, state.prepared
-        tree = decode(self._complete_copy())  # with copies of the tensors, because optimizers keep what they load
-        bus.load_model_state(prepared, tree["model"])
-        for optimizer, saved in zip(state.optimizers, tree["optimizers"], strict=True):
-            bus.load_optimizer_state(prepared, optimizer, saved)
-        for schedule, saved in zip(state.schedules, tree["schedules"], strict=True):
-            if isinstance(schedule, Scheduled):
-                schedule.step(state)  # a function of time, which moves on
-            else:
-                schedule.load_state_dict(saved)
-        others = {(each.kind, each.name): each.obj for each in self._others(state)}
-        for kind, name, saved in tree["plugins"]:
-            if (other := others.get((kind, name))) is None:
-                continue  # the copy is from a checkpoint of a run that had it
-            other.load_state_dict(saved)
-            if isinstance(other, Averages):
-                other.leave_out(Timestamp(**tree["at"]), state.timestamp)
-            if kind == "algorithms" and Event.FIT_START in other.events:
-                other.apply(Event.FIT_START, state)  # which follows loading in a run that is resumed, too
-        self._history = tree["history"]
-
-    def _others(self, state: State) -> list[Any]:
-        """Return the attached plug-ins whose state belongs to the weights."""
-        kinds = ("algorithms", "precisions", "strategies")
-        return [
-            each
-            for each in state.bus.attachments
-            if each.kind in kinds and not isinstance(each.obj, LossSpikeGuard) and has_state(each.obj)
-        ]
-
     # --- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
@@ -358,7 +296,7 @@ class LossSpikeGuard(Algorithm):
             "current": None if self._current is None else self._current.state_dict(),
             "to_skip": self._to_skip,
             "journal": list(self._journal),
-            "copy": self._complete_copy(),
+            "copy": self._good.saved(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -371,108 +309,14 @@ class LossSpikeGuard(Algorithm):
             )
         self._history = {name: list(values) for name, values in state_dict["history"].items()}
         self._pending, self._current = (
-            None if (saved := state_dict[key]) is None else _Batch(**saved) for key in ("pending", "current")
+            None if (saved := state_dict[key]) is None else MeasuredBatch(**saved) for key in ("pending", "current")
         )
         self._to_skip = state_dict["to_skip"]
         journal = state_dict["journal"]
         self._journal = deque(journal, max(self.limit, len(journal)) + 1)  # limit may be lower now
-        self._copy = state_dict["copy"]
-
-
-class _Batch:
-    """A batch: where it is, the indices of its samples on this rank or None, and its values by name and step."""
-
-    def __init__(self, at: dict[str, int], indices: list[Any] | None, values: dict[str, dict[str, float]]) -> None:
-        self.at, self.indices = at, indices
-        #: The values of the steps that were taken by name, numbers or lists of `_Values` for the parts of the batch.
-        self.values: dict[str, Any] = dict(values)
-        #: By name of the step, and number of the part of the batch: what was measured, and the spikes.
-        self._measured: dict[tuple[str, int], _Values] = {}
-        self.spikes: dict[tuple[str, int], dict[str, float]] = {}
-
-    @classmethod
-    def of(cls, state: State, loaded: Sequence[list[Any] | None]) -> _Batch:
-        """Return the batch that is about to be trained on."""
-        now = state.timestamp
-        at = {"batch": now.batch, "epoch": now.epoch, "batch_in_epoch": now.batch_in_epoch}
-        return cls(at, _joined(loaded), {})
-
-    def measure(self, state: State, gradient_norm: bool) -> None:
-        """Keep the loss and gradient norm of a step, unless it is measured already: SAM computes gradients twice."""
-        key = state.step.name, state.step.part
-        if state.loss is None or key in self._measured:
-            return
-        values = [state.loss.detach().float()]
-        if gradient_norm:
-            gradients = [each.grad for each in state.trained_parameters() if each.grad is not None]
-            values.append(total_norm(gradients).float().to(values[0].device))
-        self._measured[key] = _Values(torch.stack(values))
-
-    def add(self, name: str, part: int, alone: bool) -> None:
-        """Add what was measured of a step, which is about to be taken, to the values; ``alone``: in place of earlier parts."""
-        if (measured := self._measured.get((name, part))) is not None:
-            self.values[name] = [measured] if alone else [*self.values.get(name, ()), measured]
-
-    def read(self, step: str | None = None) -> dict[str, float]:
-        """Return the values of a step or of all by name, the largest of their parts, or NaN. Waits for the device."""
-        for name, values in self.values.items():
-            if isinstance(values, list):
-                parts = zip(*(part.read() for part in values), strict=True)
-                largest = (math.nan if any(map(math.isnan, part)) else max(part) for part in parts)
-                self.values[name] = dict(zip(("loss", "gradient_norm"), largest, strict=False))
-        return {
-            f"{name}/{what}" if name else what: value
-            for name, values in self.values.items()
-            if step is None or name == step
-            for what, value in values.items()
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the arguments that make this batch."""
-        self.read()
-        return {"at": dict(self.at), "indices": self.indices, "values": dict(self.values)}
-
-
-class _Values:
-    """Values on their way to the host."""
-
-    def __init__(self, values: Tensor) -> None:
-        self._values, self._event = values, None
-        if values.is_cuda:  # the copy follows the work queued so far, and does not wait for what is queued later
-            self._values = torch.empty(values.shape, pin_memory=True).copy_(values, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(values.device))
-
-    def read(self) -> list[float]:
-        if self._event is not None:
-            self._event.synchronize()
-        found: list[float] = self._values.tolist()
-        return found
+        self._good.load(state_dict["copy"])
 
 
 def _saves(state: State) -> bool:
     """Whether a checkpoint is due. Requested ones are not: a signal must not change a run that is resumed after it."""
     return any(hasattr(each.obj, "is_due") and each.obj.is_due(state) for each in state.bus.attachments)
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    """Return a copy on the host, to which a GPU copies while the host goes on; a shard stays on its device."""
-    if mesh_of(tensor) is not None:
-        return tensor.clone()
-    if not tensor.is_cuda:
-        return tensor.to("cpu", copy=True)
-    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
-
-
-def _joined(indices: Sequence[list[Any] | None]) -> list[Any] | None:
-    """Return all indices in one list, each once, or None if some are unknown. Indices that are no integers become text."""
-    joined: list[Any] = []
-    for each in indices:
-        if each is None:
-            return None
-        for index in each:
-            try:
-                joined.append(operator.index(index))
-            except TypeError:
-                joined.append(str(index))
-    return list(dict.fromkeys(joined)) or None  # a rank without a slice computes on a sample of another one

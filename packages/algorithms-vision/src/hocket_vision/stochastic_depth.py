@@ -6,10 +6,9 @@ and 5. Dropping the branch of each sample on its own is that of :func:`torchvisi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -22,138 +21,14 @@ from hocket.hookspecs import Event
 from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.state.step import count
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules
-from hocket_vision.extended_forward import Extension, extended
+from hocket_vision.branch_drop import BranchDrop, Method, WithStochasticDepth, plain_class, scale_end
+from hocket_vision.extended_forward import extended
+from hocket_vision.residual_blocks import end_of, known_class, residual_of
 
 if TYPE_CHECKING:
     from hocket.state.state import State
 
-Method = Literal["block", "sample"]
 Distribution = Literal["linear", "uniform"]
-
-
-@dataclass(frozen=True)
-class _Residual:
-    """The parts of a block ``activation(branch(x) + shortcut(x))``, by name; the branch ends with the first of ``ends``."""
-
-    ends: tuple[str, ...]
-    shortcut: str
-    activation: str
-
-
-#: Block classes that are found without ``blocks=``. None: the output is the input plus branches.
-_KNOWN = {
-    "hocket_vision.models.ResidualBlock": _Residual(("norm2",), "shortcut", "relu"),
-    "torchvision.models.resnet.BasicBlock": _Residual(("bn2",), "downsample", "relu"),
-    "torchvision.models.resnet.Bottleneck": _Residual(("bn3",), "downsample", "relu"),
-    "timm.models.resnet.BasicBlock": _Residual(("se", "bn2"), "downsample", "act2"),
-    "timm.models.resnet.Bottleneck": _Residual(("se", "bn3"), "downsample", "act3"),
-    "timm.models.vision_transformer.Block": None,
-    "torch.nn.modules.transformer.TransformerEncoderLayer": None,
-    "torchvision.models.vision_transformer.EncoderBlock": None,
-}
-
-
-class BranchDrop(nn.Module):
-    """The state of one block: its drop rate, and what was decided for the current forward pass.
-
-    In training without a ``decision`` it draws from torch's default generators, as dropout does.
-    """
-
-    def __init__(self, name: str, rate: float, method: Method, rescale: bool, residual: _Residual | None) -> None:
-        super().__init__()
-        self.name, self.rate, self.method, self.rescale, self.residual = name, rate, method, rescale, residual
-        #: Whether to keep the branch, or a bool tensor of that for each sample; None to draw.
-        self.decision: bool | Tensor | None = None
-
-    def skips(self) -> bool:
-        """Whether to skip the branch in this forward pass."""
-        if not self.training or self.method == "sample":
-            return False
-        if self.decision is None:
-            return torch.rand(()).item() < self.rate
-        return not self.decision
-
-    def factor(self, branch: Tensor) -> Tensor | float | None:
-        """Return the factor of a branch that is not skipped: a number, or 0 and others by sample; None for 1.
-
-        In training that is 1 or 0, and in evaluation ``1 - rate`` (equation 5). With ``rescale`` it is ``1 / (1 - rate)``
-        or 0, and 1.
-        """
-        if not self.training:
-            return None if self.rescale or not self.rate else 1 - self.rate
-        if self.method == "block":
-            return 1 / (1 - self.rate) if self.rescale and self.rate else None
-        keep = self.decision
-        if not isinstance(keep, Tensor):
-            keep = torch.rand(len(branch), device=branch.device) >= self.rate
-        if len(keep) != len(branch):
-            raise WrongValue(
-                f"Stochastic depth drops by sample, and the batch has {len(keep)} samples, but {self.name} was given "
-                f"{len(branch)} along dimension 0. Use «method='block'», or blocks whose dimension 0 is the samples."
-            )
-        factor = keep.to(branch.dtype).reshape(-1, *(1,) * (branch.dim() - 1))
-        return factor / (1 - self.rate) if self.rescale else factor
-
-    def extra_repr(self) -> str:
-        return f"rate={self.rate:g}, method={self.method!r}" + (", rescale=True" if self.rescale else "")
-
-
-class WithStochasticDepth(Extension):
-    """A residual block whose branch its ``stochastic_depth``, a `BranchDrop`, drops at random in training."""
-
-    stochastic_depth: BranchDrop
-
-    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        drop = self.stochastic_depth
-        if drop.skips():
-            return _with_zero_gradients(_shortcut(self, input, drop.residual), self.parameters())
-        out: Tensor = super().forward(input, *args, **kwargs)
-        if drop.residual is not None:
-            return out  # a hook on the end of the branch has scaled it
-        if drop.training and (not isinstance(out, Tensor) or out.shape != input.shape):
-            found = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-            raise WrongValue(
-                f"Stochastic depth needs blocks that return their input plus a residual branch, but {drop.name} returned "
-                f"{found} for an input of shape {tuple(input.shape)}. Choose others with blocks=, such as «blocks='*Block'»."
-            )
-        factor = drop.factor(out)
-        if isinstance(factor, Tensor):
-            return torch.lerp(input.to(out.dtype), out, factor)  # exact for 0 and 1
-        return out if factor is None else input + factor * (out - input)
-
-
-def _shortcut(block: nn.Module, input: Tensor, residual: _Residual | None) -> Tensor:
-    if residual is None:
-        return input
-    shortcut, activation = getattr(block, residual.shortcut), getattr(block, residual.activation)
-    out: Tensor = activation(input.clone() if shortcut is None else shortcut(input))  # it may act in place
-    return out
-
-
-def _scale(drop: BranchDrop, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-    """Scale the end of a branch: a forward hook of its last module."""
-    factor = drop.factor(output)
-    return None if factor is None else output * factor
-
-
-def _with_zero_gradients(output: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Return ``output`` as a function of ``parameters`` with gradient 0: a skipped block keeps no rank waiting."""
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    if not torch.is_grad_enabled() or not trained:
-        return output
-    out: Tensor = _ZeroGradients.apply(output, *trained)  # type: ignore[no-untyped-call]
-    return out
-
-
-class _ZeroGradients(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.parameters = parameters
-        return output.clone()  # not a view, which the next module could not change in place
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient, *(torch.zeros_like(parameter) for parameter in ctx.parameters)
 
 
 def drop_rates(blocks: int, drop_rate: float = 0.2, distribution: Distribution = "linear") -> list[float]:
@@ -200,8 +75,8 @@ class _Choice:
 
     def _wants(self, name: str, module: nn.Module) -> bool:
         if self.blocks is None:
-            return _known_class(module) is not None
-        return any(fnmatchcase(_class_of(module).__name__, each) or fnmatchcase(name, each) for each in self.blocks)
+            return known_class(module, plain_class(module)) is not None
+        return any(fnmatchcase(plain_class(module).__name__, each) or fnmatchcase(name, each) for each in self.blocks)
 
     def rates(self, blocks: dict[str, nn.Module]) -> dict[str, float]:
         return dict(zip(blocks, drop_rates(len(blocks), self.drop_rate, self.distribution), strict=True))
@@ -212,32 +87,6 @@ def _choice(
 ) -> _Choice:
     patterns = (blocks,) if isinstance(blocks, str) else None if blocks is None else tuple(blocks)
     return _Choice(drop_rate, method, distribution, patterns, rescale)
-
-
-def _class_of(block: nn.Module) -> type[nn.Module]:
-    """Return the class of a block without stochastic depth."""
-    return block.parts[1] if isinstance(block, WithStochasticDepth) else type(block)
-
-
-def _known_class(module: nn.Module) -> str | None:
-    """Return the name in `_KNOWN` of the class that defines the module's forward, or None."""
-    for cls in _class_of(module).__mro__:
-        if "forward" in vars(cls):
-            name = f"{cls.__module__}.{cls.__qualname__}"
-            post_norm = isinstance(module, nn.TransformerEncoderLayer) and not module.norm_first
-            return (
-                name if name in _KNOWN and not post_norm else None
-            )  # the output of post-norm is not the input plus branches
-    return None
-
-
-def _residual_of(module: nn.Module) -> _Residual | None:
-    known = _known_class(module)
-    return None if known is None else _KNOWN[known]
-
-
-def _end_of(module: nn.Module, residual: _Residual) -> str:
-    return next(name for name in residual.ends if getattr(module, name, None) is not None)
 
 
 def stochastic_depth(
@@ -297,15 +146,15 @@ def _operate(model: nn.Module, choice: _Choice) -> list[Replacement]:
 
     def build(block: nn.Module, index: int) -> nn.Module:
         new, name = extended(block, WithStochasticDepth), names[block]
-        new.stochastic_depth = BranchDrop(name, rates[name], choice.method, choice.rescale, _residual_of(block))
+        new.stochastic_depth = BranchDrop(
+            name, rates[name], choice.method, choice.rescale, residual_of(block, type(block))
+        )
         return new
 
     changed = replace_modules(model, {nn.Module: Policy(build, names.__contains__)})
     for replacement in changed:
-        block, drop = replacement.new, replacement.new.stochastic_depth
-        assert isinstance(drop, BranchDrop)
-        if drop.residual is not None:
-            block.get_submodule(_end_of(block, drop.residual)).register_forward_hook(partial(_scale, drop))
+        assert isinstance(replacement.new, WithStochasticDepth)
+        scale_end(replacement.new, replacement.new.stochastic_depth)
     for name in had:
         block, drop = found[name], found[name].get_submodule("stochastic_depth")
         assert isinstance(drop, BranchDrop)
@@ -462,7 +311,7 @@ class StochasticDepth(Algorithm):
         found = self._choice.find(model)
         lines = []
         for name, rate in self._choice.rates(found).items():
-            residual = _residual_of(found[name])
-            part = "the block" if residual is None else f"the branch up to {_end_of(found[name], residual)}"
-            lines.append(f"{name}: {_class_of(found[name]).__name__} drops {part} with probability {rate:.4g}")
+            residual = residual_of(found[name], plain_class(found[name]))
+            part = "the block" if residual is None else f"the branch up to {end_of(found[name], residual)}"
+            lines.append(f"{name}: {plain_class(found[name]).__name__} drops {part} with probability {rate:.4g}")
         return lines
