@@ -12,18 +12,18 @@ import pytest
 PACKAGES = Path(__file__).parent.parent / "packages"
 #: Lines of code of each package's sources.
 BUDGETS = {
-    "algorithms-general": 3622,
+    "algorithms-general": 3657,
     "algorithms-nlp": 3554,
-    "algorithms-vision": 2420,
-    "checkpoints": 5438,
+    "algorithms-vision": 2425,
+    "checkpoints": 5439,
     "cli": 5768,
     "core": 15582,
     "data": 500,
-    "insight": 5315,
+    "insight": 5316,
     "loggers": 1450,
     "migration": 10170,
     "report": 1070,
-    "strategies": 4570,
+    "strategies": 4600,
     "streaming": 5110,
     "testkit": 4090,
     "tools": 6763,

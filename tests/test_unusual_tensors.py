@@ -14,6 +14,7 @@ import hocket
 from hocket.basics.plain_data import decode, encode
 from hocket.basics.plugin_errors import PlanError
 from hocket.checkpoints import CheckpointError, export, read_weights
+from hocket_checkpoints.reachable_state import fingerprint, same
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse", "ignore:.*quantiz")
 
@@ -118,6 +119,19 @@ def test_one_that_grows_in_training_is_resumed(grows: Callable[[Tensor], Tensor]
     resumed.fit()
     assert all(map(torch.equal, weights(resumed.state.model.linear), weights(whole.state.model.linear)))  # type: ignore[arg-type]
     assert equal(resumed.state.model.adjacency, whole.state.model.adjacency)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_a_new_tensor_at_the_address_of_a_freed_one_is_another(kind: str) -> None:
+    tensor = TENSORS[kind]()
+    first, address = fingerprint(tensor), id(tensor)
+    assert same(first, fingerprint(tensor))
+    for _ in range(100):
+        del tensor
+        tensor = TENSORS[kind]()
+        if id(tensor) == address:
+            break
+    assert not same(first, fingerprint(tensor))
 
 
 @pytest.mark.parametrize("kind", ["coo", "csr", "qint8", "channels"])

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
+from torch.utils.weak import WeakIdRef
 
 from hocket.help.ours import is_ours
 from hocket_checkpoints.frozen_weights import bits
@@ -92,7 +93,7 @@ def fingerprint(value: Any) -> Any:
         if isinstance(value, numpy.random.RandomState):
             return repr(value.get_state())
         if isinstance(value, numpy.ndarray):
-            return (value.shape, zlib.crc32(value.tobytes())) if value.size <= _ELEMENTS else id(value)
+            return (value.shape, zlib.crc32(value.tobytes())) if value.size <= _ELEMENTS else WeakIdRef(value)
     if isinstance(value, itertools.count):
         return repr(value)
     if isinstance(value, bytearray):
@@ -113,7 +114,7 @@ def _is_constant(value: Any) -> bool:
 def _of_tensor(tensor: Tensor) -> Any:
     odd = tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested
     if odd or hasattr(tensor, "__tensor_flatten__") or isinstance(tensor, nn.Parameter) or tensor.numel() > _ELEMENTS:
-        return id(tensor), tensor._version
+        return WeakIdRef(tensor), tensor._version  # an id is given again once its tensor is freed
     with torch.no_grad():
         integers = bits(tensor).to(torch.int64)
         # On its device; odd factors, so that the order counts.

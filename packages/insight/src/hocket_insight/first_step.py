@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils.weak import WeakIdRef
 
 from hocket.help import warn
 
@@ -41,8 +42,8 @@ def checked(state: State, function: str, caller: str, unnamed: Sequence[str]) ->
         )
 
 
-def _attributes_of(task: nn.Module) -> dict[str, int | float | str | None]:
+def _attributes_of(task: nn.Module) -> dict[str, int | float | str | WeakIdRef | None]:
     """Return the numbers and texts among the attributes of a task, and the identities of tensors."""
     public = {name: value for name, value in vars(task).items() if name[0] != "_"}
-    values = {name: id(value) if isinstance(value, torch.Tensor) else value for name, value in public.items()}
-    return {name: value for name, value in values.items() if isinstance(value, int | float | str | None)}
+    values = {name: WeakIdRef(value) if isinstance(value, torch.Tensor) else value for name, value in public.items()}
+    return {name: value for name, value in values.items() if isinstance(value, int | float | str | WeakIdRef | None)}

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.utils.weak import WeakIdRef
 
 
 def shared_state(owned: Any) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def _counts(name: str) -> bool:
 def _plain(value: Any, depth: int = 0) -> Any:
     """Return a value that is equal later only if nothing in ``value`` changed."""
     if isinstance(value, Tensor):
-        return (id(value), value._version)
+        return (WeakIdRef(value), value._version)
     if isinstance(value, bool | int | float | str | bytes | None.__class__):
         return value
     if depth < 4 and isinstance(value, Mapping | weakref.WeakKeyDictionary) and len(value) < 1000:

@@ -11,6 +11,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdRef
 
 from hocket.basics.dtensors import norms
 from hocket.help.ours import is_ours
@@ -86,8 +87,8 @@ class Closure:
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         return [*parameters, *(p.grad for p in parameters if p.grad is not None)]
 
-    def _look(self) -> list[tuple[int, int]]:
-        return [(id(tensor), tensor._version) for tensor in self._tensors()]
+    def _look(self) -> list[tuple[WeakIdRef, int]]:
+        return [(WeakIdRef(tensor), tensor._version) for tensor in self._tensors()]
 
     def _measure(self) -> Tensor:
         return norms(self._tensors())
