@@ -12,7 +12,7 @@ import pytest
 PACKAGES = Path(__file__).parent.parent / "packages"
 #: Lines of code of each package's sources.
 BUDGETS = {
-    "algorithms-general": 3657,
+    "algorithms-general": 3703,
     "algorithms-nlp": 3554,
     "algorithms-vision": 2425,
     "checkpoints": 5439,

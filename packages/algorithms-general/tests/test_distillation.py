@@ -16,6 +16,7 @@ import hocket
 from hocket.state.task import SupervisedTask
 from hocket_cli import main
 from hocket_general import Distillation, LabelSmoothing
+from hocket_general.class_logits import class_dim_of
 from hocket_general.functional import distillation_loss
 from hocket_testkit import AlgorithmConformance, run_ranks
 from hocket_testkit.reference import convolutional_network
@@ -318,12 +319,11 @@ def test_the_classes_of_a_custom_task_are_not_guessed(tmp_path):
 def test_the_dimension_of_the_classes(loss, shape, targets, dim):
     task = SupervisedTask(nn.Linear(4, 3), loss)
     given = None if targets is None else torch.zeros(targets, dtype=torch.long)
-    algorithm = Distillation(nn.Linear(4, 3))
     if not isinstance(dim, int):
         with pytest.raises(ValueError, match=dim or "class_dim=-1"):
-            algorithm._class_dim(task, torch.zeros(shape), given)
+            class_dim_of(task, torch.zeros(shape), given, None)
     else:
-        assert algorithm._class_dim(task, torch.zeros(shape), given) == dim
+        assert class_dim_of(task, torch.zeros(shape), given, None) == dim
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

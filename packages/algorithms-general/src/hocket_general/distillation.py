@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Generator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,13 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.basics.losses import Loss, classes
-from hocket.data import items
-from hocket.errors import CheckpointError, WrongType, WrongValue
+from hocket.errors import WrongType, WrongValue
 from hocket.hookspecs import Event, hookimpl
 from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.state.span import Span
 from hocket.state.step import count
 from hocket.state.task import SupervisedTask, Task
+from hocket_general.class_logits import check_loss, check_targets, class_dim_of, logits_of
+from hocket_general.hints import Hints
+from hocket_general.teachers import as_student, make_teacher
 
 if TYPE_CHECKING:
     from hocket.basics.time import Time
@@ -173,9 +173,8 @@ class Distillation(Algorithm):
                 "such as «features=['layer2']», or a dict of the model's names and the teacher's."
             )
         self.teacher, self.temperature, self.alpha = teacher, temperature, alpha
-        self.features = (
-            dict(features or {}) if isinstance(features, Mapping | None) else dict(zip(features, features, strict=True))
-        )
+        names = features or {}
+        self._hints = Hints(dict(names) if isinstance(names, Mapping) else {each: each for each in names})
         self.feature_weight, self.weights, self.output_key = feature_weight, weights, output_key
         self.class_dim, self.ignore_index = class_dim, ignore_index
         self._ignored = -100
@@ -186,10 +185,6 @@ class Distillation(Algorithm):
         #: The teacher, and the task of the run with it in place of the model; None before the run is set up.
         self._module: nn.Module | None = None
         self._predict: Callable[[Any], Any] | None = None
-        #: The features of the current microbatch by the student's names, and the hooks that record them.
-        self._student: dict[str, Tensor] = {}
-        self._taught: dict[str, Tensor] = {}
-        self._hooks: list[Any] = []
         #: Of the current microbatch: whether the teacher has seen it, its logits (None if alpha is 0), index targets, and the
         #: reduction of the task's loss.
         self._seen = False
@@ -202,10 +197,12 @@ class Distillation(Algorithm):
         if event is Event.INIT:
             self._set_up(state)
         elif event is Event.FIT_START:
-            self._record_features(state)
+            assert self._module is not None
+            self._forget()
+            self._hints.record(state.model, self._module)
         elif event is Event.BEFORE_FORWARD:
             self._seen = False
-            self._student.clear()
+            self._hints.begin_forward()
         elif event is Event.AFTER_FORWARD:
             if self._span.includes(state):
                 self._teach(state)
@@ -226,62 +223,14 @@ class Distillation(Algorithm):
 
     def _set_up(self, state: State) -> None:
         if self.alpha:
-            self._check_loss(state.task)
+            check_loss(state.task)
         self._ignored = self._ignore_index(state.task)
-        given = self.teacher
-        if isinstance(given, str | os.PathLike):
-            module: nn.Module = copy.deepcopy(state.model)
-            weights: str | None = os.fspath(given)
-        else:
-            made = given if isinstance(given, nn.Module) else given()
-            if not isinstance(made, nn.Module):
-                raise WrongType(
-                    f"The teacher of Distillation made a {type(made).__name__}. Give a function that returns a torch.nn.Module."
-                )
-            module, weights = made, None if self.weights is None else os.fspath(self.weights)
-        if {id(each) for each in module.parameters()} & {id(each) for each in state.task.parameters()}:
-            raise WrongValue(
-                "The teacher of Distillation shares parameters with the model, and would change with it. Give a copy: "
-                "copy.deepcopy(model)."
-            )
-        if weights is not None:
-            from hocket.checkpoints import load_weights, read_weights
-
-            try:
-                load_weights(module, read_weights(weights))
-            except CheckpointError as error:
-                misfits = " ".join(str(error).partition("\nPass ")[0].split())
-                raise CheckpointError(f"{misfits}. Give Distillation weights of its teacher's architecture.") from error
-        plain = {name: each for name, each in module.named_parameters() if type(each) is nn.Parameter}
-        if broken := [name for name, each in plain.items() if each.itemsize > 1 and each.isnan().any()]:
-            raise WrongValue(f"The teacher of Distillation has NaN in {', '.join(broken[:3])}. Load earlier weights.")
-        for name, taught in self.features.items():
-            _module_named(state.model, name, "model")
-            _module_named(module, taught, "teacher")
+        module = make_teacher(self.teacher, self.weights, state)
+        self._hints.check(state.model, module)
         self._module = state.bus.convert_module(module.to(state.device)).eval()
         self._predict = self._module
         if isinstance(state.task, SupervisedTask) and not isinstance(self._module, Task):
-            self._predict = _as_student(state.task, self._module)
-
-    def _check_loss(self, task: Task) -> None:
-        """Raise ValueError for a loss that trains each output by itself."""
-        loss = task.loss_function if isinstance(task, SupervisedTask) else None
-        function = loss.func if isinstance(loss, partial) else loss
-        if function in _BINARY or isinstance(function, _BINARY[:2]):
-            raise WrongValue(_not_classes(f"the loss is {getattr(function, '__name__', type(function).__name__)}"))
-
-    def _check_targets(self, logits: Tensor, dim: int) -> None:
-        """Raise ValueError for dense targets that are not class probabilities. Only the first targets are read."""
-        targets, self._first, self._checked = self._first, None, True
-        if isinstance(targets, Tensor) and targets.shape == logits.shape:
-            sums = targets.sum(dim, dtype=torch.float32)
-            if bool((targets < 0).any()) or not bool(((sums == 0) | ((sums - 1).abs() < 1e-2)).all()):
-                raise WrongValue(
-                    _not_classes(
-                        f"targets of shape {tuple(targets.shape)} from {targets.min():.3g} to {targets.max():.3g} are not "
-                        "class probabilities, which sum to 1"
-                    )
-                )
+            self._predict = as_student(state.task, self._module)
 
     def _ignore_index(self, task: Task) -> int:
         loss = task.loss_function if isinstance(task, SupervisedTask) else None
@@ -310,25 +259,11 @@ class Distillation(Algorithm):
             raise WrongValue(
                 f"Distillation got «output_key={self.output_key!r}» for models that return tensors. Omit it."
             )
-        self._seen, self._logits = True, _logits(outputs, self.output_key, "teacher") if self.alpha else None
-
-    # --- features
-
-    def _record_features(self, state: State) -> None:
-        self._forget()
-        assert self._module is not None
-        for student, teacher in self.features.items():
-            self._hooks += [
-                state.model.get_submodule(student).register_forward_hook(partial(_record, self._student, student)),
-                self._module.get_submodule(teacher).register_forward_hook(partial(_record, self._taught, student)),
-            ]
+        self._seen, self._logits = True, logits_of(outputs, self.output_key, "teacher") if self.alpha else None
 
     def _forget(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks, self._seen, self._logits, self._targets = [], False, None, None
-        self._student.clear()
-        self._taught.clear()
+        self._hints.end()
+        self._seen, self._logits, self._targets = False, None, None
 
     # --- the loss
 
@@ -341,8 +276,8 @@ class Distillation(Algorithm):
             soft, number = self._soft_loss(state, self._logits)
             added = self.alpha * soft
             values["distillation/loss"] = soft.detach()
-        if self.features:
-            hint = self._hint_loss()
+        if self._hints:
+            hint = self._hints.loss()
             added = added + self.feature_weight * hint
             values["distillation/features"] = hint.detach()
         if self._reduction == "sum":  # over the elements of this microbatch
@@ -352,35 +287,17 @@ class Distillation(Algorithm):
 
     def _soft_loss(self, state: State, teacher: Tensor) -> tuple[Tensor, Any]:
         """Return the mean divergence of the positions that count, and their number."""
-        student, targets, self._logits = _logits(state.outputs, self.output_key, "model"), self._targets, None
-        dim = self._class_dim(state.task, student, targets)
+        student, targets, self._logits = logits_of(state.outputs, self.output_key, "model"), self._targets, None
+        dim = class_dim_of(state.task, student, targets, self.class_dim)
         if not self._checked:
-            self._check_targets(student, dim)
+            check_targets(self._first, student, dim)
+            self._first, self._checked = None, True
         positions = distillation_loss(student, teacher, self.temperature, "none", class_dim=dim)
         if targets is None or targets.shape != positions.shape:
             return positions.mean(), positions.numel()
         counted = (targets != self._ignored).to(positions.dtype)
         number = counted.sum()
         return (positions * counted).sum() / number.clamp(min=1), number
-
-    def _hint_loss(self) -> Tensor:
-        hints = []
-        for name, teacher_name in self.features.items():
-            student, teacher = self._student.pop(name, None), self._taught.pop(name, None)
-            if student is None or teacher is None:
-                who, module = ("model", name) if student is None else ("teacher", teacher_name)
-                raise WrongValue(
-                    f"Distillation found no tensor that the {who}'s module {module!r} returned in this batch. Name a module "
-                    "that is called in every forward pass and returns a tensor."
-                )
-            if student.shape != teacher.shape:
-                raise WrongValue(
-                    f"The features of the model's {name!r} have shape {tuple(student.shape)} and those of the teacher's "
-                    f"{teacher_name!r} {tuple(teacher.shape)}. Name modules with outputs of one shape, or add a layer to the "
-                    "model that maps its features to that shape, and name that layer."
-                )
-            hints.append(F.mse_loss(student.float(), teacher.float()))
-        return torch.stack(hints).sum()
 
     def _index_targets(self, state: State) -> Tensor | None:
         """Return the index targets of the microbatch, or None."""
@@ -391,89 +308,3 @@ class Distillation(Algorithm):
         if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.is_complex():
             return None
         return targets
-
-    def _class_dim(self, task: Task, logits: Tensor, targets: Tensor | None) -> int:
-        shape, dim = logits.shape, self.class_dim
-        if dim is None:
-            dim = _class_dim(task, shape, targets) if len(shape) > 2 else 1
-        if dim is None:
-            raise WrongValue(
-                f"Distillation cannot tell which dimension of the logits, of shape {tuple(shape)}, has the classes. Write "
-                "«class_dim=-1» if it is the last one, as in language models, or «class_dim=1» for (N, classes, ...)."
-            )
-        if len(shape) < 2 or not -len(shape) <= dim < len(shape) or shape[dim] < 2:
-            where = f"logits of shape {tuple(shape)} do not have two or more classes in dimension {dim} (class_dim=)"
-            raise WrongValue(_not_classes(where))
-        return dim
-
-
-def _class_dim(task: Task, shape: torch.Size, targets: Tensor | None) -> int | None:
-    """Return the dimension of the classes in logits of three or more dimensions; None if it is uncertain."""
-    loss = task.loss_function if isinstance(task, SupervisedTask) else None
-    if classes(loss) is not None:
-        return 1
-    if targets is not None:
-        first, last = targets.shape == shape[:1] + shape[2:], targets.shape == shape[:-1]
-        return None if first is last else 1 if first else -1
-    own = isinstance(task, SupervisedTask) and loss is None
-    return -1 if own and len(shape) == 3 else None
-
-
-#: Losses of outputs that each have a probability of their own.
-_BINARY: tuple[Any, ...] = (
-    nn.BCEWithLogitsLoss, nn.BCELoss, F.binary_cross_entropy_with_logits, F.binary_cross_entropy,
-)  # fmt: skip
-
-
-def _not_classes(why: str) -> str:
-    return (
-        f"Distillation compares the probabilities of classes that exclude each other, and {why}. For regression and several "
-        "labels a sample, write «alpha=0» with «features=[…]», or compare with the teacher in the loss of a hocket.Task, such "
-        "as by mse_loss(outputs, taught) or binary_cross_entropy_with_logits(outputs, taught.sigmoid())."
-    )
-
-
-def _as_student(task: SupervisedTask, teacher: nn.Module) -> Callable[[Any], Any]:
-    """Return a function that calls the teacher as the task calls its model.
-
-    A task with parameters of its own would apply them to the teacher's outputs: then the teacher gets the inputs alone.
-    """
-    if len(list(task.parameters())) > len(list(task.network.parameters())):
-        task_of_inputs = SupervisedTask(teacher, task.loss_function, task.inputs, outputs=task.outputs)
-        return task_of_inputs.forward
-    like = copy.copy(task)  # shares buffers, such as means of images
-    like.training = False
-    like._modules = {**task._modules, "network": teacher}
-    return like.forward
-
-
-def _record(into: dict[str, Tensor], name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-    if module.training and not torch.is_grad_enabled():
-        return  # the student in a pass that nobody learns from
-    if isinstance(output, Tensor):
-        into[name] = output
-
-
-def _logits(outputs: Any, key: Any, whose: str) -> Tensor:
-    found = outputs
-    if key is not None and not isinstance(outputs, Tensor):
-        found = items.part(outputs, key, f"{whose}'s output")
-    elif not isinstance(outputs, Tensor):
-        found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
-    if not isinstance(found, Tensor) or not found.is_floating_point():
-        raise WrongType(
-            f"Distillation needs floating-point logits, and the {whose} returned {type(outputs).__name__}. Say where they are "
-            "with output_key=, such as «output_key=0»."
-        )
-    return found
-
-
-def _module_named(model: nn.Module, name: str, whose: str) -> None:
-    try:
-        model.get_submodule(name)
-    except AttributeError:
-        names = [each for each, _ in model.named_modules() if each]
-        raise WrongValue(
-            f"features= of Distillation names {name!r}, and the {whose}, a {type(model).__name__}, has no such module. It has "
-            f"{', '.join(names[:10])}{' …' if names[10:] else ''}."
-        ) from None
