@@ -19,7 +19,7 @@ BUDGETS = {
     "cli": 5768,
     "core": 15582,
     "data": 500,
-    "insight": 5316,
+    "insight": 5318,
     "loggers": 1450,
     "migration": 10170,
     "report": 1070,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.weak import WeakIdRef
 
 from hocket.help import warn
 
@@ -35,15 +34,20 @@ def checked(state: State, function: str, caller: str, unnamed: Sequence[str]) ->
     before = _attributes_of(state.task)
     yield
     after = _attributes_of(state.task)
-    if changed := [name for name, value in after.items() if name in before and before[name] != value]:
+    if changed := [name for name, value in after.items() if name in before and _differ(before[name], value)]:
         warn(
             f"{function} changes self.{changed[0]}, and may be called several times, as with microbatches. Change it in "
             f"{caller} after step(…); a tensor is returned by hocket.Loss(loss, kept=…) as step(…).kept."
         )
 
 
-def _attributes_of(task: nn.Module) -> dict[str, int | float | str | WeakIdRef | None]:
-    """Return the numbers and texts among the attributes of a task, and the identities of tensors."""
+def _differ(before: Any, after: Any) -> bool:
+    return (
+        before is not after if isinstance(before, torch.Tensor) or isinstance(after, torch.Tensor) else before != after
+    )
+
+
+def _attributes_of(task: nn.Module) -> dict[str, int | float | str | torch.Tensor | None]:
+    """Return the numbers, texts and tensors among the attributes of a task."""
     public = {name: value for name, value in vars(task).items() if name[0] != "_"}
-    values = {name: WeakIdRef(value) if isinstance(value, torch.Tensor) else value for name, value in public.items()}
-    return {name: value for name, value in values.items() if isinstance(value, int | float | str | WeakIdRef | None)}
+    return {name: value for name, value in public.items() if isinstance(value, int | float | str | torch.Tensor | None)}
