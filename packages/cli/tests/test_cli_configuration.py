@@ -799,7 +799,10 @@ def test_every_key_is_printed_with_its_documentation(capsys: pytest.CaptureFixtu
             "metrics.eror.scale=2",
             ["metrics has no metric 'eror'; known: error", "Did you mean 'error'?", "metrics.eror=…"],
         ),
-        ("metrics={acc: acuracy}", ["`metrics.acc=acuracy`", "'accuracy', 'mae' or 'mse'. Did you mean 'accuracy'?"]),
+        (
+            "metrics={acc: acuracy}",
+            ["`metrics.acc=acuracy`", "'accuracy', 'mae' or 'mse'. Write metrics.acc=accuracy."],
+        ),
     ],
 )
 def test_overrides_that_name_nothing(hocket: Hocket, change: str, words: list[str]) -> None:

@@ -384,6 +384,28 @@ def test_specifications_that_do_not_fit(install, spec, message) -> None:
         build("callbacks", spec)
 
 
+def test_a_choice_and_the_example_of_the_class_are_what_to_write(install) -> None:
+    module = """
+import typing
+class Mine:
+    '''Say something.
+
+    Example:
+        >>> Mine(stages=[{"at": 1}], how="loud")
+    '''
+    def __init__(self, stages: list[dict[str, int]] = (), how: typing.Literal["low", "loud"] = "low"): ...
+    def batch_end(self): ...
+"""
+    install("acme-things", {"callbacks/mine": "acme_things:Mine"}, module)
+    for config, words in (
+        ({"how": "laud"}, r"it should be 'low' or 'loud'\. Write how='loud'\. Its"),
+        ({"how": 3}, r"it should be 'low' or 'loud'\. Write how='low'\. Its"),
+        ({"stages": "x"}, r"Write stages=\[{'at': 1}\]\. Its"),
+    ):
+        with pytest.raises(plugins.PluginConfigError, match=words):
+            build("callbacks", {"mine": config})
+
+
 def test_an_optimizer_among_the_algorithms_is_said() -> None:
     with pytest.raises(plugins.PluginError, match=r"one of the optimizers here: write optimizer='adamw'"):
         build("algorithms", "adamw")

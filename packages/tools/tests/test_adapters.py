@@ -13,6 +13,7 @@ from torch import nn
 
 import hocket
 from hocket.errors import Unsupported
+from hocket.plugins import PluginConfigError
 from hocket_testkit import AlgorithmConformance
 from hocket_tools import Adapters, Finetuning, merge_adapters
 
@@ -213,3 +214,14 @@ def test_a_model_without_adapters_is_not_merged() -> None:
 def test_a_trainer_is_not_a_model_to_merge() -> None:
     with pytest.raises(TypeError, match=r"Trainer as model; .*Write model=torch\.nn\.Linear"):
         merge_adapters(hocket.Trainer(torch.nn.Linear(2, 2), device="cpu"))  # type: ignore[arg-type]
+
+
+def test_finetuning_that_never_trains_adapters_is_refused() -> None:
+    head = Finetuning([{"at": "0ep", "train": "fc.*"}])
+    with pytest.raises(PluginConfigError, match=r"freezes all adapters, such as those of conv, .*'\*\.lora_\*'"):
+        adapted(algorithms=[Adapters({"r": 2, "target_modules": ["conv"]}), head])
+
+
+def test_finetuning_that_trains_the_weights_below_adapters_is_said() -> None:
+    with pytest.warns(UserWarning, match=r"trains the weights of conv, second, hidden too.*\['\*\.lora_\*'\]"):
+        adapted(algorithms=[Adapters(dict(LORA)), Finetuning([{"at": "0ep", "train": "*"}])])

@@ -292,8 +292,8 @@ ONE = {"at": "0ep", "train": "fc.*"}
     [
         ([], "is not a list of stages"),
         ("fc.*", r"a list \(each a mapping\)"),
-        (["fc.*"], r"a list \(each a mapping\)"),
-        ([{"train": "fc.*"}], "is no dict with 'at'"),
+        (["fc.*"], r"a list \(each a mapping\)\. Write stages=\[{'at': '0ep', 'train'"),
+        ([{"train": "fc.*"}], "has no 'at'"),
         ([{"at": "1ep", "train": "fc.*"}], "The first stage begins at 1ep.*Begin with a stage at '0ep'"),
         ([ONE, {"at": "2ep", "train": "*"}, {"at": "1ep", "train": "*"}], "at 1ep comes after the one at 2ep"),
         ([ONE, {"at": "0ep", "train": "*"}], "at 0ep comes after the one at 0ep"),
@@ -306,6 +306,7 @@ ONE = {"at": "0ep", "train": "fc.*"}
         ([{"at": "0ep", "train": 3}], "is no glob"),
         ([{**ONE, "lr": "1e-3"}], "give a finite number"),
         ([{**ONE, "lr": -1.0}], "give a finite number"),
+        ([{**ONE, "lr_factor": 0}], "lr_factor=0: give a finite number above 0.*named by 'freeze'"),
         ([{**ONE, "lr": 1.0, "lr_factor": 2}], "Give one of lr and lr_factor"),
         ([{"at": "0ep", "freeze": "fc.*", "lr": 1.0}], "together with 'train'"),
     ],
@@ -331,7 +332,7 @@ def test_what_does_not_fit_the_run(changes: dict[str, Any], error: type[Exceptio
         finetuned(algorithms=[Finetuning(stages)], **changes)
 
 
-def test_stages_in_a_configuration_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_in_a_configuration_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(str(Path.cwd()))
     Path("staged.py").write_text(
         "import torch\n\nbatches = [(torch.ones(2, 3), torch.zeros(2, 3))] * 2\n\n\ndef model():\n"
@@ -346,6 +347,17 @@ def test_stages_in_a_configuration_file(monkeypatch: pytest.MonkeyPatch) -> None
     before = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).state_dict()
     after = load_file("runs/a/weights.safetensors")
     assert {name for name in before if not torch.equal(before[name], after[name])} == {"0.bias", "1.weight", "1.bias"}
+    capsys.readouterr()
+    example = "stages=[{at: 0ep, train: 2.*, lr: 0.1}, {at: 1ep, train: '*', lr_factor: 0.1}]"
+    for arguments, words in (
+        ("stages: head", f'Write "algorithms.0.finetuning.{example}"'),
+        ("stages: [head.*]", f'Write "algorithms.0.finetuning.{example}"'),
+        ("stages: {at: 0ep, train: 1.*}", "Write 'algorithms.0.finetuning.stages=[{at: 0ep, train: 1.*}]'"),
+        ("stages: [{at: 0ep, train: 5}]", "The stage {at: 0ep, train: 5} has `train=5`"),
+        ("batch_norm: keep", "it should be 'eval' or 'train'. Write algorithms.0.finetuning.batch_norm=eval."),
+    ):
+        assert main(["plan", "staged.yaml", f"algorithms=[{{finetuning: {{{arguments}}}}}]"]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_an_example_of_stages_is_given() -> None:

@@ -22,6 +22,7 @@ _HEADS = {
     "ForQuestionAnswering": "QUESTION_ANS",
 }
 
+_EXAMPLE = "«peft={'r': 8, 'target_modules': ['q_proj', 'v_proj']}»"
 #: Arguments that name modules, and the names that peft itself adds to those of the heads.
 _NAMES, _PEFTS_OWN = ("target_modules", "modules_to_save", "exclude_modules"), {"classifier", "score", "qa_outputs"}
 
@@ -52,13 +53,12 @@ def read_config(config: Any, model: nn.Module) -> Any:
             config = peft.LoraConfig(**config)
         except TypeError as error:
             raise WrongType(
-                f"«peft={dict(config)!r}» are no arguments of peft.LoraConfig: {error}. Write for instance peft={{'r': 8, "
-                "'lora_alpha': 16}."
+                f"«peft={dict(config)!r}» are no arguments of peft.LoraConfig: {error}. Write for instance {_EXAMPLE}."
             ) from error
     if not isinstance(config, peft.PeftConfig):
         raise WrongType(
-            f"«peft={config!r}» is {type(config).__name__}. Give the arguments of LoRA, such as {{'r': 8, 'lora_alpha': 16}}, "
-            "or a configuration of peft, such as peft.IA3Config()."
+            f"«peft={config!r}» is {type(config).__name__}. Give the arguments of LoRA, such as {_EXAMPLE}, or a configuration "
+            "of peft, such as «peft.IA3Config()¦`peft: {peft:IA3Config: {}}`»."
         )
     if config.peft_type == "LORA":
         _check_numbers(config)

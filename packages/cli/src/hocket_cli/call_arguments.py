@@ -29,10 +29,11 @@ def lacking(target: Any, positional: Sequence[Any], named: Mapping[str, Any]) ->
 
 def lacks(target: Any, name: str, missing: Sequence[str], where: str, leading: int = 0) -> ConfigError:
     """Return the error that arguments are missing."""
-    what = (
-        f"Write `{{{name}: {{{missing[0]}: {value_in_yaml(names.example(missing[0]))}}}}}`. {takes(target, leading)}."
+    write = value_in_yaml(names.example(target, missing[0]))
+    return ConfigError(
+        where,
+        f"{name} needs {', '.join(missing)}. Write `{{{name}: {{{missing[0]}: {write}}}}}`. {takes(target, leading)}.",
     )
-    return ConfigError(where, f"{name} needs {', '.join(missing)}. {what}")
 
 
 def takes(target: Any, leading: int) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 from hocket.basics.time import Interval, Time
 from hocket.errors import Mistake
+from hocket.help import names
 from hocket.help.raised import raised
 from hocket.plugins import signatures
 from hocket_cli.annotations import callables, described, mapping_hint, sequence_hints
@@ -28,7 +29,7 @@ from hocket_cli.document import ConfigError, Node, flow, parse_value, suggestion
 from hocket_cli.error_places import blamed
 from hocket_cli.imports import UNREAD, Reference, as_call, reference, resolve
 from hocket_cli.keys import keys
-from hocket_cli.yaml_messages import argument_of, as_given, in_yaml, value_in_yaml
+from hocket_cli.yaml_messages import argument_of, as_given, in_yaml, value_in_yaml, word
 
 #: The annotation of an argument that has none.
 UNKNOWN = Any
@@ -155,17 +156,15 @@ def _scalar(node: Node, hint: Any, at: str) -> Any:
 
 
 def _misfit(node: Node, hint: Any, at: str) -> ConfigError:
-    value, should = node.plain(), described(hint)
-    literals = [
-        each for one in signatures.members(hint) if typing.get_origin(one) is typing.Literal for each in typing.get_args(one)
-    ]  # fmt: skip
-    what = suggestion(value, literals, "") if isinstance(value, str) else ""
-    key = at.rpartition(".")[2]
+    value, should, key = node.plain(), described(hint), at.rpartition(".")[2]
+    what, choice = as_call(node), signatures.choice(value, hint)
     if write := _meant(node, hint):
-        what = f"Write `{key}: {write}`." if not node.where.startswith("'") else f"Write {at}={write}."
+        what = _write(write, node, at)
         what = f"Remove the quotes: {what[6:]}" if node.text is None and write == value else what
-    elif call := as_call(node):
-        what = call
+    elif not what and choice is not None:
+        what = _write(flow(choice), node, at)
+    elif not what and sequence_hints(hint) and signatures.fits([value], hint):
+        what = _write(flow([value]), node, at)
     elif not what and ("an object of class" in should or "a function" in should):
         what = (
             f"Write the import path of a class or function: `{key}: module:name`, or `{key}: {{module:name: {{…}}}}` with "
@@ -173,7 +172,23 @@ def _misfit(node: Node, hint: Any, at: str) -> ConfigError:
         )
     if not what and at in keys():
         what = f"{at}: {keys()[at].documentation.partition('. ')[0].rstrip('.')}."
-    return ConfigError(node.where, f"{as_given(node, at)} is {_kind(value)}; it should be {should}. {what}")
+    kind = ConfigError if what else _Misfit
+    return kind(node.where, f"{as_given(node, at)} is {_kind(value)}; it should be {should}. {what}")
+
+
+class _Misfit(ConfigError):
+    """A value that does not fit its argument, where only the class or function of the argument can show another one."""
+
+    def __init__(self, *said: str) -> None:
+        super().__init__(*said)
+        self.where, self.text = said
+
+
+def _write(value: str, node: Node, at: str) -> str:
+    """Return the advice to write a value, as YAML, in the place of a node."""
+    if node.where.startswith("'"):
+        return f"Write {word(f'{at}={value}')}."
+    return f"Write `{at.rpartition('.')[2]}: {value}`."
 
 
 #: Values of other languages, in lower case.
@@ -353,7 +368,15 @@ def arguments(target: Any, name: str, node: Node, at: str, leading: int) -> tupl
             raise ConfigError(child.key, f"{key!r} is no name of an argument of {name}. {takes(target, leading)}.")
         if key in known and key not in hints:
             _check_default(next(each.default for each in parameters if each.name == key), child, f"{at}.{key}", name)
-    return [], {key: build(child, hints.get(key, UNKNOWN), f"{at}.{key}") for key, child in node.value.items()}
+    made = {}
+    for key, child in node.value.items():
+        try:
+            made[key] = build(child, hints.get(key, UNKNOWN), f"{at}.{key}")
+        except _Misfit as error:
+            if (shown := names.example(target, key)) == "…":
+                raise
+            raise ConfigError(error.where, error.text + _write(value_in_yaml(shown), child, f"{at}.{key}")) from None
+    return [], made
 
 
 def _check_default(default: Any, node: Node, at: str, name: str) -> None:

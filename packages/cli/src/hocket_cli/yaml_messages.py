@@ -41,7 +41,7 @@ def as_given(node: Node, at: str) -> str:
 
 
 def _quoted(name: str, value: str, override: bool) -> str:
-    return f"`{_word(f'{name}={value}') if override else f'{name}: {value}'}`"
+    return f"`{word(f'{name}={value}') if override else f'{name}: {value}'}`"
 
 
 def value_in_yaml(written: str) -> str:
@@ -56,7 +56,7 @@ def value_in_yaml(written: str) -> str:
     return "module:function" if written.startswith("lambda ") else written
 
 
-def _word(text: str) -> str:
+def word(text: str) -> str:
     """Return text as one word of a shell; in double quotes if it has single ones, which are easier to read so."""
     return f'"{text}"' if "'" in text and not re.search(r'["$`\\!]', text) else shlex.quote(text)
 

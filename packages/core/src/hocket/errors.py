@@ -4,7 +4,7 @@ The text of such an error says what was given, what is allowed and what to write
 data: ``raise WrongValue(f"«seed={seed!r}» is not an int. Write «seed=17».")``. In Python the text is without the marks, and a
 configuration renders the same error with ``seed: 17``. A mark may have another spelling for configurations, after a bar:
 ``«trainer.fit()¦`hocket train`»``, ``«model=Net()¦model='module:Net'»``; nothing after the bar omits the words. Constants of
-Python, and tuples and lists of texts, may have marks: ``«None»``, ``«('norm', 1.0)»``.
+Python, and tuples, lists and dicts that begin with a text, may have marks: ``«None»``, ``«('norm', 1.0)»``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _spellings(mark: re.Match[str]) -> tuple[str, Setting | str]:
     name, equals, value = (other if bar else python).partition("=")
     if equals and name.isidentifier():
         return python, Setting(name, value)
-    if python in ("None", "True", "False") or python.startswith(("('", "['")):
+    if python in ("None", "True", "False") or python.startswith(("('", "['", "{'")):
         return python, Setting("", python)
     return (python, other) if bar else (mark[0], mark[0])
 

@@ -7,14 +7,14 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor, nn
 
 from hocket.basics.specification import literal
 from hocket.errors import WrongType, WrongValue
+from hocket.help import names
 from hocket.help.arguments import understood
-from hocket.help.names import closest
 from hocket.help.ours import is_ours
 from hocket.plugins import signatures
 
@@ -40,7 +40,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         for name, value in signature.bind(*args, **kwargs).arguments.items():
             if name in hints() and not _fits(value, hints()[name]):
-                raise _refusal(who, signature.parameters[name], value, hints()[name])
+                whose = args[0] if who != function.__qualname__ else function
+                raise _refusal(who, whose, signature.parameters[name], value, hints()[name])
         return function(*args, **kwargs)
 
     return understood(call)
@@ -64,22 +65,21 @@ def _is(value: Any, hint: object) -> bool:
     return signatures.fits(value, hint) and (not exact or isinstance(value, cls))  # type: ignore[arg-type]
 
 
-def _refusal(who: str, parameter: inspect.Parameter, value: object, hint: object) -> WrongType | WrongValue:
+def _refusal(
+    who: str, whose: object, parameter: inspect.Parameter, value: object, hint: object
+) -> WrongType | WrongValue:
     from hocket_cli.annotations import described
 
     name, kind, shown = parameter.name, type(value).__name__, repr(value)
     given = f"«{name}={shown}», which is {kind}" if len(shown) < 80 and "\n" not in shown else f"{kind} as {name}"
     allowed = described(hint).replace("true or false", "True or False").replace(" or null", " or None")
-    choices = [each for one in signatures.members(hint) if typing.get_origin(one) is Literal for each in one.__args__]
-    near = closest(value, map(str, choices))
-    meant = (
-        [each for each in choices if str(each) == near]
-        or choices
-        or [each for each in _meant(value) if _fits(each, hint)]
-    )
-    example = _example(hint) if parameter.default in (None, (), parameter.empty) else repr(parameter.default)
+    choice = signatures.choice(value, hint)
+    meant = [choice] if choice is not None else [each for each in _meant(value) if _fits(each, hint)]
+    example = names.example(whose, name)
+    if example == "…":
+        example = _example(hint) if parameter.default in (None, (), parameter.empty) else repr(parameter.default)
     write = repr(meant[0]) if meant else example
-    error = WrongValue if type(value) in map(type, choices) else WrongType
+    error = WrongValue if type(value) is type(choice) else WrongType
     text = f"{who} was given {given}; it should be {allowed}. Write «{name}={write}»."
     return error(text, about=name)
 

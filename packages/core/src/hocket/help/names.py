@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +62,8 @@ def alias(kind: str, name: str, known: Iterable[str]) -> str | None:
 
     A name in another case or with other punctuation comes first. ``known`` are the names that exist.
     """
-    wanted = plain(name)
-    same = [candidate for candidate in known if plain(candidate) == wanted]
-    if same:
-        return same[0]
-    if kind == "devices":  # "cuda:0"
-        wanted = plain(name.partition(":")[0])
-        if wanted in known:
-            return wanted
-    return own_name(wanted, "plugins", kind)
+    wanted = plain(name.partition(":")[0] if kind == "devices" else name)  # "cuda:0"
+    return next((each for each in known if plain(each) == wanted), None) or own_name(wanted, "plugins", kind)
 
 
 def elsewhere(kind: str, name: str) -> str | None:
@@ -90,8 +85,13 @@ def argument(name: str, known: Iterable[str]) -> str | None:
     return next(iter(same), None) or next((item for item in known if wanted in theirs.get(item, "").split()), None)
 
 
-def example(argument: str) -> str:
-    """Return a value for an argument, as code, or an ellipsis."""
+def example(target: object, argument: str) -> str:
+    """Return a value for an argument of a class or function, as code: that in its docstring's example, or an ellipsis."""
+    with suppress(SyntaxError, ValueError):  # it may be no Python, or no literal
+        code = "\n".join(re.findall(r"^ *(?:>>>|\.\.\.) ?(.*)", getattr(target, "__doc__", None) or "", re.MULTILINE))
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.keyword) and node.arg == argument:
+                return repr(ast.literal_eval(node.value))
     return table("examples").get(argument, "…")
 
 

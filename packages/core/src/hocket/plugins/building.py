@@ -94,8 +94,7 @@ _CONTRACTS: dict[str, tuple[type, ...]] = {
 
 
 def _members(contracts: tuple[type, ...]) -> list[str]:
-    members = {name for cls in contracts for name in [*vars(cls), *cls.__annotations__] if not name.startswith("_")}
-    return sorted(members)
+    return sorted({name for cls in contracts for name in [*vars(cls), *cls.__annotations__] if name[0] != "_"})
 
 
 def _check_instance(kind: str, obj: object) -> None:
@@ -128,12 +127,8 @@ def _check_instance(kind: str, obj: object) -> None:
 
 def _base(kind: str) -> str:
     """Return the base class of a kind of plug-ins, as users import it."""
-    name = registry.singular(kind).capitalize()
-    return (
-        f"hocket.{name}"
-        if name in ("Algorithm", "Callback", "Logger", "Strategy", "Precision", "Device")
-        else "its class"
-    )
+    name, public = registry.singular(kind).capitalize(), "Algorithm Callback Logger Strategy Precision Device"
+    return f"hocket.{name}" if name in public.split() else "its class"
 
 
 def _check_foreign(kind: str, obj: object) -> None:
@@ -173,7 +168,7 @@ def _name_of(kind: str, cls: type) -> str:
 
 def _written(kind: str, name: str, cls: Any, arguments: Sequence[str]) -> str:
     """Return how to give a plug-in its arguments: by its name, or as an instance if it has none."""
-    values = {argument: others.example(argument) for argument in arguments}
+    values = {argument: others.example(cls, argument) for argument in arguments}
     if registry.entry_of(kind, cls) is None:
         return f"an instance, {cls.__name__}({', '.join(f'{key}={value}' for key, value in values.items())})"
     return f"{{'{name}': {{{', '.join(f'{key!r}: {value}' for key, value in values.items())}}}}}"
@@ -193,31 +188,30 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[object, ...], config:
     parameters = list(signature.parameters.values())[len(arguments) :]
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    shown = signature.replace(parameters=parameters, return_annotation=signature.empty)
+    takes = f"Its signature is {name}{shown}".replace("'", "").replace('"', "")
     for key, value in config.items():
         if key not in known and not anything:
             near = others.argument(key, known) or others.closest(key, known, 0.5)
             unit = others.listed(key, "units")
             hint = f" Write «{near}='{value}{unit}'»." if near and unit else f" Did you mean '{near}'?" if near else ""
-            raise PluginConfigError(
-                f"{what} has no argument '{key}'.{hint} Its signature is {name}{_readable(signature, arguments)}."
-            )
+            raise PluginConfigError(f"{what} has no argument '{key}'.{hint} {takes}.")
     missing = [p.name for p in parameters if p.name in known and p.default is p.empty and p.name not in config]
     if missing:
         if registry.entry_of(kind, cls) is None and (text := others.elsewhere(kind, cls.__name__)):
             raise PluginConfigError(f"{cls.__name__} is not one of the {kind}. {text}.")
         raise PluginConfigError(
-            f"{what} needs {', '.join(missing)}. Its signature is {name}{_readable(signature, arguments)}; write "
-            f"{_written(kind, name, cls, missing)}."
+            f"{what} needs {', '.join(missing)}. {takes}; write {_written(kind, name, cls, missing)}."
         )
     hints = signatures.hints(cls)
     for key, value in config.items():
         if key in hints and not signatures.fits(value, hints[key]):
             from hocket.basics.masking import masked
 
+            given, kind = masked(value, name, key), type(value).__name__
             raise PluginConfigError(
-                f"{what} was given {key}={masked(value, name, key)!r}, which is {type(value).__name__}; it should be "
-                f"{_type_name(hints[key])}. {_rewritten(key, masked(value, name, key), hints[key])}Its signature is "
-                f"{name}{_readable(signature, arguments)}."
+                f"{what} was given {key}={given!r}, which is {kind}; it should be {_type_name(hints[key])}. "
+                f"{_rewritten(cls, key, given, hints[key])}{takes}."
             )
     try:
         return cls(*arguments, **config)
@@ -225,8 +219,8 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[object, ...], config:
         from hocket.basics.masking import masked
 
         error.add_note(
-            f"While instantiating {what} with {dict(masked(config, name))!r}. Its signature is "
-            f"{name}{_readable(signature, arguments)}; write {{'{name}': {{…}}}} with other values."
+            f"While instantiating {what} with {dict(masked(config, name))!r}. {takes}; write {{'{name}': {{…}}}} with other "
+            "values."
         )
         raise
     except Exception as error:
@@ -234,13 +228,8 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[object, ...], config:
         raise BrokenPluginError(f"{what} cannot be instantiated: {text}.") from error
 
 
-def _readable(signature: inspect.Signature, arguments: tuple[object, ...]) -> str:
-    parameters = list(signature.parameters.values())[len(arguments) :]
-    return str(signature.replace(parameters=parameters, return_annotation=signature.empty)).replace("'", "")
-
-
-def _rewritten(key: str, value: object, hint: object) -> str:
-    """Return what to write for a value of another type, as YAML reads 1e-3, or for a time without a unit; or empty."""
+def _rewritten(cls: object, key: str, value: object, hint: object) -> str:
+    """Return what to write for a value: as YAML reads 1e-3, a time with a unit, a choice, or the example of the class."""
     if "Time" in str(hint) and isinstance(value, int | float):
         if value % 1:
             return f"{value!r} has no unit: write {key}='{value}dur' for that fraction of the duration. "
@@ -248,12 +237,14 @@ def _rewritten(key: str, value: object, hint: object) -> str:
     meant = literal(value.strip()) if isinstance(value, str) else value
     if isinstance(meant, float) and meant.is_integer() and not signatures.fits(meant, hint):
         meant = int(meant)
-    return f"Write {key}={meant!r}. " if type(meant) is not type(value) and signatures.fits(meant, hint) else ""
+    if type(meant) is type(value) or not signatures.fits(meant, hint):
+        meant = signatures.choice(value, hint)
+    write = others.example(cls, key) if meant is None else repr(meant)
+    return f"Write {key}={write}. " if write != "…" else ""
 
 
 def _type_name(hint: object) -> str:
-    return (
-        hint.__name__
-        if isinstance(hint, type) and typing.get_origin(hint) is None
-        else str(hint).replace("typing.", "")
-    )
+    if typing.get_origin(hint) is typing.Literal:
+        return " or ".join(map(repr, typing.get_args(hint)))
+    named = isinstance(hint, type) and typing.get_origin(hint) is None
+    return hint.__name__ if named else str(hint).replace("typing.", "").replace("collections.abc.", "")

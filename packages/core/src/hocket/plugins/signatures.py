@@ -11,6 +11,7 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from hocket.help.names import closest
 from hocket.help.ours import is_ours
 
 _TEXT_AND_NUMBERS = bool | int | float | str | None
@@ -47,6 +48,14 @@ def members(hint: object) -> list[Any]:
     return [hint]
 
 
+def choice(value: object, hint: object) -> Any:
+    """Return the value of a Literal in an annotation that a value resembles, or else the first; None without a Literal."""
+    literals = [each for each in members(hint) if typing.get_origin(each) is typing.Literal]
+    choices = [each for literal in literals for each in typing.get_args(literal)]
+    near = closest(value, map(str, choices))
+    return next((each for each in choices if str(each) == near), next(iter(choices), None))
+
+
 def fits(value: object, hint: object) -> bool:
     """Whether a value may fit an annotation. What cannot be checked fits."""
     return any(_fits(value, member) for member in members(hint))
@@ -58,10 +67,8 @@ def _fits(value: object, hint: object) -> bool:
         return any(value == choice and type(value) is type(choice) for choice in inner)
     if hint is None or hint is type(None):
         return value is None
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+    if hint is float or hint is int:
+        return isinstance(value, int | hint) and not isinstance(value, bool)
     if hint in (bool, str):
         return isinstance(value, hint)
     cls = origin or hint

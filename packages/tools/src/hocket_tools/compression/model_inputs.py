@@ -42,8 +42,8 @@ def as_inputs(given: Any) -> Inputs:
             return Inputs((torch.randn(*given, generator=torch.Generator().manual_seed(0)),), {})
         return Inputs(tuple(given), {})
     raise WrongType(
-        f"The inputs of the model are a {type(given).__name__}; give a tensor, a tuple of positional arguments, a dict of "
-        "keyword arguments, or the shape of a tensor, such as (2, 3, 32, 32)."
+        f"The inputs of the model are {type(given).__name__}; give a tensor, a tuple of positional arguments, a dict of "
+        "keyword arguments, or the shape of a tensor, such as «(2, 3, 32, 32)¦[2, 3, 32, 32]»."
     )
 
 

@@ -46,7 +46,7 @@ class Adapters(Algorithm):
         >>> trainer = hocket.Trainer(
         ...     model=model, loss="cross_entropy", optimizer="adamw(lr=1e-2)", duration="1ep", device="cpu",
         ...     train_data=[(torch.randn(8, 3, 4, 4), torch.zeros(8, dtype=torch.long))],
-        ...     algorithms=[Adapters({"r": 2, "target_modules": ["0", "2"]})],
+        ...     algorithms=[Adapters(peft={"r": 2, "target_modules": ["0", "2"]})],
         ... )
         >>> result = trainer.fit()
         >>> merge_adapters(model)[0]
@@ -177,7 +177,7 @@ def _inject(model: nn.Module, given: Any) -> dict[str, Any]:
             f"«peft={given!r}» fits no adapters to {type(model).__name__}: {str(error).rstrip('.')}. "
             f"{f'These have groups: {grouped}. ' if grouped else ''}Its linear and "
             f"convolutional modules are {', '.join(fitting[:12])}{' …' if fitting[12:] else ''}: write for instance "
-            f"peft={{'r': 8, 'target_modules': {fitting[-2:]!r}}}."
+            f"«peft={{'r': 8, 'target_modules': {fitting[-2:]!r}}}»."
         ) from error
     _nlp().check_targets(model)
     return dict(getattr(model, "peft_config", None) or {"default": config})

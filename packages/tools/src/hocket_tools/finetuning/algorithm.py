@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -57,10 +57,12 @@ class Finetuning(Algorithm):
         >>> import hocket, torch
         >>> from hocket_tools import Finetuning
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
-        >>> stages = [{"at": "0ep", "train": "2.*", "lr": 0.1}, {"at": "1ep", "train": "*", "lr_factor": 0.1}]
+        >>> slowly = Finetuning(
+        ...     stages=[{"at": "0ep", "train": "2.*", "lr": 0.1}, {"at": "1ep", "train": "*", "lr_factor": 0.1}]
+        ... )
         >>> trainer = hocket.Trainer(
         ...     model=model, loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", duration="2ep", device="cpu",
-        ...     train_data=[(torch.randn(8, 4), torch.randn(8, 1))] * 5, algorithms=[Finetuning(stages)],
+        ...     train_data=[(torch.randn(8, 4), torch.randn(8, 1))] * 5, algorithms=[slowly],
         ... )
         >>> result = trainer.fit()
     """
@@ -191,7 +193,28 @@ class Finetuning(Algorithm):
                     f"finetuning: the stage at {stage.at} changes nothing. Remove it, or give it «lr».", NoEffectWarning
                 )
             before, trained_once = trained, trained_once | trained
+        self._check_adapters(state.model, trained_once)
         self._hold(state, [(names[0], each) for key, names, each in parameters if key in trained_once])
+
+    def _check_adapters(self, model: nn.Module, trained: Set[int]) -> None:
+        """Raise PluginConfigError if adapters of peft never train, and warn if the weights that they froze do."""
+        adapted = [
+            (name, each)
+            for name, each in model.named_modules()
+            if isinstance(getattr(each, "base_layer", None), nn.Module)
+        ]
+        own = {id(each) for _, layer in adapted for each in layer.parameters() if each.requires_grad}
+        frozen = [name for name, layer in adapted if not trained.isdisjoint(map(id, layer.base_layer.parameters()))]
+        if own and trained.isdisjoint(own):
+            raise PluginConfigError(
+                f"finetuning freezes all adapters, such as those of {adapted[0][0]}, so that they never change. Add their "
+                "names to 'train' of a stage, such as «['fc.*', '*.lora_*']», or remove the adapters."
+            )
+        if frozen:
+            warn(
+                f"finetuning trains the weights of {', '.join(frozen[:3])} too, which adapters had frozen. To train adapters "
+                "alone, name only them in 'train', such as «['*.lora_*']»."
+            )
 
     def _hold(self, state: State, trained: Sequence[tuple[str, nn.Parameter]]) -> None:
         """Add the parameters to the optimizer that it was not given, as when it was given the parameters that train first."""

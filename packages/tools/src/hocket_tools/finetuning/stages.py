@@ -85,46 +85,45 @@ def read_stages(given: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
 
 
 def _read(given: Mapping[str, Any]) -> Stage:
-    known = list(Stage.__dataclass_fields__)
+    known, stage = list(Stage.__dataclass_fields__), f"The stage «{dict(given)!r}»"
     if "at" not in given:
-        raise PluginConfigError(f"The stage {given!r} is no dict with 'at', the time when it begins. {_FORM}")
+        raise PluginConfigError(f"{stage} has no 'at', the time when it begins. {_FORM}")
     if unknown := [key for key in given if key not in known]:
-        near = closest(unknown[0], known)
         raise PluginConfigError(
-            f"The stage {dict(given)!r} has {unknown[0]!r}, which is not one of {', '.join(known)}."
-            + (f" Write {near!r}." if near else "")
+            f"{stage} has {unknown[0]!r}, which is not one of {', '.join(known)}. Write "
+            f"{closest(unknown[0], known) or 'train'!r}."
         )
     try:
         at = Time.parse(given["at"])
     except TimeError as error:
-        raise PluginConfigError(f"«at» of the stage {dict(given)!r}: {error}") from None
+        raise PluginConfigError(f"«at» of {stage[0].lower()}{stage[1:]}: {error}") from None
     if at.unit is Unit.SECOND or (at.unit is Unit.DURATION and at.value >= 1):
         raise PluginConfigError(
-            f"The stage {dict(given)!r} begins at '{given['at']}'. Give a time that is the same in every run, and on all "
-            "ranks: epochs ('2ep'), batches ('500ba'), samples, tokens, or a fraction of the duration below 1 ('0.3dur')."
+            f"{stage} begins at '{given['at']}'. Give a time that is the same in every run, and on all ranks: epochs ('2ep'), "
+            "batches ('500ba'), samples, tokens, or a fraction of the duration below 1 ('0.3dur')."
         )
-    train, freeze = (_patterns(given, key) for key in ("train", "freeze"))
+    train, freeze = (_patterns(given, key, stage) for key in ("train", "freeze"))
     if not train and not freeze:
-        raise PluginConfigError(f"The stage {dict(given)!r} neither trains nor freezes anything. {_FORM}")
+        raise PluginConfigError(f"{stage} neither trains nor freezes anything. {_FORM}")
     rates = {key: given[key] for key in ("lr", "lr_factor") if given.get(key) is not None}
     for key, value in rates.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             raise PluginConfigError(
-                f"The stage {dict(given)!r} has {key}={value!r}: give a finite number that is not negative, such as 1.0e-3."
+                f"{stage} has {key}={value!r}: give a finite number above 0, such as 1.0e-3. Parameters that shall not change "
+                "are named by 'freeze' instead of 'train'."
             )
     if len(rates) > 1 or (rates and not train):
         raise PluginConfigError(
-            f"The stage {dict(given)!r} has {' and '.join(rates)}. Give one of lr and lr_factor, together with 'train', whose "
-            "parameters get it."
+            f"{stage} has {' and '.join(rates)}. Give one of lr and lr_factor, together with 'train', whose parameters get it."
         )
     return Stage(at, train, freeze, **rates)
 
 
-def _patterns(given: Mapping[str, Any], key: str) -> tuple[str, ...]:
+def _patterns(given: Mapping[str, Any], key: str, stage: str) -> tuple[str, ...]:
     patterns: object = given.get(key, ())
     listed: Sequence[Any] = [patterns] if isinstance(patterns, str) else patterns  # type: ignore[assignment]
     if not isinstance(listed, list | tuple) or not all(isinstance(each, str) and each for each in listed):
         raise PluginConfigError(
-            f"«{key}={patterns!r}» of the stage {dict(given)!r} is no glob for names of parameters, nor a list of them. {_FORM}"
+            f"{stage} has «{key}={patterns!r}», which is no glob for names of parameters, nor a list of them. {_FORM}"
         )
     return tuple(listed)
