@@ -410,7 +410,7 @@ def test_a_resumed_run_does_not_hide_that_a_line_is_missing(folder: Path) -> Non
     file.write_text("".join(texts[:5] + texts[6:]))
     trained(folder, HONEST, "hole", every="1ba", **options)
     with pytest.raises(PluginError, match=r"lacks a line, at line 6, "):
-        Journal("1ba").compare_with(str(file.parent))
+        Journal.check_recorded(str(file.parent))
 
 
 def test_a_journal_that_is_cut_off_does_not_verify_the_rest(folder: Path) -> None:
@@ -429,7 +429,7 @@ def test_a_journal_that_is_cut_off_does_not_verify_the_rest(folder: Path) -> Non
     for part in (b"".join(whole.splitlines(keepends=True)[:3]), whole[:50]):
         file.write_bytes(part)
         with pytest.raises(PluginError, match=r"journal.jsonl is empty or cut off: .*Record one first"):
-            Journal("1ba").compare_with(str(file.parent))
+            Journal.check_recorded(str(file.parent))
 
 
 class TestJournal(CallbackConformance):
@@ -552,8 +552,8 @@ def test_the_command_verifies_a_run(typed: Callable[..., tuple[int, str]]) -> No
     assert typed("train", "c.yaml")[0] == 0
     code, said = typed("train", "--from", "runs/first", "--verify")
     assert code == 0 and "hocket: runs/first is repeated bitwise: 12 batches, 4 entries of its journal." in said
-    code, said = typed("train", "--from", "runs/first", "--verify", "callbacks=[lr-monitor]")
-    assert code == 2 and "runs/first has a journal, and this run would keep none" in said
+    code, said = typed("train", "--from", "runs/first", "--verify", "callbacks=[lr-monitor]", "model=nosuch:model")
+    assert code == 2 and "runs/first has a journal, and this run would keep none" in said, "before the model is made"
     journal = "{journal: {every: 5ba}}"
     assert f"hocket train --from runs/first --verify 'callbacks=[{journal}, lr-monitor]'" in said
     said = typed("train", "--from", "runs/first", "--verify", "callbacks=[]", "checkpoints=stored")[1]
@@ -561,7 +561,7 @@ def test_the_command_verifies_a_run(typed: Callable[..., tuple[int, str]]) -> No
     file = Path("runs/first/journal.jsonl")
     whole = file.read_text()
     file.write_text("")
-    said = typed("train", "--from", "runs/first", "--verify")[1]
+    said = typed("train", "--from", "runs/first", "--verify", "model=nosuch:model")[1]
     assert "Record one first: hocket train --from runs/first; then verify that run." in said
     file.write_text(whole)
     code, said = typed("train", "--from", "runs/first", "--verify", "seed=null")

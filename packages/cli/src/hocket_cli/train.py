@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from hocket.basics.run_files import METRICS, SUMMARY, content, lines, strict
 from hocket.hookspecs.command import Command
 from hocket.plugins import PluginError
-from hocket_cli import recorded_config
+from hocket_cli import forms, recorded_config
 from hocket_cli.common_options import RUN, add_arguments as add_configuration, json_alone
 from hocket_cli.completion import completes, paths
-from hocket_cli.document import flow
+from hocket_cli.document import Node, flow
+from hocket_cli.imports import reference
 from hocket_cli.overrides import configuration
 from hocket_cli.template import print_config
 
@@ -82,14 +84,18 @@ def _fit(args: argparse.Namespace, found: dict[str, Any]) -> None:
     from hocket_cli.config import trainer_from
     from hocket_cli.sweeps.trial import Trial, note_plan
 
+    if args.verify:
+        _check_journals(args)
     with trainer_from(args, needs=("train_data", "duration")) as trainer:
+        if args.verify:
+            _journal([each.obj for each in trainer.state.bus.attachments], args).compare_with(
+                args.source, trainer.state
+            )
         if trainer.state.strategy.rank == 0:
             plan = trainer.plan()
             print(plan, flush=True)
             if args.trial is not None:
                 note_plan(args.trial, str(plan))
-        if args.verify:
-            _verify(trainer, args)
         folder = trainer.state.folder
         folder.check()  # fail before training if the weights cannot be written there
         _record(trainer, args)
@@ -127,11 +133,19 @@ def _verification(trainer: Trainer, args: argparse.Namespace) -> dict[str, Any]:
     return {"verification": compared} if compared else {}
 
 
-def _verify(trainer: Trainer, args: argparse.Namespace) -> None:
-    """Let the callback that keeps the run's journal compare it with that of the recorded run."""
-    attached, source = trainer.state.bus.attachments, args.source
-    if keeping := next((each.obj for each in attached if hasattr(each.obj, "compare_with")), None):
-        return keeping.compare_with(source)
+def _check_journals(args: argparse.Namespace) -> None:
+    """Raise PluginError, before anything is made, if this run keeps no journal, or the recorded run has none."""
+    items = configuration(args).value.get("callbacks", Node([], "", "")).value or []
+    if isinstance(items, list) and not any(map(reference, items)):
+        names = [forms.named(each, "callbacks", "callbacks") for each in items]
+        _journal([forms.find(*each, "callbacks", "callbacks")[1] for each in names], args).check_recorded(args.source)
+
+
+def _journal(callbacks: Iterable[Any], args: argparse.Namespace) -> Any:
+    """Return the callback, or class of one, that keeps the run's journal. Raises PluginError that says how to add it."""
+    if keeping := next((each for each in callbacks if hasattr(each, "compare_with")), None):
+        return keeping
+    source = args.source
     recorded, given = (
         [] if (node := document.value.get("callbacks")) is None else node.plain() or []
         for document in (recorded_config.read(source)[0], configuration(args))

@@ -58,7 +58,7 @@ class Journal(Callback):
 
     Raises:
         ValueError: the interval is not a number of batches.
-        PluginError: when a fit starts: the other run has no journal, or was on another number of ranks.
+        PluginError: when a Trainer is made: the other run has no journal, or was on another number of ranks.
         RepetitionDiffers: (an ArithmeticError) something differs from the other run.
 
     Example:
@@ -111,10 +111,21 @@ class Journal(Callback):
         self._here = Recorded()
         self._compared, self._entries = -1, 0
 
-    def compare_with(self, place: str) -> None:
-        """Compare this run with the recorded one in this folder, from the next fit on."""
+    @staticmethod
+    def check_recorded(place: str) -> None:
+        """Raise PluginError unless the folder of a run has a journal of rank 0 to compare with."""
+        _checked(_folder_of(Path(place)), 0)
+
+    def compare_with(self, place: str, state: State) -> None:
+        """Compare this run with the recorded one in this folder, from the next fit on. Raises PluginError as `init`."""
         self._against = _folder_of(Path(place))
-        _checked(self._against, 0)
+        self.init(state)
+
+    def init(self, state: State) -> None:
+        """Read the journal to compare with. Raises PluginError if there is none, or it is of another number of ranks."""
+        if (against := self._against) is not None:
+            rank, ranks = state.strategy.rank, state.strategy.world_size
+            self._recorded = ranks_of(state).agree(lambda: _recorded(against, rank, ranks))
 
     def checkpoint_components(self, state: State) -> list[Component]:
         """Add what each rank recorded since its last entry to checkpoints."""
@@ -126,9 +137,6 @@ class Journal(Callback):
         """Record the environment, and the state before the first batch."""
         rank, ranks, batch = state.strategy.rank, state.strategy.world_size, state.timestamp.batch
         folder = state.run_folder
-        if self._against is not None:
-            against = self._against
-            self._recorded = ranks_of(state).agree(lambda: _recorded(against, rank, ranks))
         here = json.loads(json.dumps(environment(state), default=str))
         self._environment = here
         if rank == 0 and self._sources:
