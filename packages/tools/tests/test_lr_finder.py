@@ -317,6 +317,16 @@ def test_ranks_with_other_arguments_are_refused() -> None:
         ("lr", {"low": 1.0, "high": 0.1}, "low=1, high=0.1 is not a range of learning rates. Write low=1e-7"),
         ("lr", {"steps": 3}, "steps=3, run_steps=40 are too few steps"),
         ("batch_size", {"limit": 0}, "limit=0 is not a number of samples"),
+        (
+            "lr",
+            {"limit": 64},
+            r"limit=64 has no effect on tune\(trainer, 'lr'\): it is an option of 'batch_size'\. Remove it",
+        ),
+        (
+            "batch_size",
+            {"steps": 50},
+            r"steps=50 has no effect on tune\(trainer, 'batch_size'\): it is an option of 'lr'",
+        ),
     ],
 )
 def test_wrong_arguments(what: str, options: dict[str, Any], message: str) -> None:

@@ -28,6 +28,9 @@ def data():
 
 def flat(outputs, targets):
     return 0 * outputs.sum()
+
+def broken(outputs, targets):
+    return (0 * outputs).log().sum() * 0
 """
 CONFIGURATION = """
 model: tune_project:Model
@@ -99,6 +102,30 @@ def test_the_samples_of_an_epoch_limit_a_batch(capsys: pytest.CaptureFixture[str
     assert "write this one first, and then search with `hocket tune --lr`" in printed
 
 
+@pytest.mark.long
+def test_a_trained_configuration_can_be_tuned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "config.yaml", "device=cpu"]) == 0
+    before = files()
+    capsys.readouterr()
+    assert main(["tune", "config.yaml", "resume=auto", "device=cpu", "--lr", "--run-steps", "0"]) == 0
+    printed = capsys.readouterr()
+    assert (
+        "tune ignores resume: auto, and begins with new weights. Write resume=CHECKPOINT" in printed.err
+        and "(now 0.001)" in printed.out
+    )
+    assert files() == before
+
+
+def test_a_loss_of_nan_is_no_learning_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "config.yaml", "loss=tune_project:broken", "--lr"]) == 1
+    printed = capsys.readouterr().out
+    assert (
+        "because the loss or the gradients of step 1 are NaN or infinite, although the learning rate was 1e-07"
+        in printed
+    )
+    assert "callbacks=['nan-monitor']" in printed
+
+
 def test_no_suggestion_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "config.yaml", "loss=tune_project:flat", "--lr", "--steps", "30"]) == 1
     assert capsys.readouterr().out.startswith(
@@ -119,11 +146,18 @@ def test_no_suggestion_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
             marks=pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib"),
         ),
         (["--lr", "--steps", "2"], "--steps 2 --run-steps 40 are too few steps"),
+        (["--steps", "2"], "--steps 2 --run-steps 40 are too few steps"),
+        pytest.param(
+            ["--lr", "--plot", "there.svg"],
+            "--plot there.svg exists. Give another name, or remove that file.",
+            marks=pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib"),
+        ),
         (["--batch-size", "--limit", "0"], "--limit 0 is not a number of samples. Write --limit 4096"),
         (["optimizer=", "--lr"], "optimizer"),
     ],
 )
 def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("there.svg").touch()
     assert main(["tune", "config.yaml", *arguments]) == 2
     printed = capsys.readouterr()
     assert message in printed.err and not printed.out

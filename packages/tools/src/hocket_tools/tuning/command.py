@@ -46,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         if Path(args.plot).suffix not in _FORMATS:
             raise PluginError(f"--plot {args.plot} is not a {', '.join(_FORMATS)} file. Write --plot lr.png.")
+        if os.path.lexists(args.plot):
+            raise PluginError(f"--plot {args.plot} exists. Give another name, or remove that file.")
         from hocket_tools.tuning.plotting import check_library
         from hocket_tools.writable import check_writable
 
@@ -53,14 +55,27 @@ def run(args: argparse.Namespace) -> int:
         check_writable(args.plot)
     args.run = run_of(args.config)
     from hocket_cli.config import trainer_from
-    from hocket_tools.progress import Progress
+    from hocket_cli.overrides import source
+    from hocket_tools.progress import Progress, say
+    from hocket_tools.tuning.lr_finder import check_range
     from hocket_tools.tuning.tune import tune
 
     found: dict[str, Any] = {}
-    instead: dict[str, Any] = {"loggers": [], "callbacks": [], "summary": False, "profile": None}
-    instead |= {"checkpoints": None, "resume": None} if args.run else {}  # they are the run's
-    with json_alone(args.json) as out, trainer_from(args, ("train_data",), **instead) as trainer, Progress() as line:
+    instead: dict[str, Any] = {"loggers": [], "callbacks": [], "summary": False, "profile": None, "checkpoints": None}
+    read = source(args)
+    resume = read.document.value.get("resume")
+    auto = resume is not None and resume.value in ("auto", True)
+    if args.run or auto:
+        instead["resume"] = None
+    with (
+        json_alone(args.json) as out,
+        trainer_from(args, ("train_data",), read=read, **instead) as trainer,
+        Progress() as line,
+    ):
+        check_range(**steps)  # before the search for a batch size, which comes first
         prints = trainer.state.strategy.rank == 0
+        if auto and not args.run and prints:
+            say("tune ignores resume: auto, and begins with new weights. Write resume=CHECKPOINT to begin with others.")
         if both or args.batch_size:
             size = tune(trainer, "batch_size", limit=args.limit, progress=line.show)
             found["batch_size"] = size.as_json()

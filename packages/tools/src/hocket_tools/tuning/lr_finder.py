@@ -103,8 +103,8 @@ class LearningRates(tuple[LearningRate, ...]):
         return plotting.figure(self)
 
 
-def find(trainer: Trainer, *, low: float, high: float, steps: int, run_steps: int, progress: Progress) -> LearningRates:
-    """Return a suggestion for each optimizer; see `hocket_tools.tune`."""
+def check_range(low: float = 1e-7, high: float = 1e3, steps: int = 100, run_steps: int = 40) -> None:
+    """Raise WrongValue for rates that are no range, and for too few steps."""
     if not 0 < low < high:
         raise WrongValue(
             f"«low={low:g}, high={high:g}» is not a range of learning rates. Write «low=1e-7, high=1000.0»."
@@ -114,6 +114,11 @@ def find(trainer: Trainer, *, low: float, high: float, steps: int, run_steps: in
             f"«steps={steps}, run_steps={run_steps}¦--steps {steps} --run-steps {run_steps}» are too few steps to tell "
             "learning from noise. Write at least «steps=20¦--steps 20», and «run_steps=5¦--run-steps 5» or 0."
         )
+
+
+def find(trainer: Trainer, *, low: float, high: float, steps: int, run_steps: int, progress: Progress) -> LearningRates:
+    """Return a suggestion for each optimizer; see `hocket_tools.tune`."""
+    check_range(low, high, steps, run_steps)
     return LearningRates(
         _Search(trainer, index, progress).result(range_test.rates(low, high, steps), run_steps)
         for index in range(len(trainer.state.optimizers))
@@ -136,7 +141,11 @@ class _Search:
         table = tuple(zip(rates, losses[1:], strict=False))
         ended = why or "the highest rate of the range"
         if not table:
-            return self._none(f"the loss of the first batch is not finite: {why}", (), ended)
+            reason = (
+                f"the loss or the gradients of step {len(losses) + 1} are NaN or infinite, although the learning rate was "
+                f"{rates[0]:.2g}. Train with callbacks=['nan-monitor'], which names the first module with such values"
+            )
+            return self._none(reason, (), "that step")
         after = [loss for _, loss in table]
         found = range_test.between(after)
         if found is None:

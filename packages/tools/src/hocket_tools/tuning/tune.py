@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from hocket.errors import WrongValue
 from hocket.run import same_on_ranks
 from hocket_tools.arguments import checked
 
@@ -57,8 +59,8 @@ def tune(
         progress: called with what is done, the number of its steps and of all.
 
     Raises:
-        ValueError: there is no optimizer or no training data that can be iterated again; an argument is wrong; for
-            ``"batch_size"``, the strategy shards parameters.
+        ValueError: there is no optimizer or no training data that can be iterated again; an argument is wrong, or an
+            option of the other search; for ``"batch_size"``, the strategy shards parameters.
         RuntimeError: a fit is running.
         torch.OutOfMemoryError: not even one sample fits.
         ImportError: ``"batch_size"`` without hocket-algorithms-general.
@@ -75,8 +77,15 @@ def tune(
     """
     from hocket_tools.tuning.trial import check
 
-    given: dict[str, Any] = {"tune(what)": what, "tune(low, high)": (low, high), "tune(steps)": (steps, run_steps)}
-    given["tune(limit)"], state = limit, trainer.state
+    of_rates: dict[str, Any] = {"low": low, "high": high, "steps": steps, "run_steps": run_steps}
+    for name, value in ({"limit": limit} if what == "lr" else of_rates).items():
+        if value != inspect.signature(tune).parameters[name].default:
+            raise WrongValue(
+                f"«{name}={value!r}» has no effect on tune(trainer, {what!r}): it is an option of "
+                f"{'batch_size' if what == 'lr' else 'lr'!r}. Remove it."
+            )
+    options, state = of_rates | {"limit": limit, "what": what}, trainer.state
+    given = {f"tune({name})": value for name, value in options.items()}
     same_on_ranks.over_ranks(state.bus, state.strategy.world_size, same_on_ranks.of_values(given))
     check(trainer)
     if what == "batch_size":
@@ -85,4 +94,4 @@ def tune(
         return batch_size_finder.find(trainer, limit=limit, progress=progress)
     from hocket_tools.tuning import lr_finder
 
-    return lr_finder.find(trainer, low=low, high=high, steps=steps, run_steps=run_steps, progress=progress)
+    return lr_finder.find(trainer, **of_rates, progress=progress)
