@@ -519,7 +519,7 @@ def test_what_is_no_checkpoint_has_one_problem(tmp_path, capsys):
     (tmp_path / "notes.txt").touch()
     assert main(["checkpoint", "verify", str(tmp_path)]) == 1
     assert capsys.readouterr().out.splitlines()[1:] == [
-        f"  {tmp_path} is not a checkpoint: the folder has no manifest.json."
+        f"  {tmp_path} is not a checkpoint: the folder has no manifest.json. Give the folder of one, such as runs/a/ep1-ba100."
     ]
 
 

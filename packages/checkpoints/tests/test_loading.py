@@ -284,6 +284,8 @@ def test_what_cannot_be_applied_again_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ContentError, match=r"given as an instance.*algorithms=\[Widen\(…\)\]"):
         recorded_algorithms(path)
     path, _ = saved(tmp_path / "run", algorithms=["widen"])
+    with pytest.raises(CheckpointError, match=rf"there is no such folder\. Give the folder of one, such as {path}\."):
+        recorded_algorithms(Path(path).parent / "nosuch")
     tree = formats.read(path)
     widen = next(each for each in tree["attached"] if each["name"] == "widen")
     formats.write(tmp_path / "class", {"attached": [{**widen, "class": "os.system"}]}, {})

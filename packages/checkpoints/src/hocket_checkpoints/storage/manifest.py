@@ -82,13 +82,10 @@ def load(folder: Path) -> Manifest:
     """Return the manifest of a folder. Raises CheckpointError if there is none or it is damaged."""
     try:
         raw = safe_files.content(folder / NAME, LIMIT, links=False)
-    except FileNotFoundError:
-        kind = "the folder has no manifest.json" if folder.is_dir() else "there is no such folder"
-        raise CheckpointError(f"{folder} is not a checkpoint: {kind}.") from None
-    except NotADirectoryError:
-        raise CheckpointError(
-            f"{folder} is not a checkpoint: it is a file, and a checkpoint is a folder with manifest.json.{_advice(folder)}"
-        ) from None
+    except (FileNotFoundError, NotADirectoryError):
+        what = "the folder has no manifest.json" if folder.is_dir() else "there is no such folder"
+        what = "it is a file, and a checkpoint is a folder with manifest.json" if folder.is_file() else what
+        raise CheckpointError(f"{folder} is not a checkpoint: {what}.{_advice(folder)}") from None
     except safe_files.UnsafeFileError as error:
         raise CheckpointError(f"{folder}/{NAME}: {error.strerror}.") from None
     except OSError as error:  # no permission, too long a name
@@ -97,7 +94,7 @@ def load(folder: Path) -> Manifest:
 
 
 def _advice(file: Path) -> str:
-    """Return advice on a file that was given instead of a checkpoint."""
+    """Return advice on what was given instead of a checkpoint."""
     if file.name == LATEST and (name := pointed(file)):
         return f" It names the newest one, so give: {file.parent / name}"
     if file.suffix in WEIGHTS:
@@ -106,7 +103,8 @@ def _advice(file: Path) -> str:
             f" Weights in it can be taken by trainer.load_weights('{file}') or runtime.load_model_state(model, "
             f"{read}('{file}')), and compared by: hocket checkpoint diff."
         )
-    return ""
+    near = sorted((file if file.is_dir() else file.parent).glob(f"*/{NAME}"))
+    return f" Give the folder of one, such as {near[-1].parent if near else 'runs/a/ep1-ba100'}."
 
 
 def pointed(file: Path) -> str | None:
