@@ -40,7 +40,7 @@ IMAGES = torch.zeros(1, 3, 8, 8)
         (lambda: hocket_tools.magnitude_masks(nn.Linear(2, 2), 0.5), r"weights={'…': torch\.ones\(2\)}"),
         (
             lambda: hocket_tools.prune_channels("model", (2, 4)),
-            r"model='model', which is str.*Write model=torch\.nn\.Linear",
+            r"model='model', which is str.*Write model=trainer\.state\.model",
         ),
         (lambda: hocket_tools.export(trainer(), overwrite="no"), r"it should be True or False\. Write overwrite=False"),
         (lambda: hocket_tools.export(trainer(), out=5), r"text, a path or None\. Write out='…'"),
@@ -55,6 +55,10 @@ IMAGES = torch.zeros(1, 3, 8, 8)
         (lambda: hocket_tools.corrupt(np.zeros((1, 3, 8, 8)), "fog", 1), "ndarray as images"),
         (lambda: hocket_tools.corrupt(IMAGES, "fog", 1.0), "severity=1.0, which is float"),
         (lambda: hocket_tools.bootstrap([1, 2]), r"Write statistic=hocket_tools\.Statistic"),
+        (lambda: hocket_tools.merge_adapters(trainer()), r"class Module\. Write model=trainer\.state\.model"),
+        (lambda: hocket_tools.quantize("runs/a"), r"class Module\. Write model=trainer\.state\.model"),
+        (lambda: hocket_tools.fake_quantize(trainer().state), r"Write model=state\.model"),
+        (lambda: hocket_tools.read_predictions(trainer().result()), r"Write folder=result\.run_folder"),
         (lambda: hocket_tools.mcnemar(1.5, 2), "first_only=1.5, which is float; it should be an integer"),
         (lambda: hocket_tools.Pruning(scope="global"), r"'layer' or 'model'\. Write scope='layer'"),
         (lambda: hocket_tools.Pruning(keep="1"), r"Write keep=\['1'\]"),
@@ -138,7 +142,7 @@ def test_what_cannot_be_done_is_refused_with_what_to_write(call, said):
 
 
 def test_two_prunings_are_refused():
-    with pytest.raises(ValueError, match="two Pruning algorithms"):
+    with pytest.raises(ValueError, match=r"has 'pruning' twice\. Each would undo"):
         hocket.Trainer(nn.Linear(4, 4), device="cpu", algorithms=[hocket_tools.Pruning(), hocket_tools.Pruning()])
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
+import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from operator import attrgetter
 from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor, nn
@@ -78,10 +81,19 @@ def _refusal(
     example = names.example(whose, name)
     if example == "…":
         example = _example(hint) if parameter.default in (None, (), parameter.empty) else repr(parameter.default)
-    write = repr(meant[0]) if meant else example
+    write = _part(value, hint) or (repr(meant[0]) if meant else example)
     error = WrongValue if type(value) is type(choice) else WrongType
     text = f"{who} was given {given}; it should be {allowed}. Write «{name}={write}»."
     return error(text, about=name)
+
+
+def _part(value: object, hint: object) -> str:
+    """Return the expression of what fits an annotation in a Trainer, a result or a state that was given, or empty."""
+    for path in ("state.model", "model", "run_folder"):
+        with suppress(AttributeError):
+            if is_ours(type(value).__module__) and _fits(attrgetter(path)(value), hint):
+                return f"{re.split('(?=[A-Z])', type(value).__name__)[-1].lower()}.{path}"
+    return ""
 
 
 def _meant(value: object) -> Iterator[object]:
@@ -106,7 +118,7 @@ def _example(hint: object) -> str:
 
 
 _EXAMPLES: dict[object, str] = {
-    int: "1", float: "0.5", bool: "False", str: "'…'", Any: "…", Tensor: "torch.ones(2)", nn.Module: "torch.nn.Linear(4, 2)",
+    int: "1", float: "0.5", bool: "False", str: "'…'", Any: "…", Tensor: "torch.ones(2)", nn.Module: "trainer.state.model",
 }  # fmt: skip
 
 
