@@ -114,7 +114,7 @@ MISTAKES = [
     Mistake("a schedule of a misspelt optimizer", lambda: trainer(optimizer={"layer": "sgd(lr=0.1)"}, model=Sized(), loss=None, schedule={"layers": "cosine"}), "'layers'", "there is 'layer'", "Write 'layer'"),
     Mistake("a decision that is returned", lambda: fit(callbacks=[Returns()]), "returns STOP from epoch_end()", "events return nothing", "state.request(hocket.Decision.STOP"),
     Mistake("False from a callback", lambda: fit(callbacks=[ReturnsFalse()]), "returns False from batch_end()", "events return nothing", "state.request(hocket.Decision.STOP"),
-    Mistake("loggers twice", lambda: trainer(loggers=["jsonl", "jsonl"]), "'jsonl' twice", "write every row twice", "Remove one"),
+    Mistake("loggers twice", lambda: trainer(loggers=["jsonl", "jsonl"]), "'jsonl' twice", "the same filename", "Remove one"),
     Mistake("a folder that is a file", lambda: (open("runs.txt", "w").close(), trainer(folder="runs.txt")), "folder='runs.txt'", "is a file and no folder", "folder='runs'"),
     Mistake("a writer as logger", lambda: trainer(loggers=[type("SummaryWriter", (), {"close": len, "flush": len, "add_scalar": len})()]), "SummaryWriter", "implements no hook", "class Mine(hocket.Logger)"),
     # attributes

@@ -62,7 +62,7 @@ def test_no_two_write_one_file(tmp_path, first, second, same):
         )  # fmt: skip
 
     if same:
-        with pytest.raises(ValueError, match="twice with the same arguments"):
+        with pytest.raises(ValueError, match=r"twice\. Both have the same"):
             make()
     else:
         make().close()

@@ -112,6 +112,7 @@ class LossSpikeGuard(Algorithm):
         Event.EVAL_BEFORE_ALL, Event.BATCH_CHECKPOINT, Event.FIT_END, Event.EXCEPTION,
     }  # fmt: skip
     phase = Phase.OPTIMIZER  # before averages of the weights are evaluated
+    once = "Both would write one loss_spikes.jsonl, and go back for one spike twice. Remove one."
 
     def __init__(
         self,

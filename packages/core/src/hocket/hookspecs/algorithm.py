@@ -69,7 +69,7 @@ class Algorithm(Stateful):
     before: ClassVar[Collection[str]] = ()
     after: ClassVar[Collection[str]] = ()
     conflicts: ClassVar[Collection[str]] = ()
-    #: If a Trainer may have one instance only: why, and what to write instead of two. Empty allows several.
+    #: If a Trainer may have one only, also of subclasses: why, and what to write instead of two. Empty allows several.
     once: ClassVar[str] = ""
     needs: ClassVar[Need] = Need.NOTHING
 

@@ -29,5 +29,5 @@ class Callback(Stateful):
     #: Intervals in batches by event, from ``after_dataloader`` to ``batch_end``: ``{"batch_end": 10}`` calls ``batch_end``
     #: in batches 10, 20 and so on only, and 0 in none.
     every_batches: Mapping[str, int] = MappingProxyType({})
-    #: If a Trainer may have one instance only: why, and what to write instead of two. Empty allows several.
+    #: If a Trainer may have one only, also of subclasses: why, and what to write instead of two. Empty allows several.
     once: str = ""

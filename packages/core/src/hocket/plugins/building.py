@@ -160,10 +160,8 @@ def _attachment(kind: str, cls: type, obj: object, config: Mapping[str, Any]) ->
 
 def _name_of(kind: str, cls: type) -> str:
     """Return the declared name of a class, or else its class name in kebab case."""
-    entry = registry.entry_of(kind, cls)
-    return (
-        entry.name if entry else re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", cls.__name__).lower()
-    )
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", cls.__name__).lower()
+    return entry.name if (entry := registry.entry_of(kind, cls)) else words
 
 
 def _written(kind: str, name: str, cls: Any, arguments: Sequence[str]) -> str:
@@ -246,5 +244,6 @@ def _rewritten(cls: object, key: str, value: object, hint: object) -> str:
 def _type_name(hint: object) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return " or ".join(map(repr, typing.get_args(hint)))
-    named = isinstance(hint, type) and typing.get_origin(hint) is None
-    return hint.__name__ if named else str(hint).replace("typing.", "").replace("collections.abc.", "")
+    if isinstance(hint, type) and typing.get_origin(hint) is None:
+        return hint.__name__
+    return str(hint).replace("typing.", "").replace("collections.abc.", "")

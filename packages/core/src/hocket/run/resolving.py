@@ -90,32 +90,39 @@ def shows_only(logger: Attachment) -> bool:
 
 
 def _check_twice(attachments: Sequence[Attachment]) -> None:
-    """Raise ValueError for two instances of a class with ``once``, and for two equal loggers, which would write to one file."""
-    seen: list[tuple[type, Any]] = []
+    """Raise ValueError for two plug-ins that inherit one ``once``, and for two of a class with one file, or given alike."""
+    seen: dict[object, str] = {}
     for attachment in attachments:
-        kind, name, cls = attachment.kind, attachment.name, type(attachment.obj)
-        if (once := getattr(cls, "once", "")) and any(cls is other for other, _ in seen):
-            raise WrongValue(f"{kind} has {name!r} twice. {once}")
-        arguments = _arguments(attachment) if kind == "loggers" else None
-        if arguments is not None and (cls, arguments) in seen:
-            raise WrongValue(
-                f"loggers has {name!r} twice with the same arguments, which would write every row twice. Remove one, or "
-                "give them different arguments."
+        name, cls, arguments = attachment.name, type(attachment.obj), _arguments(attachment)
+        declaring = next((base for base in cls.__mro__ if "once" in vars(base)), cls)
+        advice: dict[object, str] = {declaring: getattr(declaring, "once", "")}
+        if arguments is not None:
+            file = {key: arguments[key] for key in _FILES if key in arguments}
+            what = " and ".join(file) or "arguments"
+            same = (
+                f"Both have the same {what}, and would do or write the same. Remove one, or give them different {what}."
             )
-        seen.append((cls, arguments))
+            advice[cls, repr(file or arguments)] = same
+        for key, write in advice.items():
+            if write and (first := seen.get(key)):
+                said = f"{name!r} twice" if first == name else f"{first!r} and {name!r}"
+                raise WrongValue(f"{attachment.kind} has {said}. {write}")
+        seen |= dict.fromkeys(advice, name)
+
+
+#: Arguments that name the file that a plug-in writes.
+_FILES = ("filename", "folder", "path")
 
 
 def _arguments(attachment: Attachment) -> dict[str, Any] | None:
-    """Return the arguments of a logger with the defaults of others, or None if they are unknown.
+    """Return the arguments of a plug-in with the defaults of others, or None if they are unknown.
 
     An instance may only write to memory, where two are fine, so its arguments are compared only if it has a ``filename``.
     """
-    if attachment.instance and not hasattr(attachment.obj, "filename"):
-        return None
     parameters = inspect.signature(type(attachment.obj)).parameters
     if not attachment.instance:
         return {name: parameter.default for name, parameter in parameters.items()} | dict(attachment.arguments)
-    known = all(hasattr(attachment.obj, name) for name in parameters)
+    known = "filename" in parameters and all(hasattr(attachment.obj, name) for name in parameters)
     return {name: getattr(attachment.obj, name) for name in parameters} if known else None
 
 

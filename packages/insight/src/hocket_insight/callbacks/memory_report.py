@@ -49,6 +49,8 @@ class MemoryReport(Callback):
         parameters
     """
 
+    once = "Both would write one memory-rank0.txt. Remove one."
+
     def __init__(self, at: int | None = None, record: bool = False, entries: int = 100_000) -> None:
         self._at = None if at is None else batches(at, "at")
         self._record, self._entries = record, batches(entries, "entries")

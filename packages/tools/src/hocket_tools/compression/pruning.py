@@ -123,6 +123,7 @@ class Pruning(Algorithm):
     # Masks change before averages are updated, which is on batch_end too.
     events = {Event.BEFORE_LOAD, Event.FIT_START, Event.AFTER_TRAIN_BATCH, Event.BATCH_END}
     phase = Phase.OPTIMIZER
+    once = "Each would undo what the other prunes. Give one of them, with the larger amount."
     needs = Need.FULL_PARAMETERS
 
     @checked
@@ -163,10 +164,6 @@ class Pruning(Algorithm):
         if event is Event.BEFORE_LOAD:
             layers = [name for name, module in state.model.named_modules() if isinstance(module, PRUNED)]
             check_keep("Pruning", self.keep, layers)
-            if any(isinstance(each.obj, Pruning) and each.obj is not self for each in state.bus.attachments):
-                raise WrongValue(
-                    "The run has two Pruning algorithms, and one would undo the other's. Give it one of them."
-                )
             if not _weights(state.model, self.keep):
                 raise WrongValue(
                     f"Pruning found no linear layer and no convolution to prune in {type(state.model).__name__}, besides "
