@@ -199,8 +199,8 @@ def test_it_says_how_many_channels_it_needs(amount, round_to, width):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"amount": 1}, "in \\(0, 1\\)"),
-        ({"round_to": 0}, "number of channels"),
+        ({"amount": 1}, "is not a fraction between 0 and 1"),
+        ({"round_to": 0}, r"round_to=0 is too small\. Give 1 or more, such as round_to=8"),
         ({"keep": "stem"}, "keep=\\['stem'\\]"),
     ],
 )

@@ -168,8 +168,8 @@ def test_together_with_distillation():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"amount": 1.0}, "fraction of the weights"),
-        ({"amount": 0.0}, "prunes nothing"),
+        ({"amount": 1.0}, "amount=1.0 is not a fraction between 0 and 1"),
+        ({"amount": 0.0}, "amount=0.0 is not a fraction"),
         ({"start": "2ba", "stop": "0.5dur"}, "both as fractions"),
         ({"start": "0.5dur", "stop": "0.2dur"}, "not later"),
         ({"interval": "10sp"}, "'10ba' or '1ep'"),

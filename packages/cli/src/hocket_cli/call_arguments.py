@@ -16,14 +16,18 @@ from hocket_cli.yaml_messages import value_in_yaml
 BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
+def parameters_of(target: Any, leading: int = 0) -> list[inspect.Parameter] | None:
+    """Return the parameters of a class or function after the leading ones; None for built-ins that have no signature."""
+    try:
+        return list(inspect.signature(target).parameters.values())[leading:]
+    except (TypeError, ValueError):
+        return None
+
+
 def lacking(target: Any, positional: Sequence[Any], named: Mapping[str, Any]) -> list[str]:
     """Return the names of arguments without a default that are not given."""
-    try:
-        parameters = list(inspect.signature(target).parameters.values())
-    except (TypeError, ValueError):
-        return []
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, *BY_NAME)
-    needed = [each.name for each in parameters[len(positional) :] if each.kind in kinds and each.default is each.empty]
+    kinds, parameters = (inspect.Parameter.POSITIONAL_ONLY, *BY_NAME), parameters_of(target, len(positional)) or []
+    needed = [each.name for each in parameters if each.kind in kinds and each.default is each.empty]
     return [each for each in needed if each not in named]
 
 
@@ -38,9 +42,7 @@ def lacks(target: Any, name: str, missing: Sequence[str], where: str, leading: i
 
 def takes(target: Any, leading: int) -> str:
     """Return the signature as configurations write it: names with defaults."""
-    try:
-        parameters = list(inspect.signature(target).parameters.values())[leading:]
-    except (TypeError, ValueError):
+    if (parameters := parameters_of(target, leading)) is None:
         return "its signature is unknown"
     shown = [
         each.name if each.default is each.empty else f"{each.name}: {value_in_yaml(repr(each.default))}"

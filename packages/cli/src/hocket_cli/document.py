@@ -24,6 +24,7 @@ class ConfigError(PluginError):
 
     def __init__(self, where: str, message: str) -> None:
         super().__init__(safe_files.printable(f"{where}: {' '.join(message.split())}"))
+        self.where, self.text = where, message
 
 
 @dataclass(slots=True)

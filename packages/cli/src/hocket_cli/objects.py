@@ -24,7 +24,7 @@ from hocket.help import names
 from hocket.help.raised import raised
 from hocket.plugins import signatures
 from hocket_cli.annotations import callables, described, mapping_hint, sequence_hints
-from hocket_cli.call_arguments import BY_NAME, almost, lacking, lacks, takes, unexpected
+from hocket_cli.call_arguments import BY_NAME, almost, lacking, lacks, parameters_of, takes, unexpected
 from hocket_cli.document import ConfigError, Node, flow, parse_value, suggestion
 from hocket_cli.error_places import blamed
 from hocket_cli.imports import UNREAD, Reference, as_call, reference, resolve
@@ -114,11 +114,7 @@ def _described_by_arguments(hint: Any) -> type | None:
     ]
     if len(classes) != 1 or inspect.isabstract(classes[0]):
         return None
-    try:
-        parameters = inspect.signature(classes[0]).parameters.values()
-    except (TypeError, ValueError):
-        return None
-    return classes[0] if any(each.kind in BY_NAME for each in parameters) else None
+    return classes[0] if any(each.kind in BY_NAME for each in parameters_of(classes[0]) or ()) else None
 
 
 def _list(node: Node, hint: Any, at: str) -> Any:
@@ -160,7 +156,6 @@ def _misfit(node: Node, hint: Any, at: str) -> ConfigError:
     what, choice = as_call(node), signatures.choice(value, hint)
     if write := _meant(node, hint):
         what = _write(write, node, at)
-        what = f"Remove the quotes: {what[6:]}" if node.text is None and write == value else what
     elif not what and choice is not None:
         what = _write(flow(choice), node, at)
     elif not what and sequence_hints(hint) and signatures.fits([value], hint):
@@ -179,16 +174,12 @@ def _misfit(node: Node, hint: Any, at: str) -> ConfigError:
 class _Misfit(ConfigError):
     """A value that does not fit its argument, where only the class or function of the argument can show another one."""
 
-    def __init__(self, *said: str) -> None:
-        super().__init__(*said)
-        self.where, self.text = said
-
 
 def _write(value: str, node: Node, at: str) -> str:
     """Return the advice to write a value, as YAML, in the place of a node."""
-    if node.where.startswith("'"):
-        return f"Write {word(f'{at}={value}')}."
-    return f"Write `{at.rpartition('.')[2]}: {value}`."
+    override, quotes = node.where.startswith("'"), node.text is None and value == node.value
+    written = word(f"{at}={value}") if override else f"`{at.rpartition('.')[2]}: {value}`"
+    return f"{'Remove the quotes:' if quotes else 'Write'} {written}."
 
 
 #: Values of other languages, in lower case.
@@ -306,12 +297,8 @@ def call(
 
 def defaults(target: Any, leading: int) -> dict[str, Any]:
     """Return the defaults of a class or function that a configuration can give: those that are read as the same values."""
-    try:
-        parameters = list(inspect.signature(target).parameters.values())[leading:]
-    except (TypeError, ValueError):
-        return {}
     hints, found = signatures.hints(target), {}
-    for each in parameters:
+    for each in parameters_of(target, leading) or ():
         if each.kind in BY_NAME and each.default is not each.empty and _is_plain(each.default):
             plain = list(each.default) if isinstance(each.default, tuple) else each.default
             try:
@@ -339,9 +326,7 @@ def arguments(target: Any, name: str, node: Node, at: str, leading: int) -> tupl
     ``leading``: the number of positional arguments that somebody else passes.
     """
     hints = signatures.hints(target)
-    try:
-        parameters = list(inspect.signature(target).parameters.values())[leading:]
-    except (TypeError, ValueError):  # some built-ins have no signature
+    if (parameters := parameters_of(target, leading)) is None:
         parameters = [inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)]
     if isinstance(node.value, list):
         return _positional(parameters, hints, name, node, at), {}
@@ -384,23 +369,15 @@ def _check_default(default: Any, node: Node, at: str, name: str) -> None:
 
     Also a number such as ``1e2``, which is a float, where the default is an integer: sizes have to be integers.
     """
-    key = at.rpartition(".")[2]
-    if not isinstance(default, bool | int | float):
-        return
-    if isinstance(node.value, str) and reference(node) is None:
-        meant = _meant(node, type(default))
-        write = f"Remove the quotes: `{key}: {meant}`. " if meant and meant == node.value and node.text is None else ""
-        write = write or (f"Write `{key}: {meant}`. " if meant else "")
+    text = isinstance(node.value, str) and reference(node) is None
+    whole = type(default) is int and isinstance(node.value, float) and node.value.is_integer()
+    if isinstance(default, bool | int | float) and (text or whole):
+        meant, kind = _meant(node, type(default)), "text" if text else "a float"
+        write = f" {_write(meant, node, at)}" if meant else ""
         raise ConfigError(
             node.where,
-            f"{as_given(node, at)} is text, and the default is {value_in_yaml(repr(default))}. {write}If {name} accepts "
-            "text, annotate the argument.",
-        )
-    if type(default) is int and isinstance(node.value, float) and node.value.is_integer():
-        raise ConfigError(
-            node.where,
-            f"{as_given(node, at)} is a float, and the default is {default}, an integer. Write "
-            f"`{key}: {int(node.value)}`. If {name} accepts a float, annotate the argument.",
+            f"{as_given(node, at)} is {kind}, and the default is {value_in_yaml(repr(default))}{', an integer' * whole}.{write} "
+            f"If {name} accepts {kind}, annotate the argument.",
         )
 
 

@@ -152,16 +152,13 @@ def _journal(callbacks: Iterable[Any], args: argparse.Namespace) -> Any:
     )
     journals = [each["journal"] or {} for each in recorded if isinstance(each, dict) and "journal" in each]
     callbacks = flow([{"journal": {"every": journals[0].get("every", "100ba") if journals else "100ba"}}, *given])
-    again = f"hocket train --from {shlex.quote(source)}"
-    if journals:
-        raise PluginError(
-            f"{source} has a journal, and this run would keep none to compare with it. Omit `callbacks=`, or add the journal "
-            f"of that run: {again} --verify {shlex.quote(f'callbacks={callbacks}')}."
-        )
-    raise PluginError(
-        f"{source} was recorded without a journal, so --verify has nothing to compare with. Repeat it with one, and verify "
-        f"that run: {again} {shlex.quote(f'callbacks={callbacks}')}. The callback comes with hocket-tools."
+    what = (
+        "has a journal, and this run would keep none to compare with it. Omit `callbacks=`, or add the journal of that run"
+        if journals
+        else "was recorded without a journal, so --verify has nothing to compare with. Repeat it with one, and verify that run"
     )
+    again = f"hocket train --from {shlex.quote(source)}{' --verify' * bool(journals)}"
+    raise PluginError(f"{source} {what}: {again} {shlex.quote(f'callbacks={callbacks}')}.")
 
 
 def _record(trainer: Trainer, args: argparse.Namespace) -> None:

@@ -43,8 +43,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         for name, value in signature.bind(*args, **kwargs).arguments.items():
             if name in hints() and not _fits(value, hints()[name]):
-                whose = args[0] if who != function.__qualname__ else function
-                raise _refusal(who, whose, signature.parameters[name], value, hints()[name])
+                whose = type(args[0]) if who != function.__qualname__ else function
+                raise _refusal(who, whose, name, value, hints()[name])
         return function(*args, **kwargs)
 
     return understood(call)
@@ -68,21 +68,17 @@ def _is(value: Any, hint: object) -> bool:
     return signatures.fits(value, hint) and (not exact or isinstance(value, cls))  # type: ignore[arg-type]
 
 
-def _refusal(
-    who: str, whose: object, parameter: inspect.Parameter, value: object, hint: object
-) -> WrongType | WrongValue:
+def _refusal(who: str, whose: object, name: str, value: object, hint: object) -> WrongType | WrongValue:
     from hocket_cli.annotations import described
 
-    name, kind, shown = parameter.name, type(value).__name__, repr(value)
+    kind, shown = type(value).__name__, repr(value)
     given = f"«{name}={shown}», which is {kind}" if len(shown) < 80 and "\n" not in shown else f"{kind} as {name}"
     allowed = described(hint).replace("true or false", "True or False").replace(" or null", " or None")
     choice = signatures.choice(value, hint)
     meant = [choice] if choice is not None else [each for each in _meant(value) if _fits(each, hint)]
-    example = names.example(whose, name)
-    if example == "…":
-        example = _example(hint) if parameter.default in (None, (), parameter.empty) else repr(parameter.default)
+    example = names.example(whose, name).replace("…", "") or _example(hint)
     write = _part(value, hint) or (repr(meant[0]) if meant else example)
-    error = WrongValue if type(value) is type(choice) else WrongType
+    error = WrongValue if choice is not None and type(value) is type(choice) else WrongType
     text = f"{who} was given {given}; it should be {allowed}. Write «{name}={write}»."
     return error(text, about=name)
 
@@ -128,6 +124,21 @@ def check_effect(args: argparse.Namespace, needed: bool, without: str, **default
         value, option = getattr(args, name), f"--{name.replace('_', '-')}"
         if value != default and not needed:
             raise WrongValue(f"{option} {value} has no effect without {without}. Add that, or remove {option}.")
+
+
+def check_least(least: int, usual: int | None = None, **given: int) -> None:
+    """Raise WrongValue for a number below the least one, which says what to write."""
+    for name, value in given.items():
+        if value < least:
+            example = "" if usual is None else f", such as «{name}={usual}»"
+            raise WrongValue(f"«{name}={value}» is too small. Give {least} or more{example}.", about=name)
+
+
+def check_fraction(usual: float, **given: float) -> None:
+    """Raise WrongValue for a number that is not between 0 and 1, which says what to write."""
+    for name, value in given.items():
+        if not 0 < value < 1:
+            raise WrongValue(f"«{name}={value}» is not a fraction between 0 and 1. Write «{name}={usual}».", about=name)
 
 
 def check_weights(model: nn.Module) -> None:

@@ -8,7 +8,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
 
 from hocket.errors import WrongValue
-from hocket_tools.arguments import checked
+from hocket_tools.arguments import check_fraction, check_least, checked
 
 if TYPE_CHECKING:
     import numpy as np
@@ -127,12 +127,9 @@ def _without_interval(value: float, why: str) -> Estimate:
 
 def check(level: float, resamples: int, seed: int = 0) -> None:
     """Raise ValueError for arguments of an interval that are out of range."""
-    if not 0 < level < 1:
-        raise WrongValue(f"«level={level}» is not a probability between 0 and 1. Write «level=0.95».")
-    if resamples < 100:
-        raise WrongValue(f"«resamples={resamples}» is too few for an interval. Give 100 or more, such as 2000.")
-    if seed < 0:
-        raise WrongValue(f"«seed={seed}» is not a seed. Write 0 or more.")
+    check_fraction(0.95, level=level)
+    check_least(100, 2000, resamples=resamples)
+    check_least(0, seed=seed)
 
 
 def resampled(counts: Integers, resamples: int, generator: np.random.Generator) -> Iterator[Floats]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import functools
+import inspect
 import re
 from collections.abc import Iterable
 from contextlib import suppress
@@ -79,19 +80,21 @@ def hook(name: str) -> str | None:
 
 def argument(name: str, known: Iterable[str]) -> str | None:
     """Return the argument of a plug-in that another library calls ``name``, or None."""
-    wanted, known = plain(name), list(known)
-    same = [candidate for candidate in known if plain(candidate) == wanted]
-    theirs = table("plugin-arguments")
-    return next(iter(same), None) or next((item for item in known if wanted in theirs.get(item, "").split()), None)
+    wanted, known, theirs = plain(name), list(known), table("plugin-arguments")
+    same = (candidate for candidate in known if plain(candidate) == wanted)
+    return next(same, None) or next((item for item in known if wanted in theirs.get(item, "").split()), None)
 
 
 def example(target: object, argument: str) -> str:
-    """Return a value for an argument of a class or function, as code: that in its docstring's example, or an ellipsis."""
-    with suppress(SyntaxError, ValueError):  # it may be no Python, or no literal
+    """Return a value for an argument, as code: that in the docstring's example, the default, a usual one, or an ellipsis."""
+    with suppress(SyntaxError, ValueError, TypeError, KeyError):  # no Python, no literal, no signature
         code = "\n".join(re.findall(r"^ *(?:>>>|\.\.\.) ?(.*)", getattr(target, "__doc__", None) or "", re.MULTILINE))
         for node in ast.walk(ast.parse(code)):
             if isinstance(node, ast.keyword) and node.arg == argument:
                 return repr(ast.literal_eval(node.value))
+        default = inspect.signature(target).parameters[argument].default  # type: ignore[arg-type]
+        if default not in (None, (), inspect.Parameter.empty):
+            return repr(default)
     return table("examples").get(argument, "…")
 
 

@@ -229,9 +229,8 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[object, ...], config:
 def _rewritten(cls: object, key: str, value: object, hint: object) -> str:
     """Return what to write for a value: as YAML reads 1e-3, a time with a unit, a choice, or the example of the class."""
     if "Time" in str(hint) and isinstance(value, int | float):
-        if value % 1:
-            return f"{value!r} has no unit: write {key}='{value}dur' for that fraction of the duration. "
-        return f"{value!r} has no unit: write {key}='{value}ba' for batches, or '{value}ep' for epochs. "
+        unit = "dur' for that fraction of the duration" if value % 1 else f"ba' for batches, or '{value}ep' for epochs"
+        return f"{value!r} has no unit: write {key}='{value}{unit}. "
     meant = literal(value.strip()) if isinstance(value, str) else value
     if isinstance(meant, float) and meant.is_integer() and not signatures.fits(meant, hint):
         meant = int(meant)

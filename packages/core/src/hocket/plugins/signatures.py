@@ -22,8 +22,7 @@ def hints(target: object, names: Mapping[str, Any] | None = None) -> dict[str, A
 
     Annotations may refer to names imported under TYPE_CHECKING only; ``names`` provides some of them.
     """
-    init: Any = getattr(target, "__init__", None)
-    called: Any = init if isinstance(target, type) else target
+    called: Any = getattr(target, "__init__", None) if isinstance(target, type) else target
     function = inspect.unwrap(called)
     function = getattr(function, "func", function)  # a functools.partial
     scope = {**getattr(function, "__globals__", {}), **(names or {})}
@@ -50,8 +49,7 @@ def members(hint: object) -> list[Any]:
 
 def choice(value: object, hint: object) -> Any:
     """Return the value of a Literal in an annotation that a value resembles, or else the first; None without a Literal."""
-    literals = [each for each in members(hint) if typing.get_origin(each) is typing.Literal]
-    choices = [each for literal in literals for each in typing.get_args(literal)]
+    choices = [each for one in members(hint) if typing.get_origin(one) is typing.Literal for each in one.__args__]
     near = closest(value, map(str, choices))
     return next((each for each in choices if str(each) == near), next(iter(choices), None))
 

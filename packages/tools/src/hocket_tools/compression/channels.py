@@ -21,7 +21,7 @@ from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning
-from hocket_tools.arguments import check_weights, checked
+from hocket_tools.arguments import check_fraction, check_least, check_weights, checked
 from hocket_tools.compression.libraries import torch_pruning
 from hocket_tools.compression.model_inputs import Inputs, as_inputs, leaves, on_device_of
 from hocket_tools.compression.pruning import PRUNED, check_keep
@@ -95,7 +95,8 @@ def prune_channels(
         >>> model[0].out_channels, model[1:](torch.randn(2, 8, 8, 8)).shape
         (8, torch.Size([2, 4, 6, 6]))
     """
-    _check(amount, round_to)
+    check_fraction(0.5, amount=amount)
+    check_least(1, 8, round_to=round_to)
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise WrongType("The model is wrapped in DistributedDataParallel. Prune it before it is wrapped.")
     check_weights(model)
@@ -304,15 +305,6 @@ def _compare_outputs(model: nn.Module, pruned: nn.Module, inputs: Inputs, expect
         )
 
 
-def _check(amount: float, round_to: int) -> None:
-    if not 0 < amount < 1:
-        raise WrongValue(
-            f"«amount={amount!r}» is no fraction of the channels to remove. Give one in (0, 1), such as 0.5."
-        )
-    if round_to < 1:
-        raise WrongValue(f"«round_to={round_to!r}» is no number of channels. Give 1, or 8 for tensor cores.")
-
-
 class ChannelPruning(Algorithm):
     """Remove the channels of least norm, once, before training (Li et al. 2016, arXiv 1608.08710), then fine-tune the rest.
 
@@ -345,22 +337,21 @@ class ChannelPruning(Algorithm):
 
     @checked
     def __init__(self, example: Any, amount: float = 0.5, keep: Sequence[str] = (), round_to: int = 1) -> None:
-        _check(amount, round_to)
+        check_fraction(0.5, amount=amount)
+        check_least(1, 8, round_to=round_to)
         as_inputs(example)
         self.example, self.amount, self.keep, self.round_to = example, amount, tuple(keep), round_to
 
     def apply(self, event: Event, state: State) -> None:
         """Remove the channels."""
-        _, changed = prune_channels(state.model, self.example, self.amount, keep=self.keep, round_to=self.round_to)
-        state.log({"channel-pruning/layers": len(changed)})
+        state.log({"channel-pruning/layers": len(self._pruned(state.model))})
 
     def touches(self, model: nn.Module) -> Sequence[str]:
         """Return one line for each layer that would become smaller."""
         import warnings
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NoEffectWarning)
-            _, changed = prune_channels(
-                copy.deepcopy(model), self.example, self.amount, keep=self.keep, round_to=self.round_to
-            )
-        return [str(layer) for layer in changed]
+        with warnings.catch_warnings(action="ignore", category=NoEffectWarning):
+            return list(map(str, self._pruned(copy.deepcopy(model))))
+
+    def _pruned(self, model: nn.Module) -> list[PrunedLayer]:
+        return prune_channels(model, self.example, self.amount, keep=self.keep, round_to=self.round_to)[1]

@@ -28,7 +28,7 @@ from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.help.raised import raised
 from hocket.state.task import Task
-from hocket_tools.arguments import checked
+from hocket_tools.arguments import check_least, checked
 from hocket_tools.beside import beside, noted
 from hocket_tools.compression.model_inputs import Inputs, inputs_of_batches
 from hocket_tools.judging.recording import nonfinite
@@ -352,8 +352,7 @@ def _latencies(
     models: Mapping[str, nn.Module], inputs: Inputs, repeats: int, compile: bool, progress: Count
 ) -> dict[str, float]:
     """Return the median seconds of a call of each model; they take turns, so that all meet the same load of the machine."""
-    if repeats < 1:
-        raise WrongValue(f"«repeats={repeats}» is no number of calls to time. Give 1 or more.")
+    check_least(1, 50, repeats=repeats)
     calls: dict[str, Callable[..., Any]] = {
         name: torch.compile(model) if compile else model for name, model in models.items()
     }

@@ -19,7 +19,7 @@ from hocket.errors import WrongValue
 from hocket.hookspecs import Event, hookimpl
 from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.hookspecs.needs import Need
-from hocket_tools.arguments import checked
+from hocket_tools.arguments import check_fraction, checked
 
 if TYPE_CHECKING:
     from hocket.state.state import State
@@ -62,7 +62,8 @@ def magnitude_masks(
         >>> hocket_tools.magnitude_masks({"w": torch.tensor([3.0, -1.0, 2.0, -4.0])}, amount=0.5)
         {'w': tensor([ True, False, False,  True])}
     """
-    _check_amount("magnitude_masks", amount)
+    if amount:  # 0 prunes nothing
+        check_fraction(0.5, amount=amount)
     if unknown := (kept or {}).keys() - weights.keys():
         raise WrongValue(
             f"magnitude_masks was given kept= for {min(unknown)!r}, and weights= has {', '.join(weights)}. Name masks "
@@ -136,9 +137,7 @@ class Pruning(Algorithm):
         scope: Scope = "layer",
         keep: Sequence[str] = (),
     ) -> None:
-        _check_amount("Pruning", amount)
-        if not amount:
-            raise WrongValue("Pruning was given «amount=0», which prunes nothing. Give a fraction such as 0.5.")
+        check_fraction(0.5, amount=amount)
         self.start, self.stop = Time.parse(start), Time.parse(stop)
         if not self.start.value:
             self.start = Time(0, self.stop.unit)  # the beginning, in any unit
@@ -282,10 +281,3 @@ def check_keep(who: str, keep: Sequence[str], layers: Sequence[str]) -> None:
                 f"{who} was given «keep={list(keep)}», and {pattern!r} matches none of the {len(layers)} layers. Give names or "
                 f"patterns of layers, such as {', '.join(map(repr, near))}."
             )
-
-
-def _check_amount(who: str, amount: float) -> None:
-    if not 0 <= amount < 1:
-        raise WrongValue(
-            f"{who} was given «amount={amount!r}», but it is a fraction of the weights: give one in [0, 1), such as 0.5."
-        )

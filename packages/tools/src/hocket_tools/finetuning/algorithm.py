@@ -198,17 +198,15 @@ class Finetuning(Algorithm):
 
     def _check_adapters(self, model: nn.Module, trained: Set[int]) -> None:
         """Raise PluginConfigError if adapters of peft never train, and warn if the weights that they froze do."""
-        adapted = [
-            (name, each)
-            for name, each in model.named_modules()
-            if isinstance(getattr(each, "base_layer", None), nn.Module)
+        adapted: dict[str, Any] = {name: each for name, each in model.named_modules() if hasattr(each, "base_layer")}
+        own = {id(each) for layer in adapted.values() for each in layer.parameters() if each.requires_grad}
+        frozen = [
+            name for name, each in adapted.items() if not trained.isdisjoint(map(id, each.base_layer.parameters()))
         ]
-        own = {id(each) for _, layer in adapted for each in layer.parameters() if each.requires_grad}
-        frozen = [name for name, layer in adapted if not trained.isdisjoint(map(id, layer.base_layer.parameters()))]
         if own and trained.isdisjoint(own):
             raise PluginConfigError(
-                f"finetuning freezes all adapters, such as those of {adapted[0][0]}, so that they never change. Add their "
-                "names to 'train' of a stage, such as «['fc.*', '*.lora_*']», or remove the adapters."
+                f"finetuning freezes all adapters, such as those of {next(iter(adapted))}, so that they never change. Add "
+                "their names to 'train' of a stage, such as «['fc.*', '*.lora_*']», or remove the adapters."
             )
         if frozen:
             warn(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongValue
 from hocket.help.names import closest
-from hocket_tools.arguments import checked
+from hocket_tools.arguments import check_least, checked
 from hocket_tools.judging.corruption_kinds import blur, digital, noise, weather
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ def corrupt(images: Tensor, kind: str, severity: int, *, seed: int = 0, places: 
         raise WrongValue(f"There is no corruption {kind!r}.{meant} The kinds are {', '.join(CORRUPTIONS)}.")
     if severity not in SEVERITIES:
         raise WrongValue(f"«severity={severity!r}» is not a severity. Write 1 to 5.")
-    if seed < 0:
-        raise WrongValue(f"«seed={seed}» is not a seed. Write 0 or more.")
+    check_least(0, seed=seed)
     if images.dim() != 4 or not images.is_floating_point():
         raise WrongValue(
             f"corrupt was given {images.dtype} of shape {tuple(images.shape)}. Images are floats (N, C, H, W) in [0, 1]: write "

@@ -14,7 +14,7 @@ from hocket.errors import WrongValue
 from hocket.help.names import closest
 from hocket.state.metrics import MetricSet
 from hocket.state.simple_metrics import Mean
-from hocket_tools.arguments import checked
+from hocket_tools.arguments import check_least, checked
 from hocket_tools.judging.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from hocket_tools.judging.paired import Difference, paired_test
 from hocket_tools.judging.recording import record
@@ -102,8 +102,7 @@ def judge(
 
     Raises ValueError for a metric that there is not.
     """
-    if worst < 0:
-        raise WrongValue(f"«worst={worst}» is not a number of samples. Write 0 or more.")
+    check_least(0, worst=worst)
     how = how or How()
     trainer._data.make("eval", running=trainer._running)
     sets = trainer.state.eval_sets

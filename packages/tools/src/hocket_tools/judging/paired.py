@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongValue
-from hocket_tools.arguments import checked
+from hocket_tools.arguments import check_least, checked
 from hocket_tools.resampling import Estimate, Method, Statistic, bootstrap
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def mcnemar(first_only: int, second_only: int) -> float:
         >>> round(mcnemar(1, 8), 4)  # the exact p is 2 * (1 + 9) / 512 = 0.0391
         0.0215
     """
-    if first_only < 0 or second_only < 0:
-        raise WrongValue(f"mcnemar was given {first_only} and {second_only} samples. Numbers are 0 or more.")
+    check_least(0, first_only=first_only, second_only=second_only)
     import numpy as np
 
     number, fewer = first_only + second_only, min(first_only, second_only)

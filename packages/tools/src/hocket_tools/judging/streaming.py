@@ -15,7 +15,7 @@ from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.callback import Callback
 from hocket.loop.agreement import ranks_of
 from hocket.state.step import count
-from hocket_tools.arguments import checked
+from hocket_tools.arguments import check_least, checked
 from hocket_tools.beside import explained
 from hocket_tools.judging import predictions
 from hocket_tools.judging.ordered import Sharded
@@ -75,10 +75,7 @@ def predict_into(
         >>> sorted(each.name for each in folder.iterdir())
         ['part-000000.jsonl', 'part-000001.jsonl', 'predictions.json']
     """
-    if batches_per_file < 1:
-        raise WrongValue(
-            f"«batches_per_file={batches_per_file}» is not a number of batches. Write 1 or more, such as 64."
-        )
+    check_least(1, 64, batches_per_file=batches_per_file)
     if is_url(str(folder)):
         raise WrongValue(
             f"{folder} is a URL, and predictions are written to a disk. Name a folder, and copy it afterwards."

@@ -264,15 +264,8 @@ class Journal(Callback):
             )
         changed = self._changes(recorded, self._compared, "")
         last, ended = max(recorded.entries), all(state.bus.all_gather_object(recorded.ended))
-        self._report(
-            state,
-            same=True,
-            batch=self._compared,
-            entries=self._entries,
-            changes=changed,
-            recorded=last,
-            complete=ended,
-        )
+        facts = {"batch": self._compared, "entries": self._entries, "recorded": last, "complete": ended}
+        self._report(state, same=True, changes=changed, **facts)
         more = f", of {last} that were recorded" if last > self._compared else ""
         note = f", although {'; '.join(changed)}" if changed else ""
         compared = f"{self._compared} batches{more}, {self._entries} entries of its journal{note}"

@@ -145,22 +145,22 @@ class _Search:
                 f"the loss or the gradients of step {len(losses) + 1} are NaN or infinite, although the learning rate was "
                 f"{rates[0]:.2g}. Train with callbacks=['nan-monitor'], which names the first module with such values"
             )
-            return self._none(reason, (), "that step")
+            return self._found(None, reason, (), "that step")
         after = [loss for _, loss in table]
         found = range_test.between(after)
         if found is None:
             tried = f"from {rates[0]:.2g} to {table[-1][0]:.2g}"
-            return self._none(f"the loss did not fall below its noise at any rate {tried}", table, ended)
+            return self._found(None, f"the loss did not fall below its noise at any rate {tried}", table, ended)
         half, last = (table[step][0] for step in found)
         where = f"in the range test the loss had fallen by half at {half:.2g} and rose again after {last:.2g}"
         middle = math.sqrt(half * last)
         if not run_steps:
-            return self._some(middle, f"{where}; this is the geometric mean", table, ended)
+            return self._found(middle, f"{where}; this is the geometric mean", table, ended)
         runs = _descend(middle, lambda rate: self._run(rate, run_steps))
         means = tuple((rate, statistics.fmean(losses)) for rate, losses in sorted(runs.items()))
         best, lowest = min(means, key=lambda run: run[1])
         if not math.isfinite(lowest):
-            return self._none(f"{where}, but all short runs diverged", table, ended)
+            return self._found(None, f"{where}, but all short runs diverged", table, ended)
         equal = [rate for rate in sorted(runs) if range_test.equal(runs[rate], runs[best])]
         which = f"this had the lowest mean loss in the second half, {lowest:.4g}"
         if len(equal) > 1:
@@ -169,13 +169,11 @@ class _Search:
                 f"half, {lowest:.4g}; this is the geometric mean"
             )
         reason = f"{where}; of {len(runs)} short runs of {run_steps} steps, {which}"
-        return self._some(math.sqrt(equal[0] * equal[-1]), reason, table, ended, means)
+        return self._found(math.sqrt(equal[0] * equal[-1]), reason, table, ended, means)
 
-    def _none(self, reason: str, table: tuple[tuple[float, float], ...], ended: str) -> LearningRate:
-        return LearningRate(self.name, None, reason, self.current, table, ended, (), self._batch)
-
-    def _some(self, rate: float, reason: str, table: Any, ended: str, runs: Any = ()) -> LearningRate:
-        return LearningRate(self.name, float(f"{rate:.2g}"), reason, self.current, table, ended, runs, self._batch)
+    def _found(self, rate: float | None, reason: str, table: Any, ended: str, runs: Any = ()) -> LearningRate:
+        rounded = None if rate is None else float(f"{rate:.2g}")
+        return LearningRate(self.name, rounded, reason, self.current, table, ended, runs, self._batch)
 
     def _run(self, rate: float, steps: int) -> list[float]:
         """Return the losses in the second half of a run at a constant rate; infinity if it diverges."""
