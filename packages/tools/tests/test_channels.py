@@ -200,7 +200,7 @@ def test_it_says_how_many_channels_it_needs(amount, round_to, width):
     ("arguments", "said"),
     [
         ({"amount": 1}, "is not a fraction between 0 and 1"),
-        ({"round_to": 0}, r"round_to=0 is too small\. Give 1 or more, such as round_to=8"),
+        ({"round_to": 0}, r"round_to=0 is too small\. Give 1 or more: round_to=8"),
         ({"keep": "stem"}, "keep=\\['stem'\\]"),
     ],
 )

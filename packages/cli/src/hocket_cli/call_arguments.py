@@ -34,10 +34,8 @@ def lacking(target: Any, positional: Sequence[Any], named: Mapping[str, Any]) ->
 def lacks(target: Any, name: str, missing: Sequence[str], where: str, leading: int = 0) -> ConfigError:
     """Return the error that arguments are missing."""
     write = value_in_yaml(names.example(target, missing[0]))
-    return ConfigError(
-        where,
-        f"{name} needs {', '.join(missing)}. Write `{{{name}: {{{missing[0]}: {write}}}}}`. {takes(target, leading)}.",
-    )
+    said = f"{name} needs {', '.join(missing)}. Write `{{{name}: {{{missing[0]}: {write}}}}}`."
+    return ConfigError(where, f"{said} {takes(target, leading)}.")
 
 
 def takes(target: Any, leading: int) -> str:

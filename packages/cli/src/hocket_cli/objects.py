@@ -167,8 +167,8 @@ def _misfit(node: Node, hint: Any, at: str) -> ConfigError:
         )
     if not what and at in keys():
         what = f"{at}: {keys()[at].documentation.partition('. ')[0].rstrip('.')}."
-    kind = ConfigError if what else _Misfit
-    return kind(node.where, f"{as_given(node, at)} is {_kind(value)}; it should be {should}. {what}")
+    said = f"{as_given(node, at)} is {_kind(value)}; it should be {should}. {what}"
+    return (ConfigError if what else _Misfit)(node.where, said)
 
 
 class _Misfit(ConfigError):
@@ -345,8 +345,7 @@ def arguments(target: Any, name: str, node: Node, at: str, leading: int) -> tupl
             raise ConfigError(child.key, f"{name} has no argument '{key}'. {near} {takes(target, leading)}.")
         if key not in known and (near := almost(target, key, node.value)):
             raise ConfigError(
-                child.key,
-                f"{name} declares no argument '{key}'. Did you mean '{near}'? If not, give both.",
+                child.key, f"{name} declares no argument '{key}'. Did you mean '{near}'? If not, give both."
             )
     for key, child in node.value.items():
         if not isinstance(key, str):
@@ -376,7 +375,7 @@ def _check_default(default: Any, node: Node, at: str, name: str) -> None:
         write = f" {_write(meant, node, at)}" if meant else ""
         raise ConfigError(
             node.where,
-            f"{as_given(node, at)} is {kind}, and the default is {value_in_yaml(repr(default))}{', an integer' * whole}.{write} "
+            f"{as_given(node, at)} is {kind}, and the default is {value_in_yaml(repr(default))}.{write} "
             f"If {name} accepts {kind}, annotate the argument.",
         )
 

@@ -126,12 +126,11 @@ def check_effect(args: argparse.Namespace, needed: bool, without: str, **default
             raise WrongValue(f"{option} {value} has no effect without {without}. Add that, or remove {option}.")
 
 
-def check_least(least: int, usual: int | None = None, **given: int) -> None:
+def check_least(least: int, usual: int, **given: int) -> None:
     """Raise WrongValue for a number below the least one, which says what to write."""
     for name, value in given.items():
         if value < least:
-            example = "" if usual is None else f", such as «{name}={usual}»"
-            raise WrongValue(f"«{name}={value}» is too small. Give {least} or more{example}.", about=name)
+            raise WrongValue(f"«{name}={value}» is too small. Give {least} or more: «{name}={usual}».", about=name)
 
 
 def check_fraction(usual: float, **given: float) -> None:

@@ -129,7 +129,7 @@ def check(level: float, resamples: int, seed: int = 0) -> None:
     """Raise ValueError for arguments of an interval that are out of range."""
     check_fraction(0.95, level=level)
     check_least(100, 2000, resamples=resamples)
-    check_least(0, seed=seed)
+    check_least(0, 0, seed=seed)
 
 
 def resampled(counts: Integers, resamples: int, generator: np.random.Generator) -> Iterator[Floats]:

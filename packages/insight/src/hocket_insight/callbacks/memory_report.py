@@ -81,12 +81,8 @@ class MemoryReport(Callback):
         path = state.run_folder / f"{name}-rank{state.strategy.rank}.txt"
         lines = [_where(state, self._evaluating), "", *_table(state), *_allocator(state)]
         if state.exception is not None:
-            lines += [
-                "",
-                f"{type(state.exception).__name__}: {state.exception}",
-                "",
-                *advice(state, self._evaluating is None),
-            ]
+            said = f"{type(state.exception).__name__}: {state.exception}"
+            lines += ["", said, "", *advice(state, self._evaluating is None)]
         safe_files.replace(path, "\n".join(lines) + "\n")
         if state.device.type == "cuda":
             torch.cuda.memory._dump_snapshot(str(path.with_suffix(".pickle")))

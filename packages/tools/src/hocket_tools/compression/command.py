@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
 from hocket.basics.run_files import strict
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         raise WrongValue(f"--calibration {args.calibration} is no number of batches. Write --calibration 16.")
     from hocket_checkpoints.checkpoint_evaluation import weights_of
     from hocket_tools.beside import explained
-    from hocket_tools.compression.comparison import as_json, compare_compressed, evaluated_model, table
+    from hocket_tools.compression.comparison import compare_compressed, evaluated_model, table
     from hocket_tools.compression.writing import write
     from hocket_tools.exporting.preparing import Options
     from hocket_tools.progress import Progress
@@ -84,7 +85,10 @@ def run(args: argparse.Namespace) -> int:
                 line.show("writing models", number, len(kinds))
                 written[name] = write(trainer, original, models[name], kind, folders[kind], options)
     if args.json:
-        content = {"rows": as_json(rows), "models": {name: str(each.folder) for name, each in written.items()}}
+        content = {
+            "rows": [asdict(row) for row in rows],
+            "models": {name: str(each.folder) for name, each in written.items()},
+        }
         print(json.dumps(strict(content), indent=1), file=stdout)
         return 0
     print(table(rows))

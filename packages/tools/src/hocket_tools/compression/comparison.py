@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -244,11 +244,6 @@ def table(rows: Sequence[Row]) -> str:
     threads = f"{first.threads} thread{'s' if first.threads > 1 else ''}"
     lines.append(f"÷: of the original's bytes; ×: times faster. Latency: median, batch of {first.batch}, {threads}.")
     return "\n".join(lines)
-
-
-def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the rows as plain data."""
-    return [asdict(row) for row in rows]
 
 
 # --- quality

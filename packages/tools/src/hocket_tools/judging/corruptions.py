@@ -107,7 +107,7 @@ def corrupt(images: Tensor, kind: str, severity: int, *, seed: int = 0, places: 
         raise WrongValue(f"There is no corruption {kind!r}.{meant} The kinds are {', '.join(CORRUPTIONS)}.")
     if severity not in SEVERITIES:
         raise WrongValue(f"«severity={severity!r}» is not a severity. Write 1 to 5.")
-    check_least(0, seed=seed)
+    check_least(0, 0, seed=seed)
     if images.dim() != 4 or not images.is_floating_point():
         raise WrongValue(
             f"corrupt was given {images.dtype} of shape {tuple(images.shape)}. Images are floats (N, C, H, W) in [0, 1]: write "

@@ -102,7 +102,7 @@ def judge(
 
     Raises ValueError for a metric that there is not.
     """
-    check_least(0, worst=worst)
+    check_least(0, 10, worst=worst)
     how = how or How()
     trainer._data.make("eval", running=trainer._running)
     sets = trainer.state.eval_sets

@@ -51,7 +51,7 @@ def mcnemar(first_only: int, second_only: int) -> float:
         >>> round(mcnemar(1, 8), 4)  # the exact p is 2 * (1 + 9) / 512 = 0.0391
         0.0215
     """
-    check_least(0, first_only=first_only, second_only=second_only)
+    check_least(0, 0, first_only=first_only, second_only=second_only)
     import numpy as np
 
     number, fewer = first_only + second_only, min(first_only, second_only)

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hocket.basics.run_files import strict
 from hocket.hookspecs.command import Command
@@ -14,9 +14,6 @@ from hocket.plugins import PluginError
 from hocket_cli.common_options import add_arguments as add_configuration, json_alone, run_of
 from hocket_cli.exit_codes import ExitCode
 from hocket_cli.template import print_config
-
-if TYPE_CHECKING:
-    from hocket_tools.tuning.lr_finder import LearningRates
 
 _FORMATS = (".png", ".pdf", ".svg")
 
@@ -89,20 +86,12 @@ def run(args: argparse.Namespace) -> int:
             if prints and not args.json:
                 print(rates, flush=True)
             if prints and args.plot is not None:
-                _draw(rates, args.plot)
+                Path(args.plot).parent.mkdir(parents=True, exist_ok=True)
+                rates.figure().savefig(args.plot)
     if prints and args.json:
         print(json.dumps(strict(found), indent=1), file=out)
     missing = any(each["suggestion"] is None for each in found.get("learning_rates", ()))
     return ExitCode.FAILED if missing else ExitCode.DONE
-
-
-def _draw(rates: LearningRates, file: str) -> None:
-    from hocket.basics import safe_files
-
-    figure = rates.figure()
-    Path(file).parent.mkdir(parents=True, exist_ok=True)
-    with safe_files.replacing(file) as out:
-        figure.savefig(out, format=os.path.splitext(file)[1][1:])
 
 
 command = Command("Find a learning rate and a batch size for a configuration", add_arguments, run)

@@ -8,6 +8,7 @@ gradients, what a fit adds. So a snapshot walks over all objects that can be rea
 from __future__ import annotations
 
 import functools
+import operator
 import random
 import sys
 import types
@@ -158,11 +159,9 @@ class Snapshot:
             items = dict(own)
 
             def undo() -> None:
-                for name in [name for name in own if name not in items]:
+                for name in own.keys() - items:
                     del own[name]
-                for name, item in items.items():
-                    if own.get(name, _MISSING) is not item:
-                        own[name] = item
+                own.update(items)
 
             self._undo.append(undo)
             yield from items.values()
@@ -185,7 +184,7 @@ class Snapshot:
         variables = function.__globals__
         for name in names_in(function.__code__):
             if name in variables and not isinstance(item := variables[name], types.ModuleType):
-                self._undo.append(functools.partial(_assign, variables, name, item))
+                self._undo.append(functools.partial(operator.setitem, variables, name, item))
                 yield item
 
     def _note_class(self, kind: type) -> Iterator[Any]:
@@ -263,11 +262,6 @@ def _set(value: Any, name: str, item: Any) -> None:
 def _set_of_class(kind: type, name: str, item: Any) -> None:
     if vars(kind).get(name, _MISSING) is not item:
         setattr(kind, name, item)
-
-
-def _assign(variables: dict[str, Any], name: str, item: Any) -> None:
-    if variables.get(name, _MISSING) is not item:
-        variables[name] = item
 
 
 def _set_all(mapping: dict[Any, Any], items: dict[Any, Any]) -> None:

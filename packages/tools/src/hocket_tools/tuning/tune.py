@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from hocket_tools.tuning.trial import Progress
 
 
-def _silent(what: str, done: int, total: int) -> None: ...
-
-
 @overload
 def tune(
     trainer: Trainer, what: Literal["lr"], *, low: float = ..., high: float = ..., steps: int = ..., run_steps: int = ...,
@@ -31,7 +28,7 @@ def tune(
 @checked
 def tune(
     trainer: Trainer, what: Literal["lr", "batch_size"], *, low: float = 1e-7, high: float = 1e3, steps: int = 100,
-    run_steps: int = 40, limit: int | None = None, progress: Progress = _silent,
+    run_steps: int = 40, limit: int | None = None, progress: Progress = lambda what, done, total: None,
 ) -> LearningRates | BatchSize:  # fmt: skip
     """Search for a learning rate or a batch size by steps on trial. Every rank has to call it; all get the same result.
 
