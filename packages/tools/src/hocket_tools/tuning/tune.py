@@ -77,10 +77,7 @@ def tune(
     of_rates: dict[str, Any] = {"low": low, "high": high, "steps": steps, "run_steps": run_steps}
     for name, value in ({"limit": limit} if what == "lr" else of_rates).items():
         if value != inspect.signature(tune).parameters[name].default:
-            raise WrongValue(
-                f"«{name}={value!r}» has no effect on tune(trainer, {what!r}): it is an option of "
-                f"{'batch_size' if what == 'lr' else 'lr'!r}. Remove it."
-            )
+            raise WrongValue(f"«{name}={value!r}» has no effect on tune(trainer, {what!r}, …). Remove it.", about=name)
     options, state = of_rates | {"limit": limit, "what": what}, trainer.state
     given = {f"tune({name})": value for name, value in options.items()}
     same_on_ranks.over_ranks(state.bus, state.strategy.world_size, same_on_ranks.of_values(given))
