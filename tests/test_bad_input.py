@@ -117,12 +117,14 @@ def test_a_conflict(make) -> None:
 
 
 def test_one_name_twice(make) -> None:
-    """Both run, under names that differ, and both are told apart in the plan."""
-    trainer = make(algorithms=["ema", "ema"])
+    """Both run, under names that differ, and both are told apart in the plan; two that are the same are refused."""
+    trainer = make(algorithms=["ema", {"ema": {"half_life": "7ba"}}])
     assert [attachment.name for attachment in trainer.plan().attachments if attachment.kind == "algorithms"] == [
         "ema",
         "ema-2",
     ]
+    with refused(ValueError, "'ema' twice", "the same arguments", "Remove one"):
+        make(algorithms=["ema", "ema"])
 
 
 @pytest.mark.parametrize("duration", ["5", 5, "5 apples", "ten ep", "-1ep", "0.5dur", "1.5ba", ""])

@@ -96,7 +96,7 @@ def _check_twice(attachments: Sequence[Attachment]) -> None:
         name, cls, arguments = attachment.name, type(attachment.obj), _arguments(attachment)
         declaring = next((base for base in cls.__mro__ if "once" in vars(base)), cls)
         advice: dict[object, str] = {declaring: getattr(declaring, "once", "")}
-        if arguments is not None:
+        if arguments is not None and (attachment.dist or attachment.kind == "loggers"):
             file = {key: arguments[key] for key in _FILES if key in arguments}
             what = " and ".join(file) or "arguments"
             same = (
@@ -117,7 +117,8 @@ _FILES = ("filename", "folder", "path")
 def _arguments(attachment: Attachment) -> dict[str, Any] | None:
     """Return the arguments of a plug-in with the defaults of others, or None if they are unknown.
 
-    An instance may only write to memory, where two are fine, so its arguments are compared only if it has a ``filename``.
+    An instance may only write to memory, where two are fine, so its arguments are compared only if it has a ``filename``. A
+    class of the user's may count for itself.
     """
     parameters = inspect.signature(type(attachment.obj)).parameters
     if not attachment.instance:
