@@ -32,7 +32,8 @@ class Other(MemoryReport):
 
 
 def made(kind: str, *given: Any) -> hocket.Trainer:
-    return hocket.Trainer(torch.nn.Linear(1, 1), device="cpu", **{kind: list(given)})
+    plugins: dict[str, Any] = {kind: list(given)}
+    return hocket.Trainer(torch.nn.Linear(1, 1), device="cpu", **plugins)
 
 
 @pytest.mark.parametrize(
