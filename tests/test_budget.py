@@ -12,14 +12,14 @@ import pytest
 PACKAGES = Path(__file__).parent.parent / "packages"
 #: Lines of code of each package's sources.
 BUDGETS = {
-    "algorithms-general": 3703,
+    "algorithms-general": 3704,
     "algorithms-nlp": 3554,
     "algorithms-vision": 2425,
-    "checkpoints": 5439,
+    "checkpoints": 5437,
     "cli": 5768,
-    "core": 15581,
+    "core": 15582,
     "data": 500,
-    "insight": 5318,
+    "insight": 5315,
     "loggers": 1450,
     "migration": 10170,
     "report": 1070,
