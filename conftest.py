@@ -27,9 +27,9 @@ _FOREIGN = re.compile(
     r"|NO_COLOR|FORCE_COLOR|TTY_.*|COLUMNS|LINES"
 )
 _HYPOTHESIS = "HYPOTHESIS_STORAGE_DIRECTORY"
-#: Of the plug-ins, the third whose long suites run: 0, 1 or 2. All run without this variable.
+#: Of the plug-ins, the fifth whose long suites run: 0 to 4. All run without this variable.
 _SUITES = "SUITES"
-_THIRDS = 3
+_FIFTHS = 5
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -70,9 +70,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         name, quick = getattr(item, "originalname", ""), item.path.parts[-3:-1] == ("algorithms-general", "tests")
         if name in _LONGER or (name in _LONG and not (quick and item.path.name == "test_conformance.py")):
             item.add_marker(pytest.mark.long)
-            third = zlib.crc32(item.nodeid.rpartition("::")[0].encode()) % _THIRDS
-            if os.environ.get(_SUITES, str(third)) != str(third):
-                item.add_marker(pytest.mark.skip(reason=f"of another third: {_SUITES}={third}"))
+            fifth = zlib.crc32(item.nodeid.rpartition("::")[0].encode()) % _FIFTHS
+            if os.environ.get(_SUITES, str(fifth)) != str(fifth):
+                item.add_marker(pytest.mark.skip(reason=f"of another fifth: {_SUITES}={fifth}"))
 
 
 def pytest_collection() -> None:
