@@ -22,7 +22,7 @@ from hocket.loop.agreement import ranks_of
 from hocket_checkpoints.components.omitted_weights import differences
 from hocket_checkpoints.content import of_run
 from hocket_checkpoints.resuming import locate
-from hocket_checkpoints.weight_differences import Report
+from hocket_checkpoints.weight_differences import Report, mismatched, own_model
 
 if TYPE_CHECKING:
     from hocket.state.state import State
@@ -111,14 +111,13 @@ def _pairs(
     report = Report(
         tuple(name for name in own if name not in given),
         tuple(name for name in given if name not in own),
-        tuple(
-            (name, tuple(value.shape), tuple(own[name].shape))
-            for name, value in given.items()
-            if name in own and value.shape != own[name].shape
-        ),
+        mismatched(given, own),
     )
     if report:
-        raise CheckpointError(f"The weights of {path} do not fit the model, and nothing was evaluated.\n{report}")
+        raise CheckpointError(
+            f"The weights of {path} do not fit the model, and nothing was evaluated.\n{report}\n"
+            f"«Make the Trainer with the model that they were trained with¦{own_model(path)}»."
+        )
     return [(tensor, shard_like(given[name], tensor)) for name, tensor in own.items()]
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from hocket.basics.run_files import CONFIG
 
 Shape = tuple[int, ...]
 
@@ -66,6 +70,22 @@ def some(names: Sequence[str], most: int = 20) -> str:
     """List the first names, and say how many more there are."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
+
+
+def mismatched(given: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[tuple[str, Shape, Shape], ...]:
+    """Return the names with different shapes in the weights and in the module, and both shapes."""
+    both = [(name, each, own[name]) for name, each in given.items() if isinstance(own.get(name), Tensor)]
+    known = [(name, each, mine) for name, each, mine in both if isinstance(each, Tensor) and not is_lazy(mine)]
+    return tuple((name, tuple(each.shape), tuple(mine.shape)) for name, each, mine in known if each.shape != mine.shape)
+
+
+def own_model(place: object) -> str:
+    """Return what to type for weights of another model: the run that they are of, if they are in its folder."""
+    path = Path(place) if isinstance(place, str | Path) else Path()
+    run = next((each for each in (path, *path.parents[:2]) if each.name and (each / CONFIG).is_file()), None)
+    if run is None:
+        return "Give the configuration that they were trained with, such as config.yaml in the folder of their run"
+    return f"They are of the run {run}: name it in place of this one, and override nothing of its model"
 
 
 def shapes_of(weights: Mapping[str, Any]) -> dict[str, Shape]:

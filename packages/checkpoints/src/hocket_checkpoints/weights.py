@@ -19,7 +19,7 @@ from hocket.errors import CheckpointError, WrongType, WrongValue
 from hocket.help import warn
 from hocket.state import conversions
 from hocket_checkpoints.ignoring import check_globs
-from hocket_checkpoints.weight_differences import Report, some, suggested_remap
+from hocket_checkpoints.weight_differences import Report, mismatched, own_model, some, suggested_remap
 from hocket_checkpoints.weight_files import Weights, is_extra, read_weights
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _choose(
 ) -> tuple[dict[str, Any], Report]:
     """Return the weights of ``state`` that fit a module with the state ``own``, by the module's names, and the misfits."""
     strict = conversions.switch("strict")(strict)
-    state = state if isinstance(state, Mapping) else read_weights(state)
+    place, state = state, state if isinstance(state, Mapping) else read_weights(state)
     if isinstance(state, Weights) and not remap:
         state = max(state.namings(), key=lambda naming: len(naming.keys() & own.keys()))
     renamed = _renamed(state, remap or {})
@@ -171,21 +171,15 @@ def _choose(
     wanted = [name for name in own if isinstance(own[name], Tensor) or not is_extra(name)]
     missing = [name for name in wanted if name not in given and not ignored(name) and _memory(own[name]) not in places]
     unexpected = [name for name in given if name not in own]
-    mismatched = [
-        (name, tuple(value.shape), tuple(own[name].shape))
-        for name, value in given.items()
-        if name in own and _shapes_differ(value, own[name])
-    ]
-    report = Report(tuple(missing), tuple(unexpected), tuple(mismatched))
+    report = Report(tuple(missing), tuple(unexpected), mismatched(given, own))
     if strict and report:
         remap, fit = suggested_remap(report, given, own)
         write = f"remap={remap!r}, by which {fit} of them fit" if fit else "remap={'old.': 'new.'} for other names"
         raise CheckpointError(
             f"The weights do not fit {what}, and nothing was loaded.\n{report}\n"
-            f"«Pass {write}, ignore=['head.*'] to leave parts alone, or strict=False¦"
-            "Give the configuration that they were trained with, such as config.yaml in the folder of their run»."
+            f"«Pass {write}, ignore=['head.*'] to leave parts alone, or strict=False¦{own_model(place)}»."
         )
-    other = {name for name, _, _ in mismatched}
+    other = {name for name, _, _ in report.mismatched}
     chosen = {name: value for name, value in given.items() if name in own and name not in other}
     for name, value in chosen.items():
         _check_values(name, value, own[name])
@@ -251,8 +245,3 @@ def _memory(value: Any) -> Any:
 def _has_nan(value: Any) -> bool:
     dense = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta
     return dense and value.is_floating_point() and value.dtype.itemsize > 1 and bool(value.isnan().any())
-
-
-def _shapes_differ(given: Any, own: Any) -> bool:
-    known = isinstance(given, Tensor) and isinstance(own, Tensor) and not nn.parameter.is_lazy(own)
-    return known and given.shape != own.shape
