@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -82,6 +83,11 @@ def run_of(word: str | None) -> str | None:
     """Return the word that names a run; None for the YAML file of a configuration."""
     is_file = word is None or (word.endswith((".yaml", ".yml")) and not os.path.isdir(word))
     return None if is_file else word
+
+
+def json_text(found: object) -> str:
+    """Return what ``--json`` prints, which any JSON parser reads: numbers that are NaN or infinite are null."""
+    return json.dumps(json.loads(json.dumps(found), parse_constant=lambda constant: None), indent=1)
 
 
 @contextmanager

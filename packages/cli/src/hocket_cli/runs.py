@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import fnmatch
-import json
 import operator
 import re
 import sys
@@ -19,6 +18,7 @@ from hocket.basics.safe_files import printable
 from hocket.hookspecs.command import Command
 from hocket.plugins import PluginError
 from hocket_cli import run_listing
+from hocket_cli.common_options import json_text
 from hocket_cli.run_listing import RunOnDisk
 
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
@@ -65,9 +65,7 @@ def run(args: argparse.Namespace) -> int:
     names = _columns(runs, args.metrics)
     _sort(runs, args.sort, args.reverse)
     if args.json:
-        from hocket.basics.run_files import strict
-
-        print(json.dumps(strict([_row(each) for each in runs]), indent=1))
+        print(json_text([_row(each) for each in runs]))
     elif not runs:
         print("No run passes the filters.")
     else:

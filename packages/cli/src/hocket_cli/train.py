@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from hocket.basics.run_files import METRICS, SUMMARY, content, lines, strict
+from hocket.basics.run_files import METRICS, SUMMARY, content, lines
 from hocket.hookspecs.command import Command
 from hocket.plugins import PluginError
 from hocket_cli import forms, recorded_config
-from hocket_cli.common_options import RUN, add_arguments as add_configuration, json_alone
+from hocket_cli.common_options import RUN, add_arguments as add_configuration, json_alone, json_text
 from hocket_cli.completion import completes, paths
 from hocket_cli.document import Node, flow
 from hocket_cli.imports import reference
@@ -73,7 +72,7 @@ def _train(args: argparse.Namespace) -> int:
             _fit(args, found)
         finally:  # a run that differs is an answer, too
             if args.json and found:
-                print(json.dumps(strict(found), indent=1), file=out, flush=True)
+                print(json_text(found), file=out, flush=True)
     return 0
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
-from hocket.basics.run_files import strict
 from hocket.errors import WrongValue
 from hocket.hookspecs.command import Command
-from hocket_cli.common_options import add_run, json_alone
+from hocket_cli.common_options import add_run, json_alone, json_text
 from hocket_tools.arguments import check_effect
 
 if TYPE_CHECKING:
@@ -89,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
             "rows": [asdict(row) for row in rows],
             "models": {name: str(each.folder) for name, each in written.items()},
         }
-        print(json.dumps(strict(content), indent=1), file=stdout)
+        print(json_text(content), file=stdout)
         return 0
     print(table(rows))
     for name, each in written.items():
@@ -99,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _compressed(trainer: Trainer, model: nn.Module, kinds: list[str], args: argparse.Namespace) -> dict[str, nn.Module]:
     """Return the compressed models by kind. What cannot be done is refused before anything is."""
+    from hocket.data.source import empty
     from hocket_tools.compression import quantization
     from hocket_tools.compression.channels import prune_channels
     from hocket_tools.compression.model_inputs import inputs_of_batches
@@ -119,6 +118,8 @@ def _compressed(trainer: Trainer, model: nn.Module, kinds: list[str], args: argp
         state.task.eval()
         batches = (state.bus.move_batch(state, batch) for batch in state.train_loader)
         calibration = inputs_of_batches(state.task, batches, args.calibration if "int8-static" in kinds else 1)
+        if not calibration:
+            raise empty(state.train_data, "The training data", "train_data")
     models: dict[str, nn.Module] = {}
     for kind in kinds:
         if kind == "pruned":

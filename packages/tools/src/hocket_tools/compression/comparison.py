@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from hocket.data import batches as nested
-from hocket.data.source import one_epoch
+from hocket.data.source import empty, one_epoch
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.help.raised import raised
@@ -134,7 +134,7 @@ def compare_compressed(
     every = {ORIGINAL: original, **models}
     batches = list(_eval_batches(state, label))
     if not any(nested.count(batch).samples for batch in batches):
-        raise WrongValue(f"The evaluation set '{label}' has no sample to compare models on. Pass one with samples.")
+        raise empty(state.eval_sets[label].data, f"The evaluation set '{label}'", "eval_data", "sample")
     measured = {}
     for number, (key, model) in enumerate(every.items(), 1):
         try:

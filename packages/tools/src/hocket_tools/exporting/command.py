@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import Any
 
-from hocket.basics.run_files import strict
-from hocket.errors import WrongValue
 from hocket.hookspecs.command import Command
-from hocket_cli.common_options import add_run, json_alone
+from hocket_cli.common_options import add_run, json_alone, json_text
 
 _FORMATS = ("torch-export", "onnx", "safetensors", "huggingface")
 
@@ -35,7 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export, and print how much the files differ from the run."""
-    dynamic = _dynamic(args.dynamic)
     from hocket_tools.exporting.exporter import export_trainer
     from hocket_tools.exporting.preparing import Options
     from hocket_tools.progress import Progress
@@ -53,12 +49,12 @@ def run(args: argparse.Namespace) -> int:
         Progress() as line,
         trainer_of_run(args, read, **instead) as (trainer, weights),
     ):
-        options = Options(args.to, args.adapters, dynamic, weights, args.overwrite, stage=line.show)
+        options = Options(args.to, args.adapters, _dynamic(args.dynamic), weights, args.overwrite, stage=line.show)
         exported = export_trainer(trainer, options, out)
     if args.json:
         batches = [comparison.as_dict() for comparison in exported.comparisons]
         content = {"folder": str(exported.folder), "difference": exported.difference, "batches": batches}
-        print(json.dumps(strict({**content, "export": exported.manifest}), indent=1), file=stdout)
+        print(json_text({**content, "export": exported.manifest}), file=stdout)
         return 0
     for comparison in exported.comparisons:
         print(comparison)
@@ -69,13 +65,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _dynamic(given: Sequence[str]) -> dict[str, list[int]]:
-    """Return the axes by input. Raises WrongValue."""
+    """Return the axes by input; none for text of another form, which `axes.lengths` refuses once it knows the inputs."""
     axes: dict[str, list[int]] = {}
     for text in given:
         name, _, axis = text.rpartition(":")
-        if not name or not axis.isdecimal():
-            raise WrongValue(f"--dynamic {text} is not an input and the number of its axis. Write --dynamic image:2.")
-        axes.setdefault(name, []).append(int(axis))
+        axes.setdefault(name if axis.isdecimal() else text, []).extend([int(axis)] if axis.isdecimal() else [])
     return axes
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.hookspecs.command import Command
 from hocket.plugins import PluginError
-from hocket_cli.common_options import add_weights, json_alone
+from hocket_cli.common_options import add_weights, json_alone, json_text
 
 if TYPE_CHECKING:
     from hocket_tools.judging.arguments import Asked
@@ -171,7 +170,6 @@ def _numbers(
 
 
 def _print(judged: list[Any], differences: Any, as_json: bool, how: How) -> None:
-    from hocket.basics.run_files import strict
     from hocket_tools.judging import printing
 
     if as_json:
@@ -179,7 +177,7 @@ def _print(judged: list[Any], differences: Any, as_json: bool, how: How) -> None
         found: dict[str, Any] = {**about, "runs": [each.as_json() for each in judged]}
         if differences is not None:
             found["differences"] = {name: each.as_json() for name, each in differences.items()}
-        print(json.dumps(strict(found), indent=1))
+        print(json_text(found))
         return
     if differences is None:
         print(printing.text(judged[0], how))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.hookspecs.command import Command
 from hocket.plugins import PluginError
-from hocket_cli.common_options import add_weights, json_alone
+from hocket_cli.common_options import add_weights, json_alone, json_text
 
 if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
@@ -71,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
             rows = predict_into(trainer, data, args.to, **files, checkpoint=checkpoint, name=name)
             where = args.to
         if trainer.state.strategy.rank == 0:
-            print(json.dumps({"rows": rows, "path": where}) if args.json else f"{rows} rows in {where}", file=out)
+            print(json_text({"rows": rows, "path": where}) if args.json else f"{rows} rows in {where}", file=out)
     return 0
 
 
@@ -107,6 +106,7 @@ def _into_file(trainer: Trainer, data: Any, checkpoint: str | None, out: str) ->
     """Write one tensor with the rows of all batches, and return their number."""
     import torch
 
+    from hocket.data.source import empty
     from hocket_checkpoints.weights import write_tensors
     from hocket_tools.beside import explained
     from hocket_tools.judging.recording import nonfinite, say_nonfinite
@@ -124,12 +124,13 @@ def _into_file(trainer: Trainer, data: Any, checkpoint: str | None, out: str) ->
             "The model's output is not a tensor; --out writes one tensor only. Write --to FOLDER, which writes the parts of "
             "outputs as columns."
         )
+    if not (rows := sum(map(len, outputs))):
+        raise empty(data, "The data to predict on", "eval_data", "sample")
     if Path(out).exists():
         say(f"{out} had the outputs of an earlier prediction, which are replaced.")
     with writing(out):
         Path(out).parent.mkdir(parents=True, exist_ok=True)
         write_tensors({"outputs": torch.cat(outputs).contiguous()}, Path(out))
-    rows = sum(map(len, outputs))
     where = nonfinite(torch.cat(outputs), rows).nonzero().flatten().tolist()
     say_nonfinite(len(where), [f"row {row}" for row in where[:5]], rows)
     return rows

@@ -13,6 +13,7 @@ from hocket.plugins import PluginError
 from hocket_tools.judging.judgement import How, Judgement
 from hocket_tools.judging.paired import Difference
 from hocket_tools.judging.samples import per_class
+from hocket_tools.progress import say
 from hocket_tools.resampling import Estimate
 
 #: The most classes of a confusion matrix in a terminal, and of a table of classes.
@@ -128,3 +129,5 @@ def into_run(folder: Path, found: Judgement, images: Sequence[Any]) -> None:
             writer.images(path, run, {"images": f"{prefix}/worst", "batch": batch}, images)
     finally:
         writer.close()
+    where = folder / run_files.MEDIA
+    say(f"{prefix}: tables{' and images' if images else ''} in {where}; `hocket report {folder}` shows them.")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import Any
 
-from hocket.basics.run_files import strict
 from hocket.hookspecs.command import Command
 from hocket.plugins import PluginError
-from hocket_cli.common_options import add_arguments as add_configuration, json_alone, run_of
+from hocket_cli.common_options import add_arguments as add_configuration, json_alone, json_text, run_of
 from hocket_cli.exit_codes import ExitCode
 from hocket_cli.template import print_config
 
@@ -89,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
                 Path(args.plot).parent.mkdir(parents=True, exist_ok=True)
                 rates.figure().savefig(args.plot)
     if prints and args.json:
-        print(json.dumps(strict(found), indent=1), file=out)
+        print(json_text(found), file=out)
     missing = any(each["suggestion"] is None for each in found.get("learning_rates", ()))
     return ExitCode.FAILED if missing else ExitCode.DONE
 
