@@ -94,7 +94,7 @@ def test_a_table_of_a_run(run, capsys):
     save_file(weights, "broken.safetensors")
     for arguments, said in (
         (["--to", "pruned", "--weights", "broken.safetensors"], "NaN or infinity, in 4.bias"),
-        (["--to", "pruned", "eval_data={test: digits_of_this_test:nothing}"], "'test' has no sample"),
+        (["--to", "pruned", "eval_data={test: digits_of_this_test:nothing}"], "yielded no sample"),
         (["--to", "int8-static,int3"], "'int3'"),
         (["--to", "int4"], "no multiple of 16"),
         (["--to", "int8-static", "--metric", "test/f1"], "Give one of test/accuracy"),

@@ -189,7 +189,7 @@ def test_command_names_mistakes(trained, capsys):
         (["runs/b"], "runs/b: It does not exist"),
         (["c.yaml"], "c.yaml was not recorded by a run"),
         (["runs/a"], "It has neither checkpoints nor weights.safetensors"),
-        (["runs/a", "--dynamic", "x"], "--dynamic x is not an input and the number of its axis"),
+        (["runs/a", "--dynamic", "x"], "The dynamic axis x is not an input"),
     ):
         assert main(["export", *arguments, "--to", "safetensors"]) == 2
         assert text in capsys.readouterr().err

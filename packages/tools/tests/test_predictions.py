@@ -185,7 +185,7 @@ def test_other_predictions_and_folders_are_refused(tmp_path: Path) -> None:
         predict_into(trainer(), loader(), tmp_path / "other")
     with pytest.raises(ValueError, match="format='csv'"):
         predict_into(trainer(), loader(), folder, format="csv")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no batch"):
+    with pytest.raises(ValueError, match="no sample"):
         predict_into(trainer(), [], tmp_path / "empty")
     assert files(folder) == before
 

@@ -324,7 +324,7 @@ def test_a_comparison_says_broken_outputs_and_refuses_what_it_cannot_measure():
         compare([model], batches)
     with pytest.raises(TypeError, match=r"models={'x': 'runs/a'}"):
         compare({"x": "runs/a"}, batches)
-    with pytest.raises(ValueError, match="'test' has no sample"):
+    with pytest.raises(ValueError, match="yielded no sample"):
         compare({"x": model}, [])
     with pytest.raises(ValueError, match=r"named 'original'.*another name, such as 'int8'"):
         compare({"original": model}, batches)

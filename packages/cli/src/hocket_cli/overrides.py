@@ -86,7 +86,7 @@ def source(args: argparse.Namespace) -> Source:
             f"'{twice}=…'", "This override is given twice, and one value would have no effect. Remove one."
         )
     for change in changes:
-        override(document, change)
+        override(document, change, getattr(args, "words", {}).get(change, ""))
     if repeats is not None and not any(re.match(r"checkpoints(\.folder)?=", each) for each in [*environment, *changes]):
         recorded_config.own_checkpoints(document, f"--from {repeats}")
     check_keys(document)

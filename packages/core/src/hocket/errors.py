@@ -70,7 +70,7 @@ class Mistake(Exception):
 
     @property
     def about(self) -> str:
-        first = self.marked.partition(" ")[0]
+        first = self.marked.partition(" ")[0].partition("[")[0]
         return self._about or (first if first.isidentifier() else next((each.name for each in self.settings), ""))
 
 

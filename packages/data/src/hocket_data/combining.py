@@ -10,7 +10,7 @@ from typing import Any
 
 from hocket.data.adapters import as_recorded
 from hocket.data.errors import DataError
-from hocket.data.source import Source
+from hocket.data.source import Source, empty
 
 #: The parts of a batch by the name of their loader.
 Parts = dict[str, Any]
@@ -59,10 +59,7 @@ class Member:
 
     def empty(self) -> DataError:
         """Return the error for a loader without batches."""
-        return DataError(
-            f"Loader '{self.name}' ({type(self.source.data).__name__}) yielded no batch. Check that its data set is not empty, "
-            "and that «drop_last=True» does not drop its only batch."
-        )
+        return empty(self.source.data, f"Loader '{self.name}'", "train_data")
 
     def position(self, between: bool) -> dict[str, Any]:
         """Return the position as a tree; ``between``: between two epochs of all loaders.

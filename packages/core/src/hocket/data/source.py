@@ -109,6 +109,24 @@ def known_length(data: Any, limit: int | None = None) -> int | None:
     return known if limit is None else min(known, limit)
 
 
+def empty(data: Any, what: str, about: str, of: str = "batch") -> DataError:
+    """Return the error for data that yielded no batch, or no sample: what they are, why as far as is known, what to pass.
+
+    Args:
+        what: the subject of the sentence, such as ``"The training data"``.
+        about: the argument that has the data.
+    """
+    dataset, once = getattr(data, "dataset", data), isinstance(data, Iterator)
+    samples = None if once else known_length(dataset)
+    over = "" if dataset is data else f" over {type(dataset).__name__}"
+    kind = f"{type(data).__name__}{over}{'' if samples is None else f' of length {samples}'}"
+    why = ": it is an iterator that is exhausted" if once else ""
+    why += ". Check what it is made of, and that it starts anew each time, as a list or a DataLoader does."
+    if samples and getattr(data, "drop_last", False):
+        why = ": «drop_last=True» drops its only batch. Write «drop_last=False», or a smaller batch size."
+    return DataError(f"{what} ({kind}) yielded no {of}{why}", about=about)
+
+
 def limited(data: object, limit: float | None, argument: str) -> int | None:
     """Return the number of batches that ``limit`` allows: itself, or for a float that fraction of ``data``, at least one.
 

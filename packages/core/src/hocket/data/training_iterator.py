@@ -13,7 +13,7 @@ from hocket.data.adapters import adapt, as_recorded
 from hocket.data.batches import Padding, unpadded
 from hocket.data.errors import DataError
 from hocket.data.loaders import is_loader_iterator
-from hocket.data.source import Source, one_epoch
+from hocket.data.source import Source, empty, one_epoch
 from hocket.help import warn
 
 #: Types of data that never ends.
@@ -157,7 +157,7 @@ class TrainingIterator:
             return None
         if not self._handed_out:
             self.close()
-            raise DataError(self._empty_message())
+            raise self._empty()
         declared = self._limited(self._source.length())
         if not self._read and declared is not None and self._handed_out < declared == self._length:
             warn(
@@ -287,19 +287,11 @@ class TrainingIterator:
         """Return this rank's position from those of a run with another world size; see :meth:`hocket.data.Source.reshare`."""
         return {**trees[0], "pass": self._source.reshare([tree["pass"] for tree in trees], ranks)}
 
-    def _empty_message(self) -> str:
-        kind = type(self._given).__name__
+    def _empty(self) -> DataError:
         if self._length and not self._once:  # of an earlier epoch
-            return (
-                f"The training data ({kind}) yielded no batch in this epoch, and {self._length} in the last one: its __iter__ "
-                "returns the same iterator each time. Return a new one in each epoch, or pass a list or a DataLoader."
+            return DataError(
+                f"The training data ({type(self._given).__name__}) yielded no batch in this epoch, and {self._length} in the "
+                "last one: its __iter__ returns the same iterator each time. Return a new one in each epoch, or pass a list or "
+                "a DataLoader."
             )
-        if isinstance(self._given, Iterator):
-            return (
-                f"The training data ({kind}) yielded no batch: it is an iterator, which can be iterated once, and it is "
-                "exhausted. Pass an iterable that starts anew each time, such as a list or a DataLoader."
-            )
-        return (
-            f"The training data ({kind}) yielded no batch. Check that the data set is not empty, and that «drop_last=True» "
-            "does not drop its only batch."
-        )
+        return empty(self._given, "The training data", "train_data")

@@ -15,7 +15,7 @@ from hocket.basics.time import Interval, time_of
 from hocket.data.adapters import adapt, prepared
 from hocket.data.batches import unpadded
 from hocket.data.checks import check_sets
-from hocket.data.source import Source, limited, one_epoch
+from hocket.data.source import Source, empty, limited, one_epoch
 from hocket.data.training_iterator import ENDLESS, iterates_once
 from hocket.errors import WrongType, WrongValue
 from hocket.help import warn
@@ -267,10 +267,7 @@ def _evaluate_set(
     logged.samples = None
     ranks = bus.all_gather_object((seen, logged.mine()))
     if not any(number for number, _ in ranks):
-        raise WrongValue(
-            f"The evaluation set '{label}' yielded no batch. If it is an iterator, pass an iterable that starts anew, such "
-            "as a list or a DataLoader."
-        )
+        raise empty(evaluated.data, f"The evaluation set '{label}'", "eval_data")
     total, over = bus.all_reduce(sums, "sum").tolist()
     values = metrics.compute()
     if over and f"{label}/loss" in values:

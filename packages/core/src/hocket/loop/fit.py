@@ -220,7 +220,7 @@ class FitLoop:
         if state.timestamp.batch_in_epoch and not state.timestamp.sample_in_epoch:
             raise DataError(
                 f"The {state.timestamp.batch_in_epoch} batches of epoch {state.timestamp.epoch} count 0 samples, so nothing "
-                f"was trained. Check the data, and count(batch) of {type(state.task).__name__} if it defines it."
+                f"was trained. Check «train_data=», and count(batch) of {type(state.task).__name__} if it defines it."
             )
         self.stage = resume_points.STEP
         state.progress.epoch_length = self.data.length

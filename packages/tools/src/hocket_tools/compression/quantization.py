@@ -167,6 +167,6 @@ def _say_what_stays(model: nn.Module, to: str, wanted: Iterable[str]) -> None:
         convolutions = any(isinstance(module, _CONVOLUTIONS) for module in modules)
         warn(
             f"{to} quantizes linear layers only: {kept / sum(sizes.values()):.0%} of the weights of {type(model).__name__} "
-            f"stay as they are, in {', '.join(kinds)}."
+            f"stay as they are, in {', '.join(kinds) or 'biases'}."
             + (" Quantize to 'int8-static' for convolutions." if convolutions else "")
         )

@@ -39,7 +39,7 @@ def write(
     """
     state = trainer.state
     batches, given = samples.data_of(state, None)
-    few, counts = samples.batches_of(state.task, batches)
+    few, counts = samples.batches_of(state, batches, given)
     seen = inputs_of_batches(state.task, (state.bus.move_batch(state, each) for each in few), len(few))
     calls = [Call(*each).without_labels(original) for each in seen]
     inputs = [each.tensors(original, "forward") for each in calls]

@@ -36,18 +36,16 @@ def lengths(inputs: Mapping[str, Tensor], dynamic: Dynamic, axes: Axes) -> dict[
     Raises WrongValue for an input or axis that does not exist.
     """
     named: dict[tuple[str, int], str] = {}
-    for name, numbers in dynamic.items():
-        if name not in inputs:
+    for name, axis in ((name, axis) for name, numbers in dynamic.items() for axis in numbers or [-1]):
+        if name not in inputs or not 0 <= axis < inputs[name].dim():
+            shapes = ", ".join(f"{each} {tuple(tensor.shape)}" for each, tensor in inputs.items())
+            fits = next((each for each, tensor in inputs.items() if tensor.dim() > 1), next(iter(inputs)))
             raise WrongValue(
-                f"«dynamic={dict(dynamic)!r}» names '{name}'. The inputs of the model are {', '.join(inputs)}."
+                f"«dynamic={dict(dynamic)!r}¦The dynamic axis {name}{f':{axis}' if axis >= 0 else ''}» is not an input of the "
+                "model with the number of one of its axes, from 0. The inputs have samples in axis 0, and here the shapes "
+                f"{shapes}. Write «dynamic={{'{fits}': [1]}}¦--dynamic {fits}:1, or `dynamic: {{{fits}: [1]}}` for a callback»."
             )
-        for axis in numbers:
-            if not 0 <= axis < inputs[name].dim():
-                raise WrongValue(
-                    f"«dynamic={dict(dynamic)!r}» names axis {axis} of '{name}', which has the shape "
-                    f"{tuple(inputs[name].shape)}. Axes are numbered from 0."
-                )
-            named[name, axis] = f"{name}_{axis}"
+        named[name, axis] = f"{name}_{axis}"
     matrices = {name: each for name, each in inputs.items() if not each.is_floating_point() and each.dim() == 2}
     length = next((each.shape[1] for each in matrices.values()), 0)
     for name, each in matrices.items():

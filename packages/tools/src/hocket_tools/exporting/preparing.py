@@ -72,7 +72,7 @@ def prepare(
     replaced = [each.name for each in state.replacements if not adapters_of.has_adapters(each.new)]
     subject = Subject(None, {}, {}, None, replaced, None, options.adapters == "apart")  # type: ignore[arg-type]
     options.stage("predicting")
-    batches, counts = samples.batches_of(state.task, batches_in)
+    batches, counts = samples.batches_of(state, batches_in, given)
     with observed(state, predict) as (observer, predicted):
         outputs = predicted(batches)
         if len(outputs) != len(batches):
@@ -147,12 +147,12 @@ def _that_work(
     try:
         model.outputs(halved(inputs, chosen))
     except Exception as error:
-        asked = [name for (name, _), label in chosen.items() if label != "length"]
+        asked = [each for each, label in chosen.items() if label != "length"]
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         if asked:
             raise Unsupported(
-                f"The model does not compute with half of the axes that «dynamic={dict(options.dynamic)!r}» names: "
-                f"{reason.rstrip('.')}. Remove them. Nothing was written."
+                f"The model does not compute with half of {' and '.join(f'axis {axis} of {name}' for name, axis in asked)}: "
+                f"{reason.rstrip('.')}. Remove «dynamic={dict(options.dynamic)!r}¦this dynamic axis». Nothing was written."
             ) from error
         say(f"the length of {next(iter(chosen))[0]} is fixed, because the model fails with half of it: {reason}.")
         return {}
@@ -186,7 +186,9 @@ def _trace(subject: Subject, options: Options) -> list[str]:
         for axis, label in axes.items():
             if axis not in subject.axes.get(name, {}):
                 if axis in options.dynamic.get(name, ()):
-                    raise Unsupported(f"Axis {axis} of '{name}' is fixed by the model's code. Remove it from dynamic=.")
+                    raise Unsupported(
+                        f"Axis {axis} of '{name}' is fixed by the model's code. Remove it from «dynamic=¦--dynamic»."
+                    )
                 say(f"axis {axis} of '{name}' ({label}) is fixed at {inputs[name].shape[axis]} by the model's code.")
     return unused
 

@@ -14,7 +14,7 @@ from hocket.data.adapters import adapt
 from hocket.data.batches import unpadded
 from hocket.data.loaders import independent
 from hocket.data.nesting import map_tensors
-from hocket.data.source import one_epoch
+from hocket.data.source import empty, one_epoch
 from hocket.errors import WrongValue
 from hocket.state.state import State
 from hocket.state.task import Task
@@ -57,14 +57,17 @@ def _training_batches(state: State) -> Generator[Any, None, None]:
         yield from (batch for batch, is_real in batches if is_real)
 
 
-def batches_of(task: Task, data: Generator[Any, None, None]) -> tuple[list[Any], list[int]]:
+def batches_of(state: State, data: Generator[Any, None, None], given: Any) -> tuple[list[Any], list[int]]:
     """Return batches of a few samples to trace, and of `VERIFIED`, and their numbers of samples.
 
     The number to trace is one that no other axis has. Data of fewer samples are repeated.
 
-    Raises WrongValue for data without batches.
+    Args:
+        data, given: as `data_of` returns them.
+
+    Raises DataError for data without samples.
     """
-    taken, samples = [], 0
+    task, taken, samples = state.task, list[Any](), 0
     with seeding.preserved(devices=False), closing(data) as batches:
         for batch in islice(batches, _BATCHES):
             taken.append(batch)
@@ -72,9 +75,8 @@ def batches_of(task: Task, data: Generator[Any, None, None]) -> tuple[list[Any],
             if samples >= _SAMPLES:
                 break
     if not samples:
-        raise WrongValue(
-            "An export is verified on real samples, and the evaluation data have none. Give data with samples."
-        )
+        about = "train_data" if given is state.train_data else "eval_data"
+        raise empty(given, "The data that an export is verified with", about, "sample")
     sizes = {size for tensor in named_tensors(taken[0], "batch").values() for size in tensor.shape[1:]}
     traced = next((number for number in (5, 4, 6, 3, 8, 9, 10, 11) if number not in sizes), 5)
     enough = _joined(task, taken, samples, max(traced, *VERIFIED))

@@ -82,15 +82,17 @@ def _with_data(found: Asked, data: str) -> Asked:
     sets = configuration(found.args).value.get("eval_data")
     labels = sets.value if sets is not None and isinstance(sets.value, dict) and reference(sets) is None else {}
     if data in labels:
-        found.label = data
+        found.label, instead = data, []
     elif reference(parse_value(data, data)) is not None:
-        found.args.changes += ["data=null", f"eval_data={{data: {data}}}"]
+        instead = ["data=null", f"eval_data={{data: {data}}}"]
         found.label = "data"
     elif data in registry.names("datasets"):
-        found.args.changes += ["train_data=null", "eval_data=null", f"data={data}"]
+        instead = ["train_data=null", "eval_data=null", f"data={data}"]
         found.label = "test"
     else:
-        found.label = data  # perhaps a set of a data module
+        found.label, instead = data, []  # perhaps a set of a data module
+    found.args.changes += instead
+    found.args.words = dict.fromkeys(instead, f"'{data}'")  # errors about them name what was typed
     return found
 
 

@@ -258,12 +258,14 @@ def note_columns(folder: Path, columns: Columns) -> None:
 
 
 def finish(folder: Path, suffix: str) -> int:
-    """Write the columns and the rows of each file into the manifest, which is then complete. Return the number of rows."""
+    """Write the columns and the rows of each file into the manifest, which is then complete. Return the number of rows.
+
+    Without rows, the manifest is not complete.
+    """
     about = content(folder / MANIFEST)
     files = {file_name(shard, suffix): rows for shard, rows in done(folder, suffix).items()}
-    if not files:
-        raise WrongValue("The data have no batch, so nothing was predicted. Pass data that begin anew each time.")
-    rows = sum(files.values())
+    if not (rows := sum(files.values())):
+        return 0
     columns = content(folder / _COLUMNS) or about.get("columns")
     sizes = {name: size(folder / name) for name in files}
     about |= {"complete": True, "rows": rows, "columns": columns, "files": files, "bytes": sizes}

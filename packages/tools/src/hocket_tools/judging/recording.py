@@ -18,6 +18,7 @@ from hocket.data import loaders
 from hocket.data.adapters import adapt, prepared
 from hocket.data.batches import split
 from hocket.data.samplers import DRAWN
+from hocket.data.source import empty
 from hocket.errors import WrongValue
 from hocket.hookspecs import Event
 from hocket.hookspecs.algorithm import Algorithm, Phase
@@ -77,6 +78,8 @@ def record(
             for each in plugins:
                 state.bus.detach(each)
     everything = state.bus.all_gather_object((state.strategy.data_rank, recorder.parts))
+    if not any(parts for _, parts in everything):
+        raise empty(evaluated.data, f"The evaluation set '{label}'", "eval_data", "sample")
     by_rank = dict(reversed(everything))  # of the ranks that saw the same samples, the first
     ranks = [by_rank[rank] for rank in sorted(by_rank)]
     return merged([part for group in itertools.zip_longest(*ranks) for part in group if part is not None]), values
@@ -113,25 +116,25 @@ class _Recorder(Algorithm):
         self.parts: list[Samples] = []
 
     def apply(self, event: Event, state: State) -> None:
-        """Record a batch unless it is padding."""
-        if state.aggregates.samples == 0:
+        """Record a batch unless it is padding, or has no samples."""
+        samples = 0 if state.aggregates.samples == 0 else count(state, state.batch).samples
+        if not samples:
             return
         seen = _Seen()
         with suppress(LookupError, TypeError, WrongValue):  # a task without targets has no metrics
             state.task.update_metric(seen, state.outputs, state.batch)
         part = _read(state, *seen.given) if len(seen.given) == 2 else _nothing()
-        part.nonfinite = int(nonfinite(state.outputs, count(state, state.batch).samples).sum())
+        part.nonfinite = int(nonfinite(state.outputs, samples).sum())
         if self._losses and state.task.has_eval_loss(state.outputs) and state.loss_reduction != "batch":
-            part.losses = self._of_each(state)
+            part.losses = self._of_each(state, samples)
         if self._keep and len(seen.given) == 2:
             part.outputs, part.raw_targets = (list(each.detach().cpu()) for each in seen.given)
         self.parts.append(part)
         self._progress()
 
-    def _of_each(self, state: State) -> Any:
+    def _of_each(self, state: State, samples: int) -> Any:
         """Return the loss of each sample, times its weight, and the weight."""
         outputs, batch, step = state.outputs, state.batch, state.step
-        samples = count(state, batch).samples
         try:
             parts = list(zip(split(outputs, 1, samples), state.task.split(batch, 1), strict=True))
         except ValueError:  # outputs of which nobody knows which are of a sample

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.basics.run_folder import is_url
-from hocket.data.source import limited
+from hocket.data.source import empty, limited
 from hocket.errors import WrongValue
 from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.callback import Callback
@@ -118,6 +118,8 @@ def predict_into(
     numbers, where = zip(*bus.all_gather_object(writer.nonfinite), strict=True)  # until all ranks have written
     with writing(folder, _CONTINUES):
         rows: int = ranks_of(state).first(lambda: predictions.finish(folder, format))
+    if not rows:
+        raise empty(data, f"The data '{name}'" if name else "The data", "eval_data", "sample")
     if strategy.rank == 0:
         say_nonfinite(sum(numbers), [each for rank in where for each in rank][:5], rows)
     return rows
@@ -138,14 +140,13 @@ class _Writer(Callback):
 
     def predict_after_forward(self, state: State) -> None:
         """Keep the outputs of a batch until its file is complete."""
-        number = self._next()
-        if number is None:
+        number, samples = self._next(), count(state, state.batch).samples
+        if number is None or not samples:
             return
         shard = number // self._size
         if shard != self._shard:
             self._flush()
             self._shard = shard
-        samples = count(state, state.batch).samples
         columns = predictions.columns_of(state.outputs, samples, self._say)
         indices: Any = None if self._sharded.batches is None else self._sharded.batches[number]
         of_samples = isinstance(indices, list | tuple) and len(indices) == samples

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.data.batches import Window
+from hocket.data.source import empty
 from hocket.errors import WrongValue
 from hocket.help import optional_packages, warn
 from hocket.hookspecs.needs import Need
@@ -99,7 +100,7 @@ def find(trainer: Trainer, *, limit: int | None, progress: Progress) -> BatchSiz
 
     take_steps(trainer, 1, hooks)
     if not found:
-        raise WrongValue("The training data has no batch with samples, so that none can be tried.")
+        raise empty(trainer.state.train_data, "The training data", "train_data", "sample")
     return found[0]
 
 
