@@ -99,7 +99,7 @@ class Dropping(nn.Linear):
     [
         (
             lambda: hocket_tools.judge(trainer(), "tset"),
-            r"no evaluation set 'tset'; it has test\. Write judge\(trainer, 'test'\)",
+            r"no evaluation set 'tset'; the Trainer has test\. Write judge\(trainer, 'test'\)",
         ),
         (
             lambda: hocket_tools.judge(trainer(), "test", metrics=["acc"]),

@@ -20,8 +20,8 @@ from hocket_testkit import compare
 sys.path.append(str(Path(__file__).parent))
 import exported_models as models
 
+from hocket_tools.compression.libraries import imported
 from hocket_tools.exporting.exporter import export_trainer
-from hocket_tools.exporting.formats import needs
 from hocket_tools.exporting.named_tensors import named_tensors
 from hocket_tools.exporting.preparing import Options
 from hocket_tools.exporting.verification import ExportDiffers, difference
@@ -265,7 +265,7 @@ def test_mistakes_are_named(tmp_path):
         with pytest.raises(error, match=text):
             hocket_tools.export(trainer, **{"to": "safetensors", "out": tmp_path / "export", **arguments})
     with pytest.raises(MissingPackage, match=r"hocket_absent.* pip install"):
-        needs("torch", "hocket_absent", extra="onnx", what="to='onnx'")
+        imported("hocket_absent", "onnx")
 
 
 def test_exporting_changes_nothing(tmp_path):

@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hocket
+from hocket.errors import ExistingFile
 from hocket_cli import main
 from hocket_testkit import run_ranks
 from hocket_tools import predict_into, read_predictions
@@ -171,23 +172,28 @@ def test_other_predictions_and_folders_are_refused(tmp_path: Path) -> None:
     predict_into(trainer(), loader(), folder)
     before = files(folder)
     for options, data, said in (
-        ({}, loader(4), "in data,"),
-        ({"format": "jsonl"}, loader(), "in format,"),
-        ({"batches_per_file": 2, "name": "x"}, loader(), "in data, batches_per_file,"),
+        ({}, loader(4), "in data"),
+        ({"format": "jsonl"}, loader(), "in format"),
+        ({"batches_per_file": 2, "name": "x"}, loader(), "in data, batches_per_file"),
     ):
-        with pytest.raises(ValueError, match=f"{said} so"):
+        with pytest.raises(ExistingFile, match=rf"{said}\. Give another path to keep both, or replace it: --overwrite"):
             predict_into(trainer(), data, folder, **options)
-    with pytest.raises(ValueError, match="in weights,"):
+    with pytest.raises(ExistingFile, match=r"in weights\."):
         predict_into(trainer(nn.Linear(4, 3)), loader(), folder) if torch.manual_seed(1) else None
     (tmp_path / "other").mkdir()
     (tmp_path / "other/thesis.tex").write_text("")
-    with pytest.raises(ValueError, match="not of predictions"):
+    with pytest.raises(ExistingFile, match="is there, and is not of earlier predictions, which alone is replaced"):
         predict_into(trainer(), loader(), tmp_path / "other")
     with pytest.raises(ValueError, match="format='csv'"):
         predict_into(trainer(), loader(), folder, format="csv")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no sample"):
         predict_into(trainer(), [], tmp_path / "empty")
     assert files(folder) == before
+    predict_into(trainer(), loader(), folder, format="jsonl", batches_per_file=1, overwrite=True)
+    predict_into(trainer(), loader(), tmp_path / "new", format="jsonl", batches_per_file=1)
+    assert files(folder) == files(tmp_path / "new")
+    with pytest.raises(ExistingFile, match="not of earlier predictions"):
+        predict_into(trainer(), loader(), tmp_path / "other", overwrite=True)
 
 
 @pytest.mark.parametrize("suffix", ["npz", "parquet", "jsonl"])
@@ -216,8 +222,9 @@ def test_damaged_files_are_named_and_written_again(
     (folder / "predictions.json").write_text('{"version": 1')
     with pytest.raises(ValueError, match=r"has a damaged predictions\.json"):
         read_predictions(folder)
-    with pytest.raises(ValueError, match=r"predictions\.json is damaged.* rm -r"):
+    with pytest.raises(ExistingFile, match=r"a damaged predictions\.json.* --overwrite"):
         predict_into(trainer(), loader(), folder, format=suffix, batches_per_file=3)
+    assert predict_into(trainer(), loader(), folder, format=suffix, batches_per_file=3, overwrite=True) == 83
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -345,8 +352,26 @@ def test_the_command_writes_predictions_of_a_run(project: Path, capsys: pytest.C
     ):
         assert main(["predict", "runs/r", "mine:data", *options]) == 2
         assert said in capsys.readouterr().err
+    before = Path("o.safetensors").read_bytes()
     assert main(["predict", "runs/r", "mine:data", "--out", "o.safetensors"]) == 0
-    assert "o.safetensors had the outputs of an earlier prediction, which are replaced." in capsys.readouterr().err
+    assert "replaced" not in capsys.readouterr().err and Path("o.safetensors").read_bytes() == before
+    assert main(["predict", "runs/r", "mine:broken", "--out", "o.safetensors"]) == 2
+    said = capsys.readouterr().err
+    assert "o.safetensors has predictions that differ from those of this command in data, samples. Give another" in said
+    assert Path("o.safetensors").read_bytes() == before
+    assert main(["predict", "runs/r", "mine:broken", "--out", "o.safetensors", "--overwrite"]) == 0
+    assert "o.safetensors had predictions that differ" in capsys.readouterr().err
+    assert main(["predict", "runs/r", "mine:broken", "--to", "p"]) == 2
+    assert (
+        "p has predictions that differ from those of this command in data, format, samples. Give"
+        in capsys.readouterr().err
+    )
+    assert (
+        main(["predict", "runs/r", "mine:broken", "--to", "p", "--overwrite"]) == 0
+        and Path("p/part-000000.npz").exists()
+    )
+    assert main(["predict", "runs/r", "mine:data", "--out", "runs/r/weights.safetensors", "--overwrite"]) == 2
+    assert "weights.safetensors is there, and is not a file of outputs" in capsys.readouterr().err
     assert main(["predict", "runs/r", "mine:data"]) == 2
     assert "one of --to and --out" in capsys.readouterr().err
     assert main(["predict", "runs/r", "test", "--to", "q"]) == 2
@@ -404,7 +429,7 @@ def test_predictions_of_other_samples_are_not_kept(tmp_path: Path, kind: str) ->
     predict_into(run, data(INPUTS), tmp_path / "p", batches_per_file=3)
     assert predict_into(run, data(INPUTS), tmp_path / "p", batches_per_file=3) == 83
     for given in (other, INPUTS[:-1]):
-        with pytest.raises(ValueError, match=r"predictions that differ .*samples"):
+        with pytest.raises(ExistingFile, match=r"predictions that differ .*samples"):
             predict_into(run, data(given), tmp_path / "p", batches_per_file=3)
 
 
@@ -426,8 +451,8 @@ def test_predictions_of_another_model_or_code_are_not_kept(tmp_path: Path, monke
     __import__("of_the_model")
     linear = nn.Linear(4, 3)
     predict_into(trainer(nn.Sequential(linear, nn.ReLU())), loader(), "p")
-    with pytest.raises(ValueError, match="in model,"):
+    with pytest.raises(ExistingFile, match=r"in model\."):
         predict_into(trainer(nn.Sequential(linear, nn.Sigmoid())), loader(), "p")
     Path("of_the_model.py").write_text("FACTOR = 2\n")
-    with pytest.raises(ValueError, match=r"in code \(of_the_model.py\),"):
+    with pytest.raises(ExistingFile, match=r"in code \(of_the_model.py\)\."):
         predict_into(trainer(nn.Sequential(linear, nn.ReLU())), loader(), "p")

@@ -74,9 +74,8 @@ def some(names: Sequence[str], most: int = 20) -> str:
 
 def mismatched(given: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[tuple[str, Shape, Shape], ...]:
     """Return the names with different shapes in the weights and in the module, and both shapes."""
-    both = [(name, each, own[name]) for name, each in given.items() if isinstance(own.get(name), Tensor)]
-    known = [(name, each, mine) for name, each, mine in both if isinstance(each, Tensor) and not is_lazy(mine)]
-    return tuple((name, tuple(each.shape), tuple(mine.shape)) for name, each, mine in known if each.shape != mine.shape)
+    theirs, ours = shapes_of(given), shapes_of({name: each for name, each in own.items() if not is_lazy(each)})
+    return tuple((name, each, ours[name]) for name, each in theirs.items() if name in ours and each != ours[name])
 
 
 def own_model(place: object) -> str:

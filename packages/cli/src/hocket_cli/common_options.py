@@ -81,8 +81,7 @@ def _add_weights(parser: argparse.ArgumentParser) -> None:
 
 def run_of(word: str | None) -> str | None:
     """Return the word that names a run; None for the YAML file of a configuration."""
-    is_file = word is None or (word.endswith((".yaml", ".yml")) and not os.path.isdir(word))
-    return None if is_file else word
+    return None if word is None or (word.endswith((".yaml", ".yml")) and not os.path.isdir(word)) else word
 
 
 def json_text(found: object) -> str:

@@ -97,8 +97,8 @@ def trainer_from(
                 error.args = (in_yaml(error),)
             raise
         except (TypeError, ValueError, RuntimeError) as error:
-            of_file = needs and not in_yaml(error).startswith("--")  # an option of the command
-            where = described.blamed(error) or (read.file if of_file else None)
+            # An error about an option of the command is not about the file.
+            where = described.blamed(error) or (read.file if needs and not in_yaml(error).startswith("--") else None)
             if isinstance(error, ConfigError) or not isinstance(error, Mistake):
                 raise
             if where is None:

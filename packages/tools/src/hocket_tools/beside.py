@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 from torch import OutOfMemoryError
 
-from hocket.data.source import Source
+from hocket.data.batches import unpadded
+from hocket.data.source import Source, one_epoch
 from hocket.errors import Mistake, WrongValue
 from hocket.help import failures
 from hocket.help.raised import raised
@@ -24,6 +26,12 @@ def beside(source: Source) -> Iterator[Source]:
     finally:
         source.close()
         source.restore(position)
+
+
+def batches_of(source: Source, limit: int | None = None) -> Generator[Any, None, None]:
+    """Yield the first batches, without padding, and leave the data as they were."""
+    with beside(source), one_epoch(source) as batches:
+        yield from (batch for batch, is_real in map(unpadded, islice(batches, limit)) if is_real)
 
 
 @contextmanager

@@ -10,7 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hocket.errors import Mistake, WrongFile
+from hocket.basics.run_files import CONFIG, MARK
+from hocket.errors import ExistingFile, Mistake, WrongFile
+from hocket_checkpoints.storage import scratch
+
+#: The files of runs and checkpoints in a folder, and in that of several, which nobody is advised to remove.
+_OF_RUNS = tuple(f"{above}{name}" for above in ("", "*/") for name in (MARK, CONFIG, "manifest.json"))
 
 
 @contextmanager
@@ -39,9 +44,34 @@ def check_writable(path: str | Path) -> None:
     whole = Path(path).expanduser().absolute()
     nearest = next(each for each in (whole.parent, *whole.parents) if os.path.lexists(each))
     with writing(path):
-        probe = nearest / f".{os.urandom(8).hex()}"
-        probe.mkdir()
-        probe.rmdir()
+        scratch.end(scratch.begin(nearest, ".hocket-probe-"))
+
+
+def check_place(path: Path, ours: bool, what: str) -> None:
+    """Raise ExistingFile for anything there but an empty folder, or a result of ours, which alone is replaced.
+
+    Args:
+        ours: whether what is there, if anything, is such a result.
+        what: such a result, for the message.
+
+    Raises WrongFile if nothing can be written there.
+    """
+    if os.path.lexists(path) and not ours and not (path.is_dir() and not any(path.iterdir())):
+        kept = path in (Path.cwd(), *Path.cwd().parents) or any(any(path.glob(each)) for each in _OF_RUNS)
+        raise ExistingFile(
+            f"{path} is there, and is not {what}, which alone is replaced, --overwrite or not. Give another path"
+            f"{', since this one has files of runs or is the working folder' if kept else ', or remove it'}."
+        )
+    check_writable(path)
+
+
+def check_other(path: Path, what: str, overwrite: bool) -> None:
+    """Raise ExistingFile for a result of something else, ``what`` unless that is empty, which may not be replaced."""
+    if what and not overwrite:
+        raise ExistingFile(
+            f"{path} has {what}. Give another path to keep both, or replace it: --overwrite on the command line, "
+            "overwrite=True in Python, overwrite: true in YAML."
+        )
 
 
 def exchanged(one: Path, other: Path) -> bool:

@@ -1,7 +1,8 @@
-"""Temporary folders for downloads of checkpoints. Those of a killed process are removed when the next one is created."""
+"""Temporary folders. Those of a killed process are removed when the next one is created in the same place."""
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import tempfile
@@ -13,20 +14,22 @@ try:
 except ImportError:  # Windows, where folders of killed processes are not removed
     fcntl = None  # type: ignore[assignment]
 
-_PREFIX = "hocket-scratch-"
 #: Folder -> the descriptor whose lock shows that a living process uses it, and the id of the process that created it.
 _held: dict[Path, tuple[int | None, int]] = {}
 
 
-def begin() -> Path:
-    """Return a new folder, for this user only, in the system's temporary folder."""
-    _clean(Path(tempfile.gettempdir()))
-    new = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
-    descriptor = _lock(new)
-    folder = new.with_name(new.name.removeprefix("."))
-    new.rename(folder)  # only locked folders have the name that other processes clean up
-    _held[folder] = descriptor, os.getpid()
-    return folder
+def begin(parent: Path | None = None, prefix: str = "hocket-scratch-") -> Path:
+    """Return a new folder, for this user only, in a folder, by default the system's temporary one."""
+    for folder in Path(parent or tempfile.gettempdir()).glob(f"{glob.escape(prefix)}*"):
+        if (descriptor := _lock(folder)) is not None:  # of a killed process
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
+    while True:
+        new = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        _held[new] = _lock(new, wait=True), os.getpid()
+        if new.exists():  # else another process has removed it before it was locked
+            return new
+        end(new)
 
 
 def end(folder: Path) -> None:
@@ -38,21 +41,14 @@ def end(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _clean(parent: Path) -> None:
-    for folder in parent.glob(f"{_PREFIX}*"):
-        if (descriptor := _lock(folder)) is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(descriptor)
-
-
-def _lock(folder: Path) -> int | None:
+def _lock(folder: Path, wait: bool = False) -> int | None:
     """Return a descriptor that holds the folder's lock while open; None if the lock is taken, or locks are unsupported."""
     if fcntl is None:
         return None
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             return descriptor
         except OSError:
             os.close(descriptor)

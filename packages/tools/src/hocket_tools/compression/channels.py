@@ -22,7 +22,7 @@ from hocket.hookspecs import Event
 from hocket.hookspecs.algorithm import Algorithm, Phase
 from hocket.surgery import NoEffectWarning
 from hocket_tools.arguments import check_fraction, check_least, check_weights, checked
-from hocket_tools.compression.libraries import torch_pruning
+from hocket_tools.compression.libraries import imported
 from hocket_tools.compression.model_inputs import Inputs, as_inputs, leaves, on_device_of
 from hocket_tools.compression.pruning import PRUNED, check_keep
 
@@ -194,7 +194,7 @@ class _Kept:
 
 def _kept_elements(model: nn.Module, inputs: Inputs, amount: float, keep: Sequence[str], round_to: int) -> _Kept:
     """Prune a copy of the model whose tensors are then their own indices, which tells what is kept of any tensor like them."""
-    library = torch_pruning()
+    library = imported("torch_pruning", "pruning")  # Fang et al. 2023, arXiv 2301.12900
     copied = copy.deepcopy(model).eval()
     for parameter in copied.parameters():
         parameter.requires_grad_(True)  # torch-pruning follows the graph of gradients

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import importlib
 import math
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +23,13 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from hocket.data import batches as nested
-from hocket.data.source import empty, one_epoch
+from hocket.data.source import empty
 from hocket.errors import WrongValue
 from hocket.help import warn
 from hocket.help.raised import raised
 from hocket.state.task import Task
 from hocket_tools.arguments import check_least, checked
-from hocket_tools.beside import beside, noted
+from hocket_tools.beside import batches_of, noted
 from hocket_tools.compression.model_inputs import Inputs, inputs_of_batches
 from hocket_tools.judging.recording import nonfinite
 from hocket_tools.resampling import Estimate, Statistic, bootstrap
@@ -132,9 +132,10 @@ def compare_compressed(
     label, name = _metric_of(state, metric)
     original = evaluated_model(trainer)
     every = {ORIGINAL: original, **models}
-    batches = list(_eval_batches(state, label))
+    evaluated = state.eval_sets[label]
+    batches = [state.bus.move_batch(state, each) for each in batches_of(evaluated.source, evaluated.limit)]
     if not any(nested.count(batch).samples for batch in batches):
-        raise empty(state.eval_sets[label].data, f"The evaluation set '{label}'", "eval_data", "sample")
+        raise empty(evaluated.data, f"The evaluation set '{label}'", "eval_data", "sample")
     measured = {}
     for number, (key, model) in enumerate(every.items(), 1):
         try:
@@ -261,13 +262,6 @@ def _metric_of(state: State, metric: str | None) -> tuple[str, str]:
     return label, name
 
 
-def _eval_batches(state: State, label: str) -> Iterator[Any]:
-    evaluated = state.eval_sets[label]
-    with beside(evaluated.source) as source, one_epoch(source) as batches:
-        for batch in islice(batches, evaluated.limit):
-            yield state.bus.move_batch(state, nested.unpadded(batch)[0])
-
-
 @contextmanager
 def _model_of(task: Task, model: nn.Module) -> Iterator[Callable[[Any], Any]]:
     """Let another model take the place of the task's; yield the function that computes outputs for a batch."""
@@ -352,7 +346,10 @@ def _latencies(
         name: torch.compile(model) if compile else model for name, model in models.items()
     }
     times: dict[str, list[float]] = {name: [] for name in models}
-    with torch.no_grad(), _frozen_weights() if compile else nullcontext():
+    # Compile weights as constants, as int8 kernels need: as an option of torch.compile this fails on them, because torch 2.15
+    # runs qconv_prepack on fake tensors then.
+    frozen = importlib.import_module("torch._inductor.config").patch(freezing=True) if compile else nullcontext()
+    with torch.no_grad(), frozen:
         for call in calls.values():
             for _ in range(3):  # compiles, and fills caches
                 call(*inputs.args, **inputs.kwargs)
@@ -365,15 +362,6 @@ def _latencies(
                 times[name].append(time.perf_counter() - start)
             progress(number + 1)
     return {name: statistics.median(measured) for name, measured in times.items()}
-
-
-def _frozen_weights() -> AbstractContextManager[None]:
-    """Compile weights as constants, as int8 kernels need."""
-    # As an option of torch.compile this fails on them: torch 2.15 runs qconv_prepack on fake tensors then.
-    import torch._inductor.config as inductor
-
-    patched: AbstractContextManager[None] = inductor.patch(freezing=True)
-    return patched
 
 
 def _wait() -> None:

@@ -18,19 +18,11 @@ def torchao(module: str) -> Any:
         hocket.errors.MissingPackage: torchao is not installed, or has no such module in this version.
     """
     with quiet("torch.utils._pytree", logging.ERROR):
-        return _imported(f"torchao.{module}", "torchao")
+        return imported(f"torchao.{module}", "torchao")
 
 
-def torch_pruning() -> Any:
-    """Return torch-pruning (Fang et al. 2023, arXiv 2301.12900).
-
-    Raises:
-        hocket.errors.MissingPackage: it is not installed.
-    """
-    return _imported("torch_pruning", "pruning")
-
-
-def _imported(module: str, extra: str) -> Any:
+def imported(module: str, extra: str) -> Any:
+    """Return a module of a library that an extra of hocket-tools installs. Raises MissingPackage."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hocket.errors import WrongType
 from hocket_tools.beside import noted
@@ -68,14 +69,9 @@ def inputs_of_batches(task: Task, batches: Iterable[Any], number: int) -> list[I
 def on_device_of(model: nn.Module, inputs: Inputs) -> Inputs:
     """Return the inputs on the device of the model's first tensor."""
     device = next((tensor.device for tensor in model.state_dict().values() if isinstance(tensor, Tensor)), None)
-
-    def moved(value: Any) -> Any:
-        return value.to(device) if isinstance(value, Tensor) else value
-
-    args, kwargs = torch.utils._pytree.tree_map(moved, tuple(inputs))
-    return Inputs(args, kwargs)
+    return Inputs(*tree_map_only(Tensor, lambda value: value.to(device), tuple(inputs)))
 
 
 def leaves(inputs: Inputs) -> Iterator[Tensor]:
     """Yield the tensors of the inputs."""
-    yield from (leaf for leaf in torch.utils._pytree.tree_leaves(tuple(inputs)) if isinstance(leaf, Tensor))
+    yield from (leaf for leaf in tree_leaves(tuple(inputs)) if isinstance(leaf, Tensor))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.basics import safe_files, seeding
-from hocket.basics.run_files import CONFIG, MARK, content, strict
+from hocket.basics.run_files import content, strict
 from hocket.errors import ExistingFile
 from hocket.loop.agreement import ranks_of
 from hocket.state.state import State
+from hocket_checkpoints.storage import scratch
 from hocket_tools import arguments
 from hocket_tools.exporting import manifest
 from hocket_tools.exporting.axes import Dynamic
@@ -26,15 +26,13 @@ from hocket_tools.exporting.observing import Predict
 from hocket_tools.exporting.preparing import Facts, Options, prepare
 from hocket_tools.exporting.verification import TOLERANCE, Comparison, ExportDiffers, Sample, cause, compare
 from hocket_tools.progress import say
-from hocket_tools.writable import check_writable, exchanged, writing
+from hocket_tools.writable import check_other, check_place, exchanged, writing
 
 if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
 
 #: The files beside an export.
 MANIFEST, VERIFICATION = "export.json", "verification.json"
-#: The files of runs and checkpoints in a folder, and in that of several, which nobody is advised to remove.
-_OF_RUNS = tuple(f"{above}{name}" for above in ("", "*/") for name in (MARK, CONFIG, "manifest.json"))
 
 
 @dataclass(frozen=True)
@@ -147,9 +145,10 @@ def written(
     format: Format, built: Any, subject: Subject, verified: list[Sample], facts: Facts, options: Options, folder: Path
 ) -> Exported:
     """Write the files, run them, and give them their name if they compute what the run predicts."""
-    temporary = folder.with_name(f".{folder.name}.{os.urandom(8).hex()}")
     with writing(folder):
-        temporary.mkdir(parents=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        hidden = scratch.begin(folder.parent, f".{folder.name}.hocket-export-")
+        (temporary := hidden / folder.name).mkdir()  # with the mode of any folder
     try:
         options.stage("writing")
         with torch.no_grad(), writing(folder):
@@ -165,7 +164,7 @@ def written(
             _write(temporary / VERIFICATION, _verification(comparisons, options, facts))
             _replace(folder, temporary, facts.origin["id"], options)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        scratch.end(hidden)
     return Exported(folder, description, comparisons)
 
 
@@ -186,18 +185,9 @@ def checked(folder: str | Path, whose: str | None, run: Path | None = None) -> P
         raise ExistingFile(
             f"{path} has the run itself, and an export is a folder of its own. Write out={path / 'export'}."
         )
-    if os.path.lexists(path) and not (path.is_dir() and (not any(path.iterdir()) or (path / MANIFEST).is_file())):
-        kept = path in (Path.cwd(), *Path.cwd().parents) or any(any(path.glob(each)) for each in _OF_RUNS)
-        raise ExistingFile(
-            f"{path} is there, and is not an earlier export, which alone is replaced, --overwrite or not. Give another "
-            f"folder{', since this one has files of runs or is the working folder' if kept else ', or remove it'}."
-        )
+    check_place(path, (path / MANIFEST).is_file(), "an earlier export")
     if whose is not None and (earlier := _earlier(path, whose)):
-        raise ExistingFile(
-            f"{path} has an export of {earlier}, and this one is of another run. Give another folder to keep both, or "
-            "replace it: --overwrite on the command line, overwrite=True in Python, overwrite: true in YAML."
-        )
-    check_writable(path)
+        check_other(path, f"an export of {earlier}, and this one is of another run", False)
     return path
 
 
@@ -253,6 +243,5 @@ def _replace(folder: Path, temporary: Path, whose: str, options: Options) -> Non
                 say(f"{folder} had an export of {earlier}, which is replaced.")
             return
         with suppress(FileNotFoundError):  # another process has moved it
-            folder.rename(old := folder.with_name(f".{folder.name}.{os.urandom(8).hex()}"))
-            shutil.rmtree(old)
+            folder.rename(temporary.with_name(os.urandom(8).hex()))
     temporary.rename(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from hocket.errors import MissingPackage, Unsupported
-from hocket.help import installing
+from hocket.errors import Unsupported
+from hocket_tools.compression.libraries import imported
 from hocket_tools.exporting.adapters import adapter_names
 from hocket_tools.exporting.axes import Axes
 from hocket_tools.exporting.portable import PortableModel
@@ -89,7 +88,8 @@ class Onnx:
 
     def check(self, subject: Subject) -> None:
         """Raise MissingPackage without the libraries of the extra."""
-        needs("onnx", "onnxscript", "onnxruntime", extra="onnx", what="to='onnx'")
+        for library in ("onnx", "onnxscript", "onnxruntime"):
+            imported(library, "onnx")
 
     def build(self, subject: Subject) -> Any:
         """Return the converted graph."""
@@ -239,17 +239,6 @@ HowAdapters = Literal["merged", "apart"]
 FORMATS: Mapping[str, type[Format]] = {
     "torch-export": TorchExport, "onnx": Onnx, "safetensors": Safetensors, "huggingface": HuggingFace,
 }  # fmt: skip
-
-
-def needs(*packages: str, extra: str, what: str) -> None:
-    """Raise MissingPackage unless the packages are installed. Nothing is imported."""
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MissingPackage(
-            f"{what} needs {' and '.join(missing)}, which {'are' if missing[1:] else 'is'} not installed. Type: "
-            f"{installing.command(extra, 'hocket-tools')}",
-            name=missing[0],
-        )
 
 
 def _weights(network: nn.Module) -> dict[str, Tensor]:

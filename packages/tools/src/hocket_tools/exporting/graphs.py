@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
-import linecache
 import logging
 import os
 import re
@@ -98,7 +97,7 @@ def _check_batch(shapes: Mapping[str, Any], axes: Axes, advice: str, model: Port
 def _refusal(error: Exception, model: PortableModel) -> str:
     """Return the message for a model that cannot be traced."""
     frame = _user_frame(error)
-    where = "" if frame is None else f", at {frame.filename}, line {frame.lineno}, in {frame.name}: `{_code(frame)}`"
+    where = "" if frame is None else f", at {frame.filename}, line {frame.lineno}, in {frame.name}: `{frame.line}`"
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     if "data-dependent" in reason or "DataDependent" in type(error).__name__:
         return (
@@ -111,16 +110,9 @@ def _refusal(error: Exception, model: PortableModel) -> str:
 def _user_frame(error: BaseException) -> traceback.FrameSummary | None:
     """Return the innermost frame outside of torch and hocket, or None."""
     frames = traceback.extract_tb(error.__traceback__)
-    users = [each for each in frames if Path(each.filename).is_file() and not _is_ours(each.filename)]
+    files = [(each, os.path.realpath(each.filename)) for each in frames]
+    users = [each for each, file in files if os.path.isfile(file) and not file.startswith(_NOT_USERS)]
     return users[-1] if users else None
-
-
-def _is_ours(file: str) -> bool:
-    return os.path.realpath(file).startswith(_NOT_USERS)
-
-
-def _code(frame: traceback.FrameSummary) -> str:
-    return (frame.line or linecache.getline(frame.filename, frame.lineno or 0)).strip()
 
 
 def _named(model: PortableModel) -> str:

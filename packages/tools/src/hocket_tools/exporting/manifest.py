@@ -106,11 +106,13 @@ def preprocessing(state: State, data: Any, inside: list[str]) -> list[dict[str, 
     collate = getattr(data, "collate_fn", None)
     if collate is not None and getattr(collate, "__name__", "") != "default_collate":
         add("collate_fn", collate)
+    events = ("predict_batch_start", "predict_before_forward")
+    changing = {plugin.name for event in events for plugin in state.bus.listeners(event)}
     for each in state.bus.attachments:
         if each.name == "batch-transform":
             for function in each.obj._eval:
                 add("batch_transform", repr(function) if isinstance(function, nn.Module) else function)
-        elif each.kind == "algorithms" and _changes_batches(state, each.name):
+        elif each.kind == "algorithms" and each.name in changing:
             add(f"algorithm '{each.name}'", "changes batches of evaluation; see its card")
     for name in ("inputs", "outputs"):
         if name not in inside and (where := getattr(state.task, name, None)) is not None:
@@ -120,11 +122,6 @@ def preprocessing(state: State, data: Any, inside: list[str]) -> list[dict[str, 
             "tokenizer", f"{type(tokenizer).__name__} {getattr(tokenizer, 'name_or_path', '')}, {len(tokenizer)} tokens"
         )
     return steps
-
-
-def _changes_batches(state: State, name: str) -> bool:
-    events = ("predict_batch_start", "predict_before_forward")
-    return any(plugin.name == name for event in events for plugin in state.bus.listeners(event))
 
 
 def classes(state: State, data: Any) -> list[str] | None:

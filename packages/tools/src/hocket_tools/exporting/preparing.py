@@ -22,10 +22,6 @@ from hocket_tools.exporting.verification import Sample, check_finite, difference
 from hocket_tools.progress import say
 
 
-def _skip(name: str) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Options:
     """What to export, and how; the arguments of `export`."""
@@ -36,8 +32,8 @@ class Options:
     checkpoint: str | None = None
     #: Whether an export of another run is replaced.
     overwrite: bool = False
-    #: Called with the name of each stage.
-    stage: Callable[[str], None] = _skip
+    #: Called with the name of each stage; ``str`` does nothing.
+    stage: Callable[[str], object] = str
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from hocket.basics import seeding
 from hocket.data.adapters import adapt
-from hocket.data.batches import unpadded
 from hocket.data.loaders import independent
 from hocket.data.nesting import map_tensors
-from hocket.data.source import empty, one_epoch
+from hocket.data.source import empty
 from hocket.errors import WrongValue
 from hocket.state.state import State
 from hocket.state.task import Task
-from hocket_tools.beside import beside
+from hocket_tools import beside
 from hocket_tools.exporting.named_tensors import named_tensors
 
 #: The numbers of samples that exports are verified with.
@@ -37,18 +36,13 @@ def data_of(state: State, data: Iterable[Any] | None) -> tuple[Generator[Any, No
     if data is None and state.eval_sets:
         data = next(iter(state.eval_sets.values())).data
     if data is not None:
-        return _batches(data), data
+        return beside.batches_of(adapt(independent(data), given=data)), data
     if state.another_epoch is None:
         raise WrongValue(
             "An export is verified on real samples, and this run has no data. «Pass data=loader to export, or eval_data= to "
             "the Trainer¦Write `eval_data: {test: module:loader}`»."
         )
     return _training_batches(state), state.train_data
-
-
-def _batches(data: Any) -> Generator[Any, None, None]:
-    with beside(adapt(independent(data), given=data)) as source, one_epoch(source) as batches:
-        yield from (batch for batch, is_real in map(unpadded, batches) if is_real)
 
 
 def _training_batches(state: State) -> Generator[Any, None, None]:

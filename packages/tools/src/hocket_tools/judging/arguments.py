@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hocket.basics.run_folder import is_url
+from hocket.errors import WrongValue
+from hocket.help.names import closest
 from hocket.plugins import PluginConfigError, PluginError, registry
 from hocket_cli.common_options import run_of
 
@@ -107,7 +109,7 @@ def opened(found: Asked, **instead: Any) -> Iterator[tuple[Trainer, str | None]]
 
 
 def label_of(trainer: Trainer, label: str | None, verb: str, write: str) -> str:
-    """Return the label of an evaluation set of the Trainer. Raises PluginError if there is none, or several to choose from.
+    """Return the label of an evaluation set of the Trainer. Raises WrongValue if there is none, or several to choose from.
 
     Args:
         verb: what the command does with it, for messages.
@@ -117,12 +119,12 @@ def label_of(trainer: Trainer, label: str | None, verb: str, write: str) -> str:
     label = next(iter(sets)) if label is None and len(sets) == 1 else label
     if label is not None and label in sets:
         return label
-    there = ", ".join(sets) or "none"
-    example = write.format(shlex.quote(next(iter(sets), "")))
+    there, near = ", ".join(sets) or "none", closest(label or "", sets) or next(iter(sets), "")
+    example = write.format(shlex.quote(near))
     if label is None and sets:
-        raise PluginError(
-            f"The configuration has the evaluation sets {there}. Name the one to {verb}, such as {example}."
+        raise WrongValue(
+            f"«The Trainer¦The configuration» has the evaluation sets {there}. Name the one to {verb}, such as {example}."
         )
     given = "no evaluation set" if label is None else f"no evaluation set '{label}'"
-    example = f"Write {example}." if sets else "Write `eval_data: {test: module:loader}` in it."
-    raise PluginError(f"There is {given}; the configuration has {there}. {example}")
+    advice = f"Write {example}." if sets else "Write «eval_data={'test': …}¦`eval_data: {test: module:loader}` in it»."
+    raise WrongValue(f"There is {given}; «the Trainer¦the configuration» has {there}. {advice}")

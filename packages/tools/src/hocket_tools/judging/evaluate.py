@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,30 +34,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="loss, accuracy, balanced-accuracy, precision, recall, f1, mae, mse, rmse, or metrics of the configuration; "
         "default: those that apply",
     )  # fmt: skip
-    parser.add_argument("--level", type=float, default=0.95, help="the level of confidence intervals; default: 0.95")
-    parser.add_argument(
-        "--interval", choices=("bca", "percentile"), default="bca", help="the bootstrap's interval; default: bca"
-    )
-    parser.add_argument("--resamples", type=int, default=2000, metavar="N", help="sets that are drawn; default: 2000")
-    parser.add_argument("--seed", type=int, default=0, help="of resamples and corruptions; default: 0")
-    parser.add_argument(
-        "--worst", type=int, default=10, metavar="N", help="how many of the worst samples to name; default: 10"
-    )
+    parser.add_argument("--level", type=float, help="the level of confidence intervals; default: 0.95")
+    parser.add_argument("--interval", choices=("bca", "percentile"), help="the bootstrap's interval; default: bca")
+    parser.add_argument("--resamples", type=int, metavar="N", help="sets that are drawn; default: 2000")
+    parser.add_argument("--seed", type=int, help="of resamples and corruptions; default: 0")
+    parser.add_argument("--worst", type=int, metavar="N", help="how many of the worst samples to name; default: 10")
     parser.add_argument("--compare", action="store_true", help="test whether a second run differs on the same samples")
     parser.add_argument(
         "--corruptions", metavar="NAME,…", help="all, or kinds such as gaussian-noise,fog: errors on corrupted images"
     )
-    parser.add_argument(
-        "--severity", default=_DEFAULTS["severity"], metavar="N,…", help="their severities; default: 1,2,3,4,5"
-    )
-    parser.add_argument(
-        "--mean", default="0", metavar="X,…", help="with which pixels in [0, 1] were normalized, by channel"
-    )
-    parser.add_argument("--std", default="1", metavar="X,…", help="by which they were then divided")
+    parser.add_argument("--severity", metavar="N,…", help="their severities; default: 1,2,3,4,5")
+    parser.add_argument("--mean", metavar="X,…", help="with which pixels in [0, 1] were normalized, by channel")
+    parser.add_argument("--std", metavar="X,…", help="by which they were then divided")
     parser.add_argument(
         "--report", action="store_true", help="add tables and worst images to the run, for hocket report"
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.set_defaults(**_DEFAULTS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,8 +74,11 @@ def run(args: argparse.Namespace) -> int:
             f"--weights {args.weights} names the weights of one run, and --compare would evaluate them for both. Write hocket "
             f"evaluate {runs[0].name} {runs[1].name} --compare for the runs' own weights, or --weights best for their best."
         )
-    how = _how(args)
-    from hocket_tools.judging.judgement import compared
+    from hocket_tools import resampling
+    from hocket_tools.judging.judgement import How, compared
+
+    resampling.check(args.level, args.resamples, args.seed)
+    how = How(args.level, args.resamples, args.interval, args.seed)
 
     with json_alone(args.json):
         judged = [found for each in runs if (found := _judged(each, args, how)) is not None]
@@ -101,17 +98,9 @@ def _print_values(found: Asked) -> int:
             print(f"{name} {value:.6g}")
             if not math.isfinite(value):
                 say(
-                    f"{name} is {value:.6g}: outputs, targets or weights are NaN or infinite, which other metrics may hide."
+                    f"{name} is {value:.6g}: outputs, targets or weights are NaN or infinite. Other metrics may hide it."
                 )
     return 0
-
-
-def _how(args: argparse.Namespace) -> How:
-    from hocket_tools import resampling
-    from hocket_tools.judging.judgement import How
-
-    resampling.check(args.level, args.resamples, args.seed)
-    return How(args.level, args.resamples, args.interval, args.seed)
 
 
 def _judged(found: Asked, args: argparse.Namespace, how: How) -> Judgement | None:
@@ -176,7 +165,7 @@ def _print(judged: list[Any], differences: Any, as_json: bool, how: How) -> None
         about = {"level": how.level, "resamples": how.resamples, "interval": how.method, "seed": how.seed}
         found: dict[str, Any] = {**about, "runs": [each.as_json() for each in judged]}
         if differences is not None:
-            found["differences"] = {name: each.as_json() for name, each in differences.items()}
+            found["differences"] = {name: asdict(each) for name, each in differences.items()}
         print(json_text(found))
         return
     if differences is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,10 +13,11 @@ import numpy as np
 from hocket.data import loaders
 from hocket.errors import WrongValue
 from hocket.help.names import closest
-from hocket.state.metrics import MetricSet
 from hocket.state.simple_metrics import Mean
 from hocket_tools.arguments import check_least, checked
+from hocket_tools.judging.arguments import label_of
 from hocket_tools.judging.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from hocket_tools.judging.ordered import in_order
 from hocket_tools.judging.paired import Difference, paired_test
 from hocket_tools.judging.recording import record
 from hocket_tools.judging.samples import METRICS, Samples, joined, per_class, statistic
@@ -62,6 +64,19 @@ class Judgement:
     corruptions: dict[str, dict[int, float]] = field(default_factory=dict)
     corruption_error: Estimate | None = None
 
+    def tables(self) -> dict[str, tuple[list[str], list[list[Any]]]]:
+        """Return heads and rows of what there is: classes, the confusion matrix, and the worst samples."""
+        found: dict[str, tuple[list[str], list[list[Any]]]] = {}
+        if self.samples.classes:
+            confusion = self.samples.confusion()
+            classes = per_class(confusion)
+            found["classes"] = [*classes[0]], [[*row.values()] for row in classes]
+            counts = [[label, *row] for label, row in enumerate(confusion.tolist())]
+            found["confusion"] = ["target", *map(str, range(len(confusion)))], counts
+        if self.worst:
+            found["worst"] = [*self.worst[0]], [[*row.values()] for row in self.worst]
+        return found
+
     def as_json(self) -> dict[str, Any]:
         """Return everything but the samples as plain data."""
         found: dict[str, Any] = {
@@ -106,21 +121,20 @@ def judge(
     how = how or How()
     trainer._data.make("eval", running=trainer._running)
     sets = trainer.state.eval_sets
-    if label not in sets:
-        near = closest(label, sets) or next(iter(sets), "test")
-        there = ", ".join(sets) or "none: give it «eval_data={'test': …}»"
-        raise WrongValue(
-            f"The Trainer has no evaluation set {label!r}; it has {there}. Write judge(trainer, {near!r})."
-        )
-    own = _own(trainer, label, metrics)
+    label_of(trainer, label, "judge", "judge(trainer, '{}')")
+    there = {name: adapter.metric for name, adapter in sets[label].metrics._metrics.items()}
+    # The set's own metrics have to be resampled, except hocket's of the same name.
+    asked = {name: each for name, each in there.items() if name in metrics}
+    own = {name: each for name, each in asked.items() if name not in METRICS or not isinstance(each, Mean)}
     if unknown := [name for name in metrics if name not in METRICS and name not in own]:
-        known = dict.fromkeys([*METRICS, *_metrics_of(trainer, label)])
+        known = dict.fromkeys([*METRICS, *there])
         near = closest(unknown[0], known) or "accuracy"
         raise WrongValue(
             f"There is no metric {unknown[0]!r}; there are {', '.join(known)}. Write «metrics=[{near!r}]¦--metrics {near}»."
         )
     with Progress(trainer.state.strategy.rank == 0) as line:
-        step = partial(line.step, "batches", _length(trainer, label))
+        lengths = [each for each in (sets[label].source.length(), sets[label].limit) if each is not None]
+        step = partial(line.step, "batches", min(lengths, default=None))
         found, values = record(trainer, label, checkpoint=checkpoint, keep=bool(own), progress=step)
     if not len(found):
         raise WrongValue(
@@ -133,8 +147,10 @@ def judge(
             f"'{label}', and metrics of classes count such outputs as a class. Look for such inputs, or weights.",
             trainer.state.strategy.rank,
         )
-    names_ = list(metrics) or _default(found, own)
-    estimates = {name: bootstrap(statistic(found, name, own.get(name)), **asdict(how)) for name in names_}
+    names = ["loss"] if len(found.losses) else []
+    names += ["accuracy", "f1"] if found.classes else ["mae", "rmse"] if len(found.errors) else []
+    of_metrics = {name: statistic(found, name, own.get(name)) for name in list(metrics) or names}
+    estimates = {name: bootstrap(each, **asdict(how)) for name, each in of_metrics.items()}
     rows = [_described(found, at) for at in found.worst(worst)]
     return Judgement(run, label, found, values, estimates, own, rows)
 
@@ -143,8 +159,9 @@ def judge(
 def compared(first: Judgement, second: Judgement, how: How) -> dict[str, Difference]:
     """Return the paired tests of two judgements of one set, for the metrics of the first."""
     both = joined(first.samples, second.samples)
-    known = first.metrics
-    return {name: paired_test(statistic(both, name, known.get(name)), **asdict(how)) for name in first.estimates}
+    return {
+        name: paired_test(statistic(both, name, first.metrics.get(name)), **asdict(how)) for name in first.estimates
+    }
 
 
 @checked
@@ -228,31 +245,6 @@ class Normalized:
         return (function(pixels.clamp(0, 1)) - mean) / std
 
 
-def _length(trainer: Trainer, label: str) -> int | None:
-    evaluated = trainer.state.eval_sets[label]
-    length = evaluated.source.length()
-    return length if evaluated.limit is None or length is None else min(length, int(evaluated.limit))
-
-
-def _metrics_of(trainer: Trainer, label: str) -> dict[str, Any]:
-    of_set: MetricSet = trainer.state.eval_sets[label].metrics
-    return {name: adapter.metric for name, adapter in of_set._metrics.items()}
-
-
-def _own(trainer: Trainer, label: str, asked: Sequence[str]) -> dict[str, Any]:
-    """Return the set's own metrics that have to be resampled: those asked for, except hocket's of the same name."""
-    there = _metrics_of(trainer, label)
-    return {
-        name: each for name, each in there.items() if name in asked and not (name in METRICS and isinstance(each, Mean))
-    }
-
-
-def _default(found: Samples, own: dict[str, Any]) -> list[str]:
-    names = ["loss"] if len(found.losses) else []
-    names += ["accuracy", "f1"] if found.classes else ["mae", "rmse"] if len(found.errors) else []
-    return [*names, *(name for name in own if name not in names)]
-
-
 def _described(found: Samples, at: int) -> dict[str, Any]:
     """Return place, loss, target and prediction of a sample."""
     row: dict[str, Any] = {"sample": at}
@@ -273,10 +265,10 @@ def images_of(trainer: Trainer, label: str, places: Sequence[int]) -> list[Any]:
 
     from hocket.state.batch_part import BatchPart
 
-    data, state = trainer.state.eval_sets[label].data, trainer.state
+    data, state = in_order(trainer.state.eval_sets[label].data), trainer.state
     if not loaders.by_index(data) or not places:
         return []
-    indices = range(len(data.dataset)) if data.batch_sampler is None else _indices(data)  # type: ignore[arg-type]
+    indices = [*data.sampler] if data.batch_sampler is None else [*chain.from_iterable(data.batch_sampler)]
     found = []
     with state.another_step() as step:
         for at in places:
@@ -291,13 +283,3 @@ def images_of(trainer: Trainer, label: str, places: Sequence[int]) -> list[Any]:
             low, high = image.min(), image.max()
             found.append((image - low) / (high - low).clamp(min=1e-6) if low < 0 or high > 1 else image)
     return found
-
-
-def _indices(data: Any) -> Sequence[int]:
-    from torch.utils.data import SequentialSampler
-
-    from hocket.data.samplers import DRAWN
-
-    if isinstance(data.sampler, (SequentialSampler, *DRAWN)):  # those that draw were read in order
-        return range(len(data.dataset))
-    return [index for batch in data.batch_sampler for index in batch]

@@ -45,6 +45,7 @@ class Sharded(CombinedLoaders):
         limit: int | None = None,
         share: Callable[[Any], Any] = lambda value: value,
     ) -> None:
+        data = in_order(data, "the loader", rank)
         self.loaders: Mapping[str, Iterable[Any]] = {"data": data}
         #: The numbers of shards to omit, in ascending order.
         self.done: list[int] = []
@@ -52,7 +53,7 @@ class Sharded(CombinedLoaders):
         #: What the loader's sampler yields for each batch; None if batches cannot be chosen.
         self.batches: list[Any] | None = None
         if loaders.by_index(data):
-            self.batches = share(list(islice(_in_order(data), limit)))
+            self.batches = share(list(islice(getattr(data, loaders.sampler_name(data)), limit)))
         #: Number of batches, as far as they were counted.
         self.length = 0 if self.batches is None else len(self.batches)
 
@@ -130,10 +131,16 @@ class _Own:
         return iter(self._sharded)
 
 
-def _in_order(data: Any) -> Any:
-    """Return the sampler of a loader's batches, or of its samples if they are batches; in order where it would shuffle."""
-    if not isinstance(data.sampler, DRAWN):
-        return data.batch_sampler if data.batch_sampler is not None else data.sampler
-    say("the loader shuffles; samples are read in the order of the data set.")
-    sequence = SequentialSampler(data.dataset)
-    return sequence if data.batch_sampler is None else BatchSampler(sequence, data.batch_size, data.drop_last)
+def in_order(data: Any, said: str = "", rank: int = 0) -> Any:
+    """Return the data; in place of a DataLoader that shuffles, one that reads the samples in the order of the data set.
+
+    Args:
+        said: what the loader is called when rank 0 says so; empty to say nothing.
+    """
+    if not loaders.by_index(data) or not isinstance(data.sampler, DRAWN):
+        return data
+    if said:
+        say(f"{said} shuffles; samples are read in the order of the data set.", rank)
+    sequence: Any = SequentialSampler(data.dataset)  # type: ignore[arg-type]
+    batches = BatchSampler(sequence, data.batch_size, data.drop_last) if data.batch_size else None
+    return loaders.with_sampler(data, sampler=sequence, batch_sampler=batches)

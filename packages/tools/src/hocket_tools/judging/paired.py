@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongValue
@@ -27,10 +27,6 @@ class Difference:
     difference: Estimate
     p_value: float
     test: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Return its fields as plain data."""
-        return asdict(self)
 
 
 @checked

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.hookspecs.command import Command
@@ -35,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batches-per-file", type=int, default=64, metavar="N", help="which are in memory together; default: 64"
     )
     parser.add_argument("--out", metavar="FILE", help="instead, one .safetensors file to write: one tensor `outputs`")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace predictions of other weights, data, code or options there"
+    )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
 
@@ -42,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
     """Write the model's outputs for an evaluation set, one row per sample."""
     from hocket_tools.arguments import check_effect
     from hocket_tools.judging.arguments import asked, opened
+    from hocket_tools.judging.predictions import made_of_file
+    from hocket_tools.judging.streaming import predict_into, predict_into_file
 
     if (args.to is None) == (args.out is None):
         given = f"; --to {args.to} and --out {args.out} were both given" if args.to else ""
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         )
     check_effect(args, args.out is None, "--to", format="npz", batches_per_file=64)
     if args.out is not None:
-        _check(args.out)
+        made_of_file(args.out)  # before a model is made
     found, *others = asked(args)
     if others:
         raise PluginError(f"predict takes one run, and {found.name} and {others[0].name} are two. Remove one of them.")
@@ -60,84 +62,20 @@ def run(args: argparse.Namespace) -> int:
     with json_alone(args.json) as out, opened(found) as (trainer, checkpoint):
         label = args.set or found.label
         data = _data(trainer, label)
+        name, where = found.data or label or "", args.out or args.to
         if args.out is not None:
-            rows, where = _into_file(trainer, data, checkpoint, args.out), args.out
+            rows = predict_into_file(trainer, data, args.out, checkpoint, name, args.overwrite)
         else:
-            from hocket_tools.judging.streaming import predict_into
-
             files: dict[str, Any] = {"format": args.format, "batches_per_file": args.batches_per_file}
-            name = found.data or label or ""
-            rows = predict_into(trainer, data, args.to, **files, checkpoint=checkpoint, name=name)
-            where = args.to
+            files |= {"name": name, "overwrite": args.overwrite}
+            rows = predict_into(trainer, data, args.to, **files, checkpoint=checkpoint)
         if trainer.state.strategy.rank == 0:
             print(json_text({"rows": rows, "path": where}) if args.json else f"{rows} rows in {where}", file=out)
     return 0
 
 
-def _check(out: str) -> None:
-    """Raise PluginError for a file that is not one of outputs."""
-    if Path(out).suffix != ".safetensors":
-        better = shlex.quote(str(Path(out).with_suffix(".safetensors")))
-        raise PluginError(
-            f"--out {out} does not end in .safetensors, the one format of a single file. Write --out {better}; "
-            "safetensors.torch.load_file reads it. For other formats, write --to FOLDER --format npz, parquet or jsonl."
-        )
-    from safetensors import SafetensorError, safe_open
-
-    from hocket.basics import safe_files
-    from hocket_tools.writable import check_writable
-
-    check_writable(out)
-    if Path(out).exists():
-        try:
-            safe_files.check(os.stat(out), out)
-            with safe_open(out, "pt") as file:
-                earlier = list(file.keys()) == ["outputs"]
-        except (OSError, SafetensorError):
-            earlier = False
-        if not earlier:
-            raise PluginError(
-                f"--out {out} exists and holds no outputs of an earlier prediction, such as weights; it is not replaced. "
-                "Write another file, such as --out outputs.safetensors."
-            )
-
-
-def _into_file(trainer: Trainer, data: Any, checkpoint: str | None, out: str) -> int:
-    """Write one tensor with the rows of all batches, and return their number."""
-    import torch
-
-    from hocket.data.source import empty
-    from hocket_checkpoints.weights import write_tensors
-    from hocket_tools.beside import explained
-    from hocket_tools.judging.recording import nonfinite, say_nonfinite
-    from hocket_tools.progress import say
-    from hocket_tools.writable import writing
-
-    if (ranks := trainer.state.strategy.world_size) > 1:
-        raise PluginError(
-            f"--out writes one file, and there are {ranks} ranks. Write --to FOLDER, or start one process."
-        )
-    with explained("The prediction"):
-        outputs = trainer.predict(data, checkpoint=checkpoint)
-    if not all(isinstance(each, torch.Tensor) for each in outputs):
-        raise PluginError(
-            "The model's output is not a tensor; --out writes one tensor only. Write --to FOLDER, which writes the parts of "
-            "outputs as columns."
-        )
-    if not (rows := sum(map(len, outputs))):
-        raise empty(data, "The data to predict on", "eval_data", "sample")
-    if Path(out).exists():
-        say(f"{out} had the outputs of an earlier prediction, which are replaced.")
-    with writing(out):
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
-        write_tensors({"outputs": torch.cat(outputs).contiguous()}, Path(out))
-    where = nonfinite(torch.cat(outputs), rows).nonzero().flatten().tolist()
-    say_nonfinite(len(where), [f"row {row}" for row in where[:5]], rows)
-    return rows
-
-
 def _data(trainer: Trainer, label: str | None) -> Any:
-    """Return the data of an evaluation set, or of ``predict()`` of a data module. Raises PluginError without such a set."""
+    """Return the data of an evaluation set, or of ``predict()`` of a data module. Raises WrongValue without such a set."""
     if label is None and (module := trainer.settings.data) is not None:
         from hocket.data import DataModule
 

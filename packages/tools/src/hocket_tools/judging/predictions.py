@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+
+from safetensors import SafetensorError, safe_open
 
 from hocket.basics import safe_files
 from hocket.basics.run_files import content, size, strict
 from hocket.errors import Mistake, WrongValue
 from hocket.help import optional_packages
 from hocket_tools.arguments import checked
+from hocket_tools.progress import say
+from hocket_tools.writable import check_other, check_place
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -105,12 +112,9 @@ def write(path: Path, columns: Columns, suffix: str) -> None:
             parquet.write_table(arrow.table({name: _arrow(arrow, each) for name, each in columns.items()}), file)
         else:
             for row in zip(*columns.values(), strict=True):
-                plain = {name: strict(_plain(each)) for name, each in zip(columns, row, strict=True)}
+                values = (each.tolist() if hasattr(each, "tolist") else each for each in row)
+                plain = strict(dict(zip(columns, values, strict=True)))
                 file.write(json.dumps(plain, ensure_ascii=False).encode() + b"\n")
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _arrow(arrow: Any, column: NDArray[Any]) -> Any:
@@ -137,19 +141,6 @@ def read(path: Path, columns: Mapping[str, str]) -> Columns:
             return {name: _array(table[name].to_pylist(), dtype) for name, dtype in columns.items()}
         rows = [json.loads(line) for line in file]
         return {name: _array([row[name] for row in rows], dtype) for name, dtype in columns.items()}
-
-
-def number_of_rows(path: Path) -> int:
-    """Return the rows of a file. Raises WrongValue for a damaged one."""
-    import numpy as np
-
-    with _reading(path) as file:
-        if path.suffix == ".npz":
-            with np.load(file, allow_pickle=False) as arrays:
-                return len(arrays[arrays.files[0]])
-        if path.suffix == ".parquet":
-            return int(optional_packages.module("pyarrow.parquet", "read_predictions").read_metadata(file).num_rows)
-        return sum(1 for line in file if json.loads(line))
 
 
 @contextmanager
@@ -198,34 +189,53 @@ def digest(tensors: Mapping[str, Any]) -> str:
     return found.hexdigest()
 
 
-def begin(folder: Path, made_of: Mapping[str, Any]) -> None:
-    """Create the folder with a manifest, or check that the one there is of the same predictions.
+def begin(folder: Path, made_of: Mapping[str, Any], overwrite: bool = False) -> None:
+    """Create the folder with a manifest, unless the one there is of the same predictions, which are continued.
 
-    Raises ValueError for a folder with other files, and for predictions of other weights, data, code or options.
+    Raises ExistingFile for a folder with other files, and, unless they may be replaced, for predictions of other weights, data,
+    code or options.
     """
-    manifest = folder / MANIFEST
-    there = content(manifest)
+    manifest, parts = folder / MANIFEST, [each for each in folder.glob("part-*.*") if each.stem[5:].isdecimal()]
+    hidden = folder.is_dir() and all(each.name[0] == "." for each in folder.iterdir())
+    check_place(folder, manifest.is_file() or hidden, "of earlier predictions")
+    there, differ = content(manifest), ""
     if not there and manifest.exists():
-        raise WrongValue(
-            f"{manifest} is damaged, so it is not known what the files beside it are. Name another folder, or remove this "
-            f"one: rm -r {folder}"
-        )
-    if not there and folder.exists() and (not folder.is_dir() or any(each.name[0] != "." for each in folder.iterdir())):
-        raise WrongValue(
-            f"--to {folder} exists and has no {MANIFEST}, so it is not of predictions, and nothing is written into it. "
-            "Name a new folder, such as --to predictions."
-        )
-    if not any(folder.glob("part-*")):  # of a command that failed before its first file, nothing is continued
+        differ = f"a damaged {MANIFEST}, so it is not known what the files beside it are"
+    elif parts:  # else there is nothing to continue
+        differ = differing(there.get("made_of"), made_of)
+    check_other(folder, differ, overwrite)
+    if differ or not parts:
+        if differ:
+            say(f"{folder} had {differ}, which are replaced.")
         folder.mkdir(parents=True, exist_ok=True)
+        for each in parts:
+            each.unlink()
         safe_files.replace(manifest, json.dumps({"version": 1, "made_of": made_of, "complete": False}, indent=1))
-        return
-    then = there.get("made_of") if isinstance(there.get("made_of"), dict) else {}
-    differ = [found for name, value in made_of.items() if (found := _differs(name, then.get(name), value))]  # type: ignore[union-attr]
-    if differ:
+
+
+def differing(then: object, now: Mapping[str, Any]) -> str:
+    """Return what earlier predictions are, if they are made of something else; else an empty text."""
+    known = then if isinstance(then, Mapping) else {}
+    differ = [found for name, value in now.items() if (found := _differs(name, known.get(name), value))]
+    return f"predictions that differ from those of this command in {', '.join(differ)}" if differ else ""
+
+
+def made_of_file(out: str) -> object:
+    """Return what the outputs in a file are made of, if there is one. Raises WrongValue or ExistingFile for other files."""
+    if Path(out).suffix != ".safetensors":
+        better = shlex.quote(str(Path(out).with_suffix(".safetensors")))
         raise WrongValue(
-            f"--to {folder} has predictions that differ from those of this command in {', '.join(differ)}, so it cannot be "
-            f"continued. Name another folder, or remove this one: rm -r {folder}"
+            f"--out {out} does not end in .safetensors, the one format of a single file. Write --out {better}; "
+            "safetensors.torch.load_file reads it. For other formats, write --to FOLDER --format npz, parquet or jsonl."
         )
+    ours, made_of = False, None
+    with suppress(OSError, ValueError, SafetensorError):
+        safe_files.check(os.stat(out), out)
+        with safe_open(out, "pt") as file:
+            ours = list(file.keys()) == ["outputs"]
+            made_of = safe_files.parsed((file.metadata() or {}).get("made_of", "null"))
+    check_place(Path(out), ours, "a file of outputs of an earlier prediction")
+    return made_of
 
 
 def _differs(name: str, then: Any, now: Any) -> str:
@@ -239,13 +249,14 @@ def _differs(name: str, then: Any, now: Any) -> str:
 def done(folder: Path, suffix: str, said: Callable[[str], None] = lambda text: None) -> dict[int, int]:
     """Return the rows of the complete files by their numbers. ``said`` is called with a line about damaged files."""
     about, rows = content(folder / MANIFEST), {}
+    first = dict(islice((content(folder / _COLUMNS) or about.get("columns") or {}).items(), 1))
     for path in sorted(folder.glob(f"part-*.{suffix}")):
         number, known = path.stem.removeprefix("part-"), about.get("bytes", {}).get(path.name, size(path))
         try:
-            if known != size(path):
+            if known != size(path) or not first:
                 raise _damaged(path)
             if number.isdecimal():
-                rows[int(number)] = about.get("files", {}).get(path.name) or number_of_rows(path)
+                rows[int(number)] = about.get("files", {}).get(path.name) or len(read(path, first)[next(iter(first))])
         except WrongValue:
             said(f"{path} is damaged, and is written again.")
     return rows

@@ -12,7 +12,6 @@ from hocket.help import optional_packages
 from hocket.plugins import PluginError
 from hocket_tools.judging.judgement import How, Judgement
 from hocket_tools.judging.paired import Difference
-from hocket_tools.judging.samples import per_class
 from hocket_tools.progress import say
 from hocket_tools.resampling import Estimate
 
@@ -26,18 +25,11 @@ def text(found: Judgement, how: How) -> str:
     rows = [[name, _number(each.value), _interval(each)] for name, each in found.estimates.items()]
     parts.append(table(["metric", "value", f"{how.level * 100:g} % interval"], rows))
     parts += _notes(found.estimates)
-    if found.samples.classes:
-        confusion = found.samples.confusion()
-        classes = per_class(confusion)[:_TABLE]
-        parts.append("\n" + table(list(classes[0]), [[_number(each) for each in row.values()] for row in classes]))
-        if len(confusion) <= _MATRIX:
-            head = ["target \\ predicted", *map(str, range(len(confusion)))]
-            parts.append(
-                "\n" + table(head, [[str(label), *map(str, row)] for label, row in enumerate(confusion.tolist())])
-            )
-    if found.worst:
-        rows = [[_number(each) for each in row.values()] for row in found.worst]
-        parts.append("\nworst\n" + table(list(found.worst[0]), rows))
+    for name, (head, lines) in found.tables().items():
+        if name != "confusion" or len(lines) <= _MATRIX:
+            head = ["target \\ predicted", *head[1:]] if name == "confusion" else head
+            shown = [[_number(each) for each in row] for row in (lines[:_TABLE] if name == "classes" else lines)]
+            parts.append(("\nworst\n" if name == "worst" else "\n") + table(head, shown))
     if found.corruption_error is not None:
         severities = list(next(iter(found.corruptions.values())))
         rows = [
@@ -55,7 +47,7 @@ def differences(first: str, second: str, found: Mapping[str, Difference], how: H
     rows = [
         [
             name, _number(each.first), _number(each.second), f"{each.difference.value:+.4g}", _interval(each.difference),
-            _p(each.p_value), each.test,
+            "< 0.0001" if each.p_value < 0.0001 else f"{each.p_value:.4f}", each.test,
         ]
         for name, each in found.items()
     ]  # fmt: skip
@@ -89,10 +81,6 @@ def _notes(estimates: Mapping[str, Estimate]) -> list[str]:
     return [f"{', '.join(name for name, each in estimates.items() if each.note == note)}: {note}" for note in notes]
 
 
-def _p(value: float) -> str:
-    return "< 0.0001" if value < 0.0001 else f"{value:.4f}"
-
-
 def marked(folder: Path) -> str:
     """Return the identity of the run in a folder. Raises PluginError for any other folder, and for a file."""
     mark = run_files.content(folder / run_files.MARK)
@@ -112,15 +100,7 @@ def into_run(folder: Path, found: Judgement, images: Sequence[Any]) -> None:
         (int(line.get("batch", 0)) for line in run_files.objects(path) if isinstance(line.get("batch"), int)), default=0
     )
     metrics = [[name, each.value, each.low, each.high] for name, each in found.estimates.items()]
-    tables: dict[str, tuple[list[Any], list[list[Any]]]] = {"metrics": (["metric", "value", "low", "high"], metrics)}
-    if found.samples.classes:
-        confusion = found.samples.confusion()
-        classes = per_class(confusion)
-        tables["classes"] = [*classes[0]], [[*row.values()] for row in classes]
-        head = ["target", *map(str, range(len(confusion)))]
-        tables["confusion"] = head, [[label, *row] for label, row in enumerate(confusion.tolist())]
-    if found.worst:
-        tables["worst"] = [*found.worst[0]], [[*row.values()] for row in found.worst]
+    tables = {"metrics": (["metric", "value", "low", "high"], metrics), **found.tables()}
     writer = media.Media()
     try:
         for name, (head, rows) in tables.items():

@@ -12,12 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import BatchSampler, SequentialSampler
 
 from hocket.data import loaders
 from hocket.data.adapters import adapt, prepared
 from hocket.data.batches import split
-from hocket.data.samplers import DRAWN
 from hocket.data.source import empty
 from hocket.errors import WrongValue
 from hocket.hookspecs import Event
@@ -30,6 +28,7 @@ from hocket.state.simple_metrics import Accuracy
 from hocket.state.step import count
 from hocket.state.task import SupervisedTask
 from hocket_tools.beside import beside, explained
+from hocket_tools.judging.ordered import in_order
 from hocket_tools.judging.samples import Samples, merged
 from hocket_tools.progress import say
 
@@ -89,11 +88,8 @@ def record(
 def _alone(state: State, label: str) -> Iterator[Any]:
     """Have the Trainer evaluate this set only, inside, in the order of the data set; yield the set."""
     sets, evaluated = state.eval_sets, copy.copy(state.eval_sets[label])
-    data = evaluated.data
-    if loaders.by_index(data) and isinstance(getattr(data, "sampler", None), DRAWN) and data.batch_size:
-        say(f"the loader of '{label}' shuffles; samples are read in the order of the data set.", state.strategy.rank)
-        ordered = BatchSampler(SequentialSampler(data.dataset), data.batch_size, data.drop_last)  # type: ignore[arg-type]
-        evaluated.data = loaders.with_sampler(data, batch_sampler=ordered, sampler=ordered.sampler)
+    evaluated.data = in_order(evaluated.data, f"the loader of '{label}'", state.strategy.rank)
+    if evaluated.data is not sets[label].data:
         evaluated.source = adapt(prepared(evaluated.data, state.bus.prepare_data, False), given=evaluated.data)
     state.data.eval_sets = {label: evaluated}
     try:

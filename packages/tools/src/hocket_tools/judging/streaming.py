@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from hocket.basics.run_folder import is_url
 from hocket.data.source import empty, limited
@@ -15,6 +19,7 @@ from hocket.hookspecs.attachment import Attachment
 from hocket.hookspecs.callback import Callback
 from hocket.loop.agreement import ranks_of
 from hocket.state.step import count
+from hocket_checkpoints.weights import write_tensors
 from hocket_tools.arguments import check_least, checked
 from hocket_tools.beside import explained
 from hocket_tools.judging import predictions
@@ -23,7 +28,7 @@ from hocket_tools.judging.predictions import Format
 from hocket_tools.judging.recording import nonfinite, say_nonfinite
 from hocket_tools.progress import Progress, say
 from hocket_tools.reproducing.environment import code
-from hocket_tools.writable import writing
+from hocket_tools.writable import check_other, writing
 
 if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
@@ -43,6 +48,7 @@ def predict_into(
     batches_per_file: int = 64,
     checkpoint: str | None = None,
     name: str = "",
+    overwrite: bool = False,
 ) -> int:
     """Write the model's outputs for every sample into a folder, and return the number of rows.
 
@@ -61,9 +67,10 @@ def predict_into(
         batches_per_file: 1 or more.
         checkpoint: whose weights to use; None for the Trainer's.
         name: what the data are called; files of other data are not continued.
+        overwrite: whether to replace predictions of other weights, data or options.
 
-    Raises ValueError for a folder with other files, or with predictions of other weights, data or options; for outputs without
-    a row for each sample.
+    Raises FileExistsError for a folder with other files, or with other predictions, and ValueError for data without samples,
+    and for outputs without a row for each sample.
 
     Example:
         >>> import pathlib, tempfile, hocket, torch
@@ -81,38 +88,24 @@ def predict_into(
             f"{folder} is a URL, and predictions are written to a disk. Name a folder, and copy it afterwards."
         )
     state = trainer.state
-    bus, strategy = state.bus, state.strategy
-    folder = Path(folder)
-    limit = limited(data, trainer.settings.limit_predict, "limit_predict")
-    sharded = Sharded(data, batches_per_file, strategy.data_rank, strategy.data_ranks, limit, bus.broadcast_object)
+    bus, strategy, folder = state.bus, state.strategy, Path(folder)
     replicas = bus.all_gather_object(strategy.data_rank)
     writes = replicas.index(strategy.data_rank) == strategy.rank
-    weights: AbstractContextManager[Any] = nullcontext() if checkpoint is None else trainer._weights_of(checkpoint)
-    before = trainer.settings.limit_predict
-    with weights:
-        read = {"name": name, "limit": limit, "batches": sharded.batches, "type": type(data).__name__}
-        made_of = {
-            "weights": predictions.digest(trainer.model_state_dict(evaluated=True)),
-            "model": predictions.digest({"repr": re.sub(r" at 0x\w+", "", repr(state.model))}),
-            "code": code(),
-            "data": predictions.digest(read),
-            "format": format,
-            "batches_per_file": batches_per_file,
-            "precision": type(state.precision).__name__,
-        }
+    with reading(trainer, data, batches_per_file, checkpoint, name) as (sharded, read):
+        made_of = {**read, "format": format, "batches_per_file": batches_per_file}
         with writing(folder, _CONTINUES):
-            ranks_of(state).first(lambda: predictions.begin(folder, {**made_of, "samples": sharded.samples()}))
+            ranks_of(state).first(
+                lambda: predictions.begin(folder, {**made_of, "samples": sharded.samples()}, overwrite)
+            )
         sharded.done = list(ranks_of(state).first(lambda: predictions.done(folder, format, say)))
         if sharded.done:
             say(f"{len(sharded.done)} files in {folder} are complete, and are kept.", strategy.rank)
         writer = _Writer(sharded, folder, format, batches_per_file, writes)
         attached = Attachment("callbacks", "prediction-files", writer)
         bus.attach(attached)
-        vars(trainer.settings).update(limit_predict=None)  # it is of all batches, not of a rank's
         try:
             trainer.predict(sharded, keep=False)
         finally:
-            vars(trainer.settings).update(limit_predict=before)
             writer.progress.clear()
             bus.detach(attached)
     numbers, where = zip(*bus.all_gather_object(writer.nonfinite), strict=True)  # until all ranks have written
@@ -125,13 +118,68 @@ def predict_into(
     return rows
 
 
+@explained("The prediction")
+def predict_into_file(trainer: Trainer, data: Any, out: str, checkpoint: str | None, name: str, overwrite: bool) -> int:
+    """Write one tensor with the rows of all batches, and return their number."""
+    if (ranks := trainer.state.strategy.world_size) > 1:
+        raise WrongValue(
+            f"--out writes one file, and there are {ranks} ranks. Write --to FOLDER, or start one process."
+        )
+    with reading(trainer, data, 1, checkpoint, name) as (read, made_of):
+        made_of["samples"] = read.samples()
+        differ = predictions.differing(predictions.made_of_file(out), made_of) if Path(out).exists() else ""
+        check_other(Path(out), differ, overwrite)
+        outputs = trainer.predict(read)
+    if not all(isinstance(each, torch.Tensor) for each in outputs):
+        raise WrongValue(
+            "The model's output is not a tensor; --out writes one tensor only. Write --to FOLDER, which writes the parts of "
+            "outputs as columns."
+        )
+    if not (rows := sum(map(len, outputs))):
+        raise empty(data, "The data to predict on", "eval_data", "sample")
+    if differ:
+        say(f"{out} had {differ}, which are replaced.")
+    joined = torch.cat(outputs).contiguous()
+    with writing(out):
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        write_tensors({"outputs": joined}, Path(out), {"made_of": json.dumps(made_of)})
+    where = nonfinite(joined, rows).nonzero().flatten().tolist()
+    say_nonfinite(len(where), [f"row {row}" for row in where[:5]], rows)
+    return rows
+
+
+@contextmanager
+def reading(
+    trainer: Trainer, data: Any, size: int, checkpoint: str | None, name: str
+) -> Iterator[tuple[Sharded, dict[str, Any]]]:
+    """Enter the weights of a checkpoint; yield data for one call of ``predict``, in order, and what its outputs are made of."""
+    state, settings = trainer.state, trainer.settings
+    strategy, before = state.strategy, settings.limit_predict
+    limit = limited(data, before, "limit_predict")
+    sharded = Sharded(data, size, strategy.data_rank, strategy.data_ranks, limit, state.bus.broadcast_object)
+    read = {"name": name, "limit": limit, "batches": sharded.batches, "type": type(data).__name__}
+    with nullcontext() if checkpoint is None else trainer._weights_of(checkpoint):
+        made_of = {
+            "weights": predictions.digest(trainer.model_state_dict(evaluated=True)),
+            "model": predictions.digest({"repr": re.sub(r" at 0x\w+", "", repr(state.model))}),
+            "code": code(),
+            "data": predictions.digest(read),
+            "precision": type(state.precision).__name__,
+        }
+        vars(settings).update(limit_predict=None)  # it is of all batches, not of a rank's
+        try:
+            yield sharded, made_of
+        finally:
+            vars(settings).update(limit_predict=before)
+
+
 class _Writer(Callback):
     """Write a file after the last batch of each of this rank's shards."""
 
     def __init__(self, sharded: Sharded, folder: Path, suffix: str, size: int, writes: bool) -> None:
         self._sharded, self._folder, self._suffix, self._size, self._writes = sharded, folder, suffix, size, writes
-        #: The batch that is predicted, the columns of the shard's batches, and what was said.
-        self._batch, self._waiting, self._said = -1, list[Any](), set[str]()
+        #: The numbers of this rank's batches, the columns of the shard's batches, and what was said.
+        self._numbers, self._waiting, self._said = filter(sharded.own, itertools.count()), list[Any](), set[str]()
         mine = [number for number in range(sharded.length) if sharded.own(number)]
         self.progress, self._total = Progress(writes and sharded._rank == 0), len(mine) or None
         self._shard, self._noted = -1, False
@@ -140,8 +188,8 @@ class _Writer(Callback):
 
     def predict_after_forward(self, state: State) -> None:
         """Keep the outputs of a batch until its file is complete."""
-        number, samples = self._next(), count(state, state.batch).samples
-        if number is None or not samples:
+        number, samples = next(self._numbers), count(state, state.batch).samples
+        if number >= self._sharded.length or not samples:  # padding, or nothing
             return
         shard = number // self._size
         if shard != self._shard:
@@ -174,15 +222,6 @@ class _Writer(Callback):
     def predict_end(self, state: State) -> None:
         """Write the last file."""
         self._flush()
-
-    def _next(self) -> int | None:
-        """Return the number of this rank's next batch; None for padding."""
-        while True:
-            self._batch += 1
-            if self._batch >= self._sharded.length:
-                return None
-            if self._sharded.own(self._batch):
-                return self._batch
 
     def _flush(self) -> None:
         if not self._waiting:
