@@ -17,7 +17,7 @@ BUDGETS = {
     "algorithms-vision": 2425,
     "checkpoints": 5437,
     "cli": 5768,
-    "core": 15580,
+    "core": 15581,
     "data": 496,
     "insight": 5315,
     "loggers": 1450,
@@ -26,7 +26,7 @@ BUDGETS = {
     "strategies": 4600,
     "streaming": 5110,
     "testkit": 4090,
-    "tools": 6700,
+    "tools": 6713,
 }
 #: Most lines of a file of core, and the files that may have more: a step's actions, the fit loop, the Trainer's documentation.
 LINES, LONGER = 400, {"loop/actions.py", "loop/fit.py", "run/trainer.py"}
