@@ -63,10 +63,18 @@ _LONG = {
     "test_logs_the_same_in_turns", "test_works_with_microbatches", "test_refuses_a_state_that_is_not_its_own",
 }  # fmt: skip
 _LONGER = {"test_works_on_two_ranks", "test_works_in_every_combination"}
+#: Folders of tests that start processes or servers for each of their cases: the first case is short, the others are long.
+_FIRST_CASE = {("strategies", "tests"), ("tests", "faults")}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = set[str]()
     for item in items:
+        test, is_case, _ = item.nodeid.partition("[")
+        if is_case and item.path.parts[-3:-1] in _FIRST_CASE and item.get_closest_marker("long") is None:
+            if test in tests:
+                item.add_marker(pytest.mark.long)
+            tests.add(test)
         name, quick = getattr(item, "originalname", ""), item.path.parts[-3:-1] == ("algorithms-general", "tests")
         if name in _LONGER or (name in _LONG and not (quick and item.path.name == "test_conformance.py")):
             item.add_marker(pytest.mark.long)

@@ -155,6 +155,7 @@ class Loop:
         found = difference(weights, self.expected(loop))
         assert found <= self.rounding, f"weights differ by {found}"
 
+    @pytest.mark.long
     def test_it_trains_alike_on_two_ranks(self, loop: Any) -> None:
         batches = self.first_batches(loop)
 

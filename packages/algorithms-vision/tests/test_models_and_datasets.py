@@ -92,6 +92,7 @@ def test_the_model_learns_the_digits():
     assert hits[0] > 0.9
 
 
+@pytest.mark.long
 def test_names_are_listed_and_nothing_heavy_is_imported_for_them():
     code = (
         "import sys, hocket_vision; assert 'BlurPool' in dir(hocket_vision); hocket_vision.small_resnet; "

@@ -436,7 +436,8 @@ def test_copies_and_pickles_have_state_and_hooks_of_their_own(copied):
     assert other(x).equal(plain.eval()(x)) and not model(x).equal(other(x))
 
 
-@pytest.mark.parametrize("method", ["block", pytest.param("sample", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["block", "sample"])
 def test_compiles_to_one_graph(method):
     model, changed = stochastic_depth(small_resnet(), method=method)
     decide(changed, [False, True, False] if method == "block" else [torch.tensor([True, False])] * 3)

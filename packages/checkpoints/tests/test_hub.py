@@ -92,6 +92,7 @@ def test_the_network_is_used_only_if_asked(cache: Path) -> None:
         read_weights("hub:some/thing", network=True)
 
 
+@pytest.mark.long
 def test_an_empty_cache_and_no_library(tmp_path: Path) -> None:
     code = "import sys; sys.modules[{!r}] = None\nfrom hocket.checkpoints import read_weights\nread_weights('hub:a/b')"
     for module, words in (("nothing", "which has no models"), ("huggingface_hub", "pip install huggingface_hub")):

@@ -426,6 +426,7 @@ FEATURES: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:energy-monitor")  # no counter on most machines
 @pytest.mark.parametrize("changes", FEATURES, ids=lambda each: next(iter(each)))
 def test_callbacks_change_no_weight_beside_what_the_trainer_does(changes: dict[str, Any], tmp_path: Path) -> None:
@@ -514,6 +515,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Tensor]:
     return run(tmp_path_factory.mktemp("plain"), [])[1]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:energy-monitor")
 @pytest.mark.parametrize("name", installed_callbacks())
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Tensor]:
     return first
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:energy-monitor")
 @pytest.mark.parametrize(
     "names",

@@ -427,6 +427,7 @@ def test_hidden_state_is_found_by_resuming(tmp_path):
     getattr(suite_of(CallbackConformance, LogsTheTime, tmp_path / "e"), test)()
 
 
+@pytest.mark.long
 def test_a_change_of_the_process_that_stays_is_found_by_the_test_that_makes_it(author, monkeypatch):
     """Later tests would see it before and after."""
     monkeypatch.setenv("DECAY", "off")

@@ -417,6 +417,7 @@ assert os.listdir() == ["out"]
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith(("linux", "darwin")), reason="exchanges folders")
 def test_a_killed_export_leaves_the_old_or_the_new_one_and_two_leave_one(tmp_path):
     text = KILLED.format(tests=str(Path(__file__).parent))
