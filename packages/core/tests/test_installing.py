@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shlex
 import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 import torch
 
 import hocket
-from hocket.help import installing
+from hocket.help import installing, optional_packages
 from hocket.help.optional_packages import NotInstalled
 from hocket.plugins import registry
 
@@ -172,8 +174,11 @@ def test_no_message_and_no_page_asks_a_registry_for_hocket() -> None:
 
 
 class Absent:
+    def __init__(self, package: str) -> None:
+        self.package = package
+
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name == "hocket_general":
+        if name == self.package:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
@@ -198,7 +203,35 @@ def test_what_is_in_the_package_of_algorithms(
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "hocket_general"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
+    monkeypatch.setattr(sys, "meta_path", [Absent("hocket_general"), *sys.meta_path])
     message = f"{needing} needs hocket-algorithms-general, which is not installed. Type: pip install .*general"
     with pytest.raises(NotInstalled, match=message):
         hocket.Trainer(torch.nn.Linear(4, 1), loss="mse_loss", device="cpu", **changes)
+
+
+@functools.cache
+def _providers() -> Mapping[str, list[str]]:
+    return importlib_metadata.packages_distributions()
+
+
+def _imported() -> list[str]:
+    """The modules that the packages of this repository import by `optional_packages.module`."""
+    call = re.compile(r"optional_packages\.module\(\s*f?\"([\w.]+)")
+    return sorted(
+        {name for file in Path(__file__).parents[2].glob("*/src/**/*.py") for name in call.findall(file.read_text())}
+    )
+
+
+@pytest.mark.parametrize("name", _imported())
+def test_what_to_type_for_every_module_of_another_package(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    package = name.partition(".")[0]
+    for loaded in [each for each in sys.modules if each.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setattr(sys, "meta_path", [Absent(package), *sys.meta_path])
+    with pytest.raises(NotInstalled) as raised:
+        optional_packages.module(name, "--option")
+    distribution, command = re.fullmatch(
+        r"--option needs (\S+), which is not installed\. Type: pip install (.+)", str(raised.value)
+    ).groups()  # type: ignore[union-attr]
+    assert distribution in {each.lower() for each in _providers().get(package, [distribution])}
+    assert distribution.removeprefix("hocket-").removeprefix("algorithms-") in command

@@ -14,11 +14,11 @@ from hocket.help.ours import PACKAGES, is_ours
 
 
 class NotInstalled(MissingPackage):
-    """A part of hocket is not installed. The message says what to type."""
+    """A part of hocket, or a library that is not required, is not installed. The message says what to type."""
 
 
 def module(name: str, needing: str = "") -> ModuleType:
-    """Import a module of another package of hocket.
+    """Import a module of another package of hocket, or of a library that is not required.
 
     Args:
         name: its full name.
@@ -38,9 +38,9 @@ def module(name: str, needing: str = "") -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        from hocket.help import installing  # only needed for error messages
+        from hocket.help import installing, names as others  # only needed for error messages
 
-        part = PACKAGES[package]
+        part = PACKAGES.get(package) or others.own_name(package, "distributions") or package
         what = f"{needing} needs {part}, which" if needing else part
         raise NotInstalled(f"{what} is not installed. Type: {installing.library(part)}", name=package) from None
 
