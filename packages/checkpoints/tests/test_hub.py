@@ -121,7 +121,7 @@ def test_the_report_counts_and_lists_everything() -> None:
     saved = {"0.weight": torch.ones(4, 4), "1.weight": torch.ones(3, 4), "more": torch.ones(1)}
     report = load_weights(model, saved, strict=False, ignore=["2.*"])
     assert str(report).splitlines() == [
-        "1 tensor loaded, 2 ignored, 2 missing, 1 not in the module, 1 of another shape",
+        "1 tensor loaded, 2 ignored, 2 missing from the weights, 1 not in the module, 1 of another shape",
         "ignored: 2.weight, 2.bias",
         "missing from the weights: 0.bias, 1.bias",
         "not in the module: more",

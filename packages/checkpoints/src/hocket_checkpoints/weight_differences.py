@@ -28,7 +28,7 @@ class Report:
         >>> report.missing
         ('bias',)
         >>> print(report)
-        1 tensor loaded, 1 missing
+        1 tensor loaded, 1 missing from the weights
         missing from the weights: bias
     """
 
@@ -39,31 +39,27 @@ class Report:
     loaded: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     """Names of the module that ``ignore`` matches."""
+    removed: str = ""
+    """The prefix of a wrapper that was removed from all names, such as ``module.``."""
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.unexpected or self.mismatched)
 
     def __str__(self) -> str:
-        lines = []
-        if self.loaded:
-            others = {
-                "ignored": self.ignored,
-                "missing": self.missing,
-                "not in the module": self.unexpected,
-                "of another shape": self.mismatched,
-            }
-            counts = [f"{len(names)} {what}" for what, names in others.items() if names]
-            lines.append(", ".join([f"{len(self.loaded)} tensor{'s' if self.loaded[1:] else ''} loaded", *counts]))
-        if self.ignored:
-            lines.append(f"ignored: {some(self.ignored)}")
-        if self.missing:
-            lines.append(f"missing from the weights: {some(self.missing)}")
-        if self.unexpected:
-            lines.append(f"not in the module: {some(self.unexpected)}")
-        if self.mismatched:
-            shapes = [f"{name} ({list(given)}, the module has {list(own)})" for name, given, own in self.mismatched]
-            lines.append(f"of another shape: {some(shapes)}")
-        return "\n".join(lines if self else [*lines, "everything fits" if self.loaded else "nothing was loaded"])
+        kinds = {
+            "ignored": self.ignored,
+            "missing from the weights": self.missing,
+            "not in the module": self.unexpected,
+            "of another shape": [
+                f"{name} ({list(given)}, the module has {list(own)})" for name, given, own in self.mismatched
+            ],
+        }
+        found = {what: names for what, names in kinds.items() if names}
+        loaded = f"{len(self.loaded)} tensor{'s' if self.loaded[1:] else ''} loaded"
+        loaded += f", without the prefix '{self.removed}' that all names had" if self.removed else ""
+        counts = [", ".join([loaded, *(f"{len(names)} {what}" for what, names in found.items())])] * bool(self.loaded)
+        fits = ["everything fits" if self.loaded else "nothing was loaded"] * (not self)
+        return "\n".join([*counts, *(f"{what}: {some(names)}" for what, names in found.items()), *fits])
 
 
 def some(names: Sequence[str], most: int = 20) -> str:

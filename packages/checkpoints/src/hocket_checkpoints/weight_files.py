@@ -68,10 +68,11 @@ class Weights(dict[str, Tensor]):
         """Pickle as the dict of a ``state_dict``, which torch reads without this class."""
         return OrderedDict, (), None, None, iter(self.items())
 
-    def namings(self) -> list[dict[str, Tensor]]:
-        """Return the weights without the removed prefixes, with the innermost, and so on to the original names."""
-        beginnings = ["".join(self.removed[index:]) for index in range(len(self.removed), -1, -1)]
-        return [{beginning + name: tensor for name, tensor in self.items()} for beginning in beginnings]
+    def namings(self) -> dict[str, dict[str, Tensor]]:
+        """Return the weights by the prefix that they lack: all that may be removed, without the innermost, and so on."""
+        prefixes = ["".join(self.removed[:index]) for index in range(len(self.removed), -1, -1)]
+        beginnings = {prefix: "".join(self.removed).removeprefix(prefix) for prefix in prefixes}
+        return {prefix: {kept + name: each for name, each in self.items()} for prefix, kept in beginnings.items()}
 
 
 def read_weights(path: Path | str, network: bool = False) -> dict[str, Tensor]:

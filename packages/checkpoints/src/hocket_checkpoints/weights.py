@@ -151,9 +151,9 @@ def _choose(
 ) -> tuple[dict[str, Any], Report]:
     """Return the weights of ``state`` that fit a module with the state ``own``, by the module's names, and the misfits."""
     strict = conversions.switch("strict")(strict)
-    place, state = state, state if isinstance(state, Mapping) else read_weights(state)
+    place, removed, state = state, "", state if isinstance(state, Mapping) else read_weights(state)
     if isinstance(state, Weights) and not remap:
-        state = max(state.namings(), key=lambda naming: len(naming.keys() & own.keys()))
+        removed, state = max(state.namings().items(), key=lambda naming: len(naming[1].keys() & own.keys()))
     renamed = _renamed(state, remap or {})
     check_globs(ignore)
     names = {**own, **renamed}
@@ -192,7 +192,7 @@ def _choose(
         warn(
             f"The weights that were loaded into {what} are NaN in {some(damaged, 6)}. Load those of an earlier checkpoint."
         )
-    return chosen, replace(report, loaded=tuple(chosen), ignored=tuple(filter(ignored, own)))
+    return chosen, replace(report, loaded=tuple(chosen), ignored=tuple(filter(ignored, own)), removed=removed)
 
 
 def _check_values(name: str, given: Any, own: Any) -> None:
