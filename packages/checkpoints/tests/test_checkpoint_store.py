@@ -366,3 +366,15 @@ def test_a_file_is_not_a_folder_of_checkpoints(tmp_path):
     (tmp_path / "mine.py").write_text("x = 1")
     with pytest.raises(ValueError, match=r"mine.py' is a file, and checkpoints need a folder\. Write checkpoints="):
         Checkpoints(tmp_path / "mine.py")
+
+
+def test_missing_credentials_are_not_tried_again_and_the_error_says_how_to_give_them(tmp_path, monkeypatch):
+    pytest.importorskip("s3fs")
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in {"CONFIG_FILE": tmp_path / "c", "SHARED_CREDENTIALS_FILE": tmp_path / "d"}.items():
+        monkeypatch.setenv(f"AWS_{name}", str(value))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(CheckpointError) as raised:
+        Store("s3://nobucket/x", wait=60).names()  # a second attempt would take a minute
+    assert "AWS_ACCESS_KEY_ID" in str(raised.value) and "attempts" not in str(raised.value)

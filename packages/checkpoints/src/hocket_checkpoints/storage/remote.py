@@ -29,6 +29,12 @@ _waits = random.Random()
 _PART = 50 << 20
 #: Errors that are not retried.
 _FINAL = (FileNotFoundError, PermissionError, NotADirectoryError, CheckpointError, TypeError, NotImplementedError)
+#: What to type for credentials that the client of a URL misses.
+_CREDENTIALS = {
+    "s3": " Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, in the environment; or type: aws configure",
+    "gs": " Set GOOGLE_APPLICATION_CREDENTIALS to the file of a key; or type: gcloud auth application-default login",
+}
+_OTHERS = " Give the credentials that the client of fsspec for this URL reads from the environment."
 
 
 class _DamagedError(CheckpointError):
@@ -46,19 +52,16 @@ class Remote:
         try:
             from fsspec.core import url_to_fs
 
-            if url.startswith(
-                "s3://"
-            ):  # attempts are counted here; and botocore's waits draw from the run's random numbers
+            # Attempts are counted here, and botocore's waits draw from the run's random numbers.
+            if url.startswith("s3://"):
                 options.setdefault("config_kwargs", {}).setdefault("retries", {"max_attempts": 0})
             # No cached listings, because other processes write, and objects may be lost.
             self._fs, root = url_to_fs(url, **{"use_listings_cache": False, "skip_instance_cache": True, **options})
         except ImportError as error:
             from hocket.help import installing
 
-            scheme = url.partition("://")[0]
-            advice = installing.command("remote") + (
-                "" if scheme == "s3" else f", and fsspec's package for {scheme}://"
-            )
+            scheme, advice = url.partition("://")[0], installing.command("remote")
+            advice += "" if scheme == "s3" else f", and fsspec's package for {scheme}://"
             raise MissingPackage(f"{url} cannot be reached: {error}. Type: {advice}") from error
         self._root = root.rstrip("/")
         self._url = url.rstrip("/")
@@ -309,14 +312,16 @@ class Remote:
             except _FINAL:
                 raise
             except Exception as error:  # each file system has errors of its own
-                if attempt == self._attempts - 1:
+                if attempt == self._attempts - 1 or "Credential" in type(error).__name__:
                     raise self._error(what, error) from error
                 time.sleep(self._wait * 2**attempt * _waits.uniform(0.8, 1.2))
         raise AssertionError("unreachable")
 
     def _error(self, what: str, error: Exception) -> CheckpointError:
-        times = f" in {self._attempts} attempts" if not isinstance(error, _FINAL) else ""
-        return CheckpointError(f"Could not {what} ({self._url}){times}: {type(error).__name__}: {error}. ")
+        kind = type(error).__name__
+        times = f" in {self._attempts} attempts" if not (isinstance(error, _FINAL) or "Credential" in kind) else ""
+        advice = _CREDENTIALS.get(self._url.partition("://")[0], _OTHERS) if "Credential" in kind else ""
+        return CheckpointError(f"Could not {what} ({self._url}){times}: {kind}: {str(error).rstrip('.')}.{advice}")
 
 
 def _scratch() -> Path:
