@@ -162,7 +162,8 @@ def test_its_check_is_one_of_all_checks_before_anything_is_loaded() -> None:
 def test_a_component_that_nobody_loads_is_refused_or_ignored() -> None:
     tree = saved_by(HardSamples())
     with pytest.raises(
-        ContentError, match=r"'components.acme-hard-samples', which nothing here loads: attach the plug-in"
+        ContentError,
+        match=r"'components.acme-hard-samples', which nothing here loads: attach the plug-in.*Pass an instance .*HardSamples",
     ):
         make().load_state_dict(tree)
     trainer = make()

@@ -24,6 +24,7 @@ from hocket.data import seeded
 from hocket.data.generators import DataGenerators
 from hocket.data.samplers import Indices
 from hocket_checkpoints.content import ContentError
+from hocket_cli.yaml_messages import in_yaml
 
 np = pytest.importorskip("numpy")
 pytest.importorskip("torchmetrics")
@@ -288,6 +289,10 @@ def test_a_missing_plug_in_is_named_with_what_brings_it() -> None:
     tree = copy.deepcopy(make(callbacks=[Counts()], algorithms=["ema"]).state_dict())
     with pytest.raises(ContentError, match=r"algorithm 'ema' .* not attached. Pass algorithms=\['ema'\]") as caught:
         make(callbacks=[Counts()]).load_state_dict(tree)
+    smooth = copy.deepcopy(make(algorithms=[{"ema": {"half_life": "3ba"}}]).state_dict())
+    with pytest.raises(ContentError, match=r"Pass algorithms=\[{'ema': {'half_life': '3ba'}}\] to") as with_arguments:
+        make().load_state_dict(smooth)
+    assert "`algorithms: [{ema: {half_life: 3ba}}]`" in in_yaml(with_arguments.value)
     with pytest.raises(
         ContentError, match=r"callback 'counts' .* Pass an instance of it to the Trainer: callbacks=\[Counts"
     ):

@@ -300,7 +300,7 @@ def test_what_cannot_be_applied_again_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("dist", "cls", "says"),
     [
-        ("hocket", "hocket.EarlyStopping", r"a package of hocket.*type: pip install .*insight; and pass callbacks="),
+        ("hocket", "hocket.EarlyStopping", r"a package of hocket.*type: pip install .*insight; and pass .callbacks="),
         ("acme", "acme.EarlyStopping", r"acme 0\.1\.0.*if you trust it, type: pip install acme==0\.1\.0; and pass"),
     ],
 )

@@ -180,7 +180,7 @@ class Content:
 
     def _check(self, components: Sequence[Component], saved: Saved) -> list[tuple[Component, Check]]:
         """Return the components to load. Raises the errors of `load_state_dict` before anything is loaded, and warns."""
-        checks, problems, messages = [], _unknown(components, saved.tree), list[str]()
+        checks, problems, messages = [], _unknown(components, saved.tree, self._state), list[str]()
         error: ValueError | None = None
         for component in components:
             there, state = self._find(component, components, saved.tree)
@@ -223,17 +223,16 @@ class Content:
         return state is not _ABSENT, state
 
 
-def _unknown(components: Sequence[Component], tree: Mapping[str, Any]) -> list[str]:
+def _unknown(components: Sequence[Component], tree: Mapping[str, Any], state: State) -> list[str]:
     """Return problems for the parts of the tree that no component loads."""
-    problems = []
-    for name in _names(tree):
-        if not any(each.scope == "run" and _covers(each.path, name) for each in components) and name not in _FRAME:
-            problems.append(_unclaimed(name, name))
+    there = [("run", name, name) for name in _names(tree) if name not in _FRAME]
     of_ranks = dict.fromkeys(name for each in tree["ranks"] for name in _names(each))
-    for name in of_ranks:
-        if not any(each.scope == "rank" and _covers(each.path, name) for each in components):
-            problems.append(_unclaimed(name, f"ranks.*.{name}"))
-    return problems
+    there += [("rank", name, f"ranks.*.{name}") for name in of_ranks]
+    return [
+        _unclaimed(name, glob, tree, state)
+        for scope, name, glob in there
+        if not any(each.scope == scope and _covers(each.path, name) for each in components)
+    ]
 
 
 def _names(tree: Mapping[str, Any]) -> Iterator[str]:
@@ -249,12 +248,18 @@ def _covers(path: str, name: str) -> bool:
     return path == name or path.startswith(f"{name}.")
 
 
-def _unclaimed(name: str, glob: str) -> str:
-    who = "attach the plug-in that saved it" if name.startswith(f"{OFFERED}.") else "upgrade hocket"
+def _unclaimed(name: str, glob: str, tree: Mapping[str, Any], state: State) -> str:
+    from hocket_checkpoints.components.plugins import how_to_get
+
+    who, how, here = "upgrade hocket", "", {each.name for each in state.bus.attachments}
+    if name.startswith(f"{OFFERED}."):
+        absent = [each for each in tree["attached"] if each["kind"] == "callbacks" and each["name"] not in here]
+        named = [each for each in absent if f"{OFFERED}.{each['name']}" == name] or absent
+        who, how = "attach the plug-in that saved it", how_to_get("callbacks", named[0]) if len(named) == 1 else ""
     return (
         f"The checkpoint has '{name}', which nothing here loads: {who}«, or omit it by trainer.load_state_dict(tree, "
-        f"ignore=['{glob}'])¦»."
-    )
+        f"ignore=['{glob}'])¦». {how}"
+    ).rstrip()
 
 
 class _Absent:

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hocket.basics.plain_data import encode
+from hocket.basics.masking import masked
+from hocket.basics.plain_data import decode, encode
 from hocket.data.stateful import has_state
 from hocket.help.ours import is_ours
 from hocket.hookspecs.attachment import Attachment
@@ -106,13 +107,9 @@ def _problems(
                 f"The checkpoint was taken with the {registry.singular(kind)} '{name}' ({each['class']}), which is not "
                 f"attached. {how_to_get(kind, each)}"
             )
-        elif (
-            name in states
-            and (kind, name) in attached
-            and class_of(attached[kind, name].obj) != class_named(each["class"])
-        ):
+        elif name in states and (now := attached.get((kind, name))) and class_of(now.obj) != class_named(each["class"]):
             problems.append(
-                f"'{name}' is a {each['class']} in the checkpoint and a {class_of(attached[kind, name].obj)} here. Attach the "
+                f"'{name}' is a {each['class']} in the checkpoint and a {class_of(now.obj)} here. Attach the "
                 f"same {kind}, in the same order."
             )
     for (kind, name), attachment in attached.items():
@@ -126,9 +123,10 @@ def _problems(
 
 def how_to_get(kind: str, each: Mapping[str, Any]) -> str:
     """Return what to type to attach a plug-in that a checkpoint was taken with."""
-    short = short_name(each["name"])
+    short, config = short_name(each["name"]), masked(decode(each.get("config") or {}), each["name"])
+    given = f"«{kind}={[{short: config} if config else short]!r}»"
     if {short, each["name"]} & set(registry.names(kind)):
-        return f"Pass {kind}=['{short}'] to the Trainer."
+        return f"Pass {given} to the Trainer."
     if each["dist"] in (None, "this process"):
         return f"Pass an instance of it to the Trainer: {kind}=[{each['class'].rpartition('.')[2]}(…)]."
     from hocket.help import installing
@@ -141,15 +139,11 @@ def how_to_get(kind: str, each: Mapping[str, Any]) -> str:
             f"{each['dist']} {each['version']}, which is not installed or switched off; if you trust it, type: "
             f"{installing.library(each['dist'], '==' + each['version'])}"
         )
-    kept = (
-        ""
-        if kind == "algorithms"
-        else (
-            " To resume without its state, call trainer.load_state_dict(hocket.checkpoints.format.read(PATH), "
-            f"ignore=['plugins.{kind}.{each['name']}'])."
-        )
+    without = (
+        "To resume without its state, call trainer.load_state_dict(hocket.checkpoints.format.read(PATH), "
+        f"ignore=['plugins.{kind}.{each['name']}'])."
     )
-    return f"It comes with {what}; and pass {kind}=['{short}'] to the Trainer.{kept}"
+    return f"It comes with {what}; and pass {given} to the Trainer. {without if kind != 'algorithms' else ''}".rstrip()
 
 
 def short_name(name: str) -> str:
