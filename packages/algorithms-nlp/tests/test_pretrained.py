@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 import hocket
 from hocket.checkpoints import read_weights
 from hocket_nlp import HuggingFaceTask, SavePretrained
+from hocket_nlp.adapters import read_config
 from hocket_nlp.functional import gated_linear_units, qk_norm
 from hocket_testkit import run_ranks
 
@@ -212,7 +213,7 @@ def test_adapters_whose_merged_weights_compute_something_else_are_refused(surger
 @pytest.mark.parametrize(
     "config, error, match",
     [
-        ({"rank": 4}, TypeError, r"are no arguments of peft\.LoraConfig"),
+        ({"rank": 4}, TypeError, r"no arguments of peft\.LoraConfig: .*'rank'. Did you mean 'r'\?.*'target_modules'"),
         ("lora", TypeError, r"is str\. Give the arguments of LoRA"),
     ],
 )
@@ -220,6 +221,14 @@ def test_configurations_that_are_none(config: Any, error: Any, match: str) -> No
     pytest.importorskip("peft")
     with pytest.raises(error, match=match):
         HuggingFaceTask(tiny("llama"), peft=config)
+
+
+@pytest.mark.parametrize("key", ["target_modules", "modules_to_save"])
+def test_a_name_that_matches_nothing_is_answered_with_modules_that_fit(key: str) -> None:
+    pytest.importorskip("peft")
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"'q_proj' matches nothing.*such as '0', '3'\.$"):
+        read_config({"target_modules": ["3"], key: ["q_proj"]}, model)
 
 
 def test_without_peft(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from hocket.basics.plain_data import json_like
-from hocket.errors import MissingPackage, WrongType, WrongValue
-from hocket.help import installing, warn
+from hocket.errors import WrongType, WrongValue
+from hocket.help import names, optional_packages, warn
 from hocket.state.component import Check, Component, Saved
 from hocket_nlp.projections import Finisher
 
@@ -22,7 +23,6 @@ _HEADS = {
     "ForQuestionAnswering": "QUESTION_ANS",
 }
 
-_EXAMPLE = "«peft={'r': 8, 'target_modules': ['q_proj', 'v_proj']}»"
 #: Arguments that name modules, and the names that peft itself adds to those of the heads.
 _NAMES, _PEFTS_OWN = ("target_modules", "modules_to_save", "exclude_modules"), {"classifier", "score", "qa_outputs"}
 
@@ -39,26 +39,27 @@ def read_config(config: Any, model: nn.Module) -> Any:
         TypeError: ``config`` is neither, or has an argument that LoRA does not know, or one of another type.
         ValueError: the model has adapters already, or no module of a name; ``r`` or ``lora_alpha`` is not positive.
     """
-    try:
-        import peft
-    except ModuleNotFoundError as error:
-        raise MissingPackage(
-            f"peft= needs peft, which is not installed. Type: {installing.command('peft', 'hocket-algorithms-nlp')}."
-        ) from error
+    peft: Any = optional_packages.module("peft", "peft=")
     if isinstance(model, peft.PeftModel) or hasattr(model, "peft_config"):
-        raise WrongValue("The model has adapters already: omit peft=, or give the model without them.")
+        raise WrongValue(
+            "The model has adapters already. Give one peft= whose target_modules names all modules, or the model without them."
+        )
     if isinstance(config, Mapping):
         config = {key: _names(key, value) for key, value in config.items()}
         try:
             config = peft.LoraConfig(**config)
         except TypeError as error:
+            known = inspect.signature(peft.LoraConfig).parameters
+            odd = next((str(key) for key in config if key not in known), "")
+            near = names.argument(odd, known) or names.closest(odd, known)
+            why = f"it has no '{odd}'. Did you mean '{near}'?" if near else f"{error}."
             raise WrongType(
-                f"«peft={dict(config)!r}» are no arguments of peft.LoraConfig: {error}. Write for instance {_EXAMPLE}."
+                f"«peft={dict(config)!r}» are no arguments of peft.LoraConfig: {why} Write for instance {_example(model)}."
             ) from error
     if not isinstance(config, peft.PeftConfig):
         raise WrongType(
-            f"«peft={config!r}» is {type(config).__name__}. Give the arguments of LoRA, such as {_EXAMPLE}, or a configuration "
-            "of peft, such as «peft.IA3Config()¦`peft: {peft:IA3Config: {}}`»."
+            f"«peft={config!r}» is {type(config).__name__}. Give the arguments of LoRA, such as {_example(model)}, or a "
+            "configuration of peft, such as «peft.IA3Config()¦`peft: {peft:IA3Config: {}}`»."
         )
     if config.peft_type == "LORA":
         _check_numbers(config)
@@ -99,11 +100,23 @@ def _check_numbers(config: Any) -> None:
             raise WrongValue(f"«{key}={value}» of peft= is not positive. Give a number above 0, such as 8.")
 
 
-def _check_each(key: str, given: Any, wanted: Iterable[Any], known: Iterable[str], fits: Any, what: str) -> None:
-    """Raise for something wanted that fits no known name."""
+def _adaptable(model: nn.Module) -> list[str]:
+    """Return the names of the modules that take adapters. ``Conv1D`` is the linear module of transformers."""
+    kinds = nn.Linear | nn.Embedding | nn.Conv1d | nn.Conv2d | nn.Conv3d
+    return [name for name, each in model.named_modules() if isinstance(each, kinds) or type(each).__name__ == "Conv1D"]
+
+
+def _example(model: nn.Module) -> str:
+    targets = _adaptable(model) or ["fc"]
+    return f"«peft={{'r': 8, 'target_modules': {targets[len(targets) // 2 :][:2]!r}}}»"
+
+
+def _check_each(key: str, given: Any, wanted: Any, known: Any, fits: Any, what: str, offered: Any = ()) -> None:
+    """Raise for something wanted that fits no known name, of which those ``offered`` are meaningful."""
     for each in wanted:
         if not any(fits(name, each) for name in known):
-            near = difflib.get_close_matches(str(each), known, 6, 0.3) or [*known][-6:]
+            offered = [*(offered or known)]
+            near = difflib.get_close_matches(str(each), offered, 6, 0.3) or offered[-6:]
             there = f"such as {', '.join(map(repr, near))}" if near else "of which there are none: omit it"
             raise WrongValue(f"«{key}={given!r}» of peft=: {each!r} matches nothing. Give {what}, {there}.")
 
@@ -111,11 +124,14 @@ def _check_each(key: str, given: Any, wanted: Iterable[Any], known: Iterable[str
 def _check_names(config: Any, model: nn.Module) -> None:
     """Raise for a name of no module, which peft ignores; warn of a rank above both sides of a weight."""
     modules = {name: module for name, module in model.named_modules() if name}
-    ends = "names of its modules, or what they end with"
+    ends, takers = "names of its modules, or what they end with", _adaptable(model)
     for key in _NAMES:
         given = getattr(config, key, None) or ()
         wanted = () if isinstance(given, str) else sorted(set(given) - _PEFTS_OWN, key=str)
-        _check_each(key, [*given], wanted, modules, lambda name, target: matches(name, [target]), ends)
+        offered = (
+            [name for name, each in modules.items() if [*each.parameters()]] if key == "modules_to_save" else takers
+        )
+        _check_each(key, [*given], wanted, modules, lambda name, target: matches(name, [target]), ends, offered)
     adapted = [name for name in modules if matches(name, getattr(config, "target_modules", None))] or [*modules]
     for key in ("rank_pattern", "alpha_pattern"):
         given = getattr(config, key, None) or {}
@@ -123,9 +139,7 @@ def _check_names(config: Any, model: nn.Module) -> None:
     layers = dict.fromkeys(index for name in adapted for index in re.findall(r"(?<![^.])\d+(?=\.)", name))
     given = getattr(config, "layers_to_transform", None)
     wanted = [given] if isinstance(given, int) else given or ()
-    _check_each(
-        "layers_to_transform", given, wanted, layers, lambda name, index: name == str(index), "indices of layers"
-    )
+    _check_each("layers_to_transform", given, wanted, layers, lambda name, at: name == str(at), "indices of layers")
     rank = config.r if config.peft_type == "LORA" else 0
     for name, module in modules.items():
         weight = getattr(module, "weight", None)

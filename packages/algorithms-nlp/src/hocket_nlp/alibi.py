@@ -129,10 +129,7 @@ class ALiBi(Algorithm):
     phase = Phase.MODEL
 
     def __init__(
-        self,
-        max_sequence_length: int,
-        train_sequence_length_scaling: float = 1.0,
-        max_bias_memory: float = _MEMORY,
+        self, max_sequence_length: int, train_sequence_length_scaling: float = 1.0, max_bias_memory: float = _MEMORY
     ) -> None:
         merge_and_split(train_sequence_length_scaling)
         self.max_sequence_length, self.max_bias_memory = _sizes("ALiBi", max_sequence_length, max_bias_memory)

@@ -65,10 +65,8 @@ def switch(who: str, name: str, given: Any) -> bool:
 
 
 def _wrong_type(who: str, name: str, given: Any, allowed: str, example: Any) -> TypeError:
-    kind = "" if given is None else f", which is {type(given).__name__}"
-    return WrongType(
-        f"{who} was given {name}={short(given)}{kind}: give {allowed}. Write for instance {name}={example}."
-    )
+    given = short(given) + ("" if given is None else f", which is {type(given).__name__}")
+    return WrongType(f"{who} was given {name}={given}: give {allowed}. Write for instance {name}={example}.")
 
 
 def _in_text(given: Any, kind: Any) -> Any:

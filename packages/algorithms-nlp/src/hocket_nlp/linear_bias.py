@@ -10,11 +10,7 @@ from torch import Tensor, nn
 from hocket.errors import MissingPackage, Unsupported, WrongState, WrongValue
 
 #: Attention implementation of transformers -> its replacement with linear biases.
-IMPLEMENTATIONS = {
-    "sdpa": "hocket_alibi_sdpa",
-    "eager": "hocket_alibi_eager",
-    "flex_attention": "hocket_alibi_flex",
-}
+IMPLEMENTATIONS = {"sdpa": "hocket_alibi_sdpa", "eager": "hocket_alibi_eager", "flex_attention": "hocket_alibi_flex"}
 
 
 class LayerBias(NamedTuple):
