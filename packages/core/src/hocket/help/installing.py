@@ -11,6 +11,8 @@ from urllib.parse import unquote, urlsplit
 
 import importlib_metadata
 
+from hocket.help.ours import PACKAGES
+
 _CORE = "hocket"
 #: A requirement for an extra: name, its own extra, versions, and the extra.
 _OF_EXTRA = re.compile(r"([\w.-]+)(?:\[([\w.-]+)\])?\s*([^;]*);.*\bextra\s*==\s*['\"]([\w.-]+)['\"]")
@@ -34,10 +36,16 @@ def command(extra: str, package: str = _CORE) -> str:
 
 
 def library(name: str, versions: str = "") -> str:
-    """Return what to type for a package by its name, as Python imports it or as a checkpoint or requirement states it."""
+    """Return what to type for a package by its name, as Python imports it or as a checkpoint or requirement states it.
+
+    The versions are by default those that a package of hocket's needs for an extra.
+    """
     package = name.replace("_", "-").lower()
     if not package.startswith(_CORE):
-        return f"pip install {shlex.quote(name + versions)}"
+        ours = (each for part in PACKAGES.values() for each in _of_extras(part))
+        return (
+            f"pip install {shlex.quote(name + (versions or next((each[2] for each in ours if each[0] == name), '')))}"
+        )
     extra = _extra_of(package)
     if package != _CORE and not any(requirement[3] == extra for requirement in _of_extras(_CORE)):
         return f"pip install FOLDER, which has the source or a wheel of {package}"
