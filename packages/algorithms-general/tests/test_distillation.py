@@ -598,6 +598,14 @@ def test_what_is_wrong_with_a_teacher_is_said_of_the_teacher(tmp_path):
     with pytest.raises(RuntimeError, match=r"weight \(\[3, 5\].*Give Distillation weights of its teacher") as misfit:
         _trainer(tmp_path, Distillation(nn.Linear(4, 3), weights=tmp_path / "other.pt"))
     assert "remap" not in str(misfit.value) and "\n" not in str(misfit.value)
+    assert "nothing was loaded: of another shape: weight" in str(misfit.value)
+    for given, says in {
+        "resnet50": "a function that makes it: teacher=resnet50",
+        "no/such.pt": "such.pt",
+    }.items():
+        with pytest.raises((ValueError, RuntimeError), match=says) as absent:
+            _trainer(tmp_path, Distillation(given))
+        assert ".." not in str(absent.value) and "architecture" not in str(absent.value)
     with pytest.raises(ValueError, match=r"two or more classes in dimension 3.*alpha=0 with features="):
         _trainer(tmp_path, Distillation(nn.Linear(4, 3), class_dim=3)).fit()
 

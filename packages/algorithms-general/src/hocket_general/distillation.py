@@ -154,8 +154,7 @@ class Distillation(Algorithm):
         ):
             raise WrongValue(
                 f"Distillation was given «alpha={alpha}» and «feature_weight={feature_weight}», with "
-                f"{'' if features else 'no '}features, and would change nothing, or train away from the teacher. Give positive "
-                "weights."
+                f"{'' if features else 'no '}features: it would change nothing, or train away from it. Give positive weights."
             )
         if not (isinstance(teacher, nn.Module | str | os.PathLike) or callable(teacher)):
             raise WrongType(

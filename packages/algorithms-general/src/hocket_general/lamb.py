@@ -50,13 +50,7 @@ class LAMB(Optimizer):
         always_adapt: bool = True,
     ) -> None:
         check(lr, betas, weight_decay)
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "always_adapt": always_adapt,
-        }
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "always_adapt": always_adapt}
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # after pickling, copying and loading

@@ -29,7 +29,12 @@ def make_teacher(
     """
     if isinstance(given, str | os.PathLike):
         module: nn.Module = copy.deepcopy(state.model)
-        weights: str | None = os.fspath(given)
+        weights: str | None = (path := os.fspath(given))
+        if path.isidentifier() and not os.path.exists(path):
+            raise WrongValue(
+                f"Distillation was given «teacher={given!r}», and no file has that name. Give a function that makes it: "
+                f"«teacher={path}¦teacher='module:{path}'»; or the path of weights: «teacher='runs/a/latest'»."
+            )
     else:
         made = given if isinstance(given, nn.Module) else given()
         if not isinstance(made, nn.Module):
@@ -45,11 +50,13 @@ def make_teacher(
     if weights is not None:
         from hocket.checkpoints import load_weights, read_weights
 
+        tensors = read_weights(weights)
         try:
-            load_weights(module, read_weights(weights))
+            load_weights(module, tensors)
         except CheckpointError as error:
-            misfits = " ".join(str(error).partition("\nPass ")[0].split())
-            raise CheckpointError(f"{misfits}. Give Distillation weights of its teacher's architecture.") from error
+            what, *misfits = str(error).partition("\nPass ")[0].splitlines()
+            what = f"{what.rstrip('.')}: {'; '.join(misfits)}." if misfits else what
+            raise CheckpointError(f"{what} Give Distillation weights of its teacher's architecture.") from error
     plain = {name: each for name, each in module.named_parameters() if type(each) is nn.Parameter}
     if broken := [name for name, each in plain.items() if each.itemsize > 1 and each.isnan().any()]:
         raise WrongValue(f"The teacher of Distillation has NaN in {', '.join(broken[:3])}. Load earlier weights.")
