@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 import os
@@ -26,6 +27,7 @@ import hocket
 from hocket.help import names
 from hocket.help.attributes import Values
 from hocket.loop.actions import DefaultActions
+from hocket.plugins import signatures
 from hocket.state.simple_metrics import METRICS
 from hocket.state.task import SupervisedTask
 from hocket_insight.failures import explaining as failures
@@ -392,6 +394,23 @@ def test_the_tables_of_names_lead_to_what_exists() -> None:
         missing = set(names.table("plugins", kind)) - set(hocket.plugins.names(kind))
         assert not missing, (kind, missing)
     assert not set(names.table("hooks")) - hocket.hookspecs.HOOKS
+
+
+@pytest.mark.parametrize("kind", ["algorithms", "callbacks", "loggers", "optimizers", "schedules"])
+def test_every_argument_without_a_default_has_a_value_to_type(kind: str) -> None:
+    for entry in hocket.plugins.entries(kind):
+        parameters = [*inspect.signature(entry.load()).parameters.values()][kind == "optimizers" :]
+        for each in parameters:
+            if each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
+                value = ast.literal_eval(names.example(each.name))
+                assert value is not ... and signatures.fits(value, signatures.hints(entry.load()).get(each.name, Any))
+
+
+def test_arguments_that_are_no_dict_are_shown_with_the_name_of_the_first() -> None:
+    with pytest.raises(hocket.plugins.PluginConfigError, match=r"Write {'ema': {'half_life': '3ba'}}\."):
+        make_trainer(algorithms=[{"ema": "3ba"}])
+    with pytest.raises(hocket.plugins.PluginConfigError, match=r"Write {'early-stopping': {'monitor': 'loss'}}\."):
+        make_trainer(callbacks=[{"early-stopping": "loss"}])
 
 
 class Classifier(hocket.Task):

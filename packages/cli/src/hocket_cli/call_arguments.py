@@ -33,8 +33,8 @@ def lacking(target: Any, positional: Sequence[Any], named: Mapping[str, Any]) ->
 
 def lacks(target: Any, name: str, missing: Sequence[str], where: str, leading: int = 0) -> ConfigError:
     """Return the error that arguments are missing."""
-    write = value_in_yaml(names.example(target, missing[0]))
-    said = f"{name} needs {', '.join(missing)}. Write `{{{name}: {{{missing[0]}: {write}}}}}`."
+    given = ", ".join(f"{each}: {value_in_yaml(names.example(target, each))}" for each in missing)
+    said = f"{name} needs {', '.join(missing)}. Write `{{{name}: {{{given}}}}}`."
     return ConfigError(where, f"{said} {takes(target, leading)}.")
 
 

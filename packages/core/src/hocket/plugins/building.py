@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hocket.basics.kinds import misfit
+from hocket.basics.masking import masked
 from hocket.basics.plugin_errors import BrokenPluginError, PluginConfigError
 from hocket.basics.specification import literal, parse_spec
 from hocket.help import names as others
@@ -79,6 +80,12 @@ def _from_mapping(kind: str, spec: Mapping[Any, Any]) -> tuple[str, dict[str, An
         ((name, config),) = spec.items()
         if isinstance(name, str) and (config is None or isinstance(config, Mapping)):
             return name, {str(key): value for key, value in (config or {}).items()}
+        if name in registry.names(kind):
+            known = [*inspect.signature(registry.find(kind, name).load()).parameters, "key"]
+            first = next(each for each in known if each not in ("params", "optimizer"))
+            raise PluginConfigError(
+                f"{spec!r} has no name of an argument. Write {{{name!r}: {{{first!r}: {config!r}}}}}."
+            )
     name = {"optimizers": "adamw", "schedules": "cosine"}.get(kind)
     write = "{'name': {'key': value}}" if name is None or not spec else f"{{{name!r}: {dict(spec)!r}}}"
     raise PluginConfigError(
@@ -160,8 +167,8 @@ def _attachment(kind: str, cls: type, obj: object, config: Mapping[str, Any]) ->
 
 def _name_of(kind: str, cls: type) -> str:
     """Return the declared name of a class, or else its class name in kebab case."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", cls.__name__).lower()
-    return entry.name if (entry := registry.entry_of(kind, cls)) else words
+    entry, words = registry.entry_of(kind, cls), r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
+    return entry.name if entry else re.sub(words, "-", cls.__name__).lower()
 
 
 def _written(kind: str, name: str, cls: Any, arguments: Sequence[str]) -> str:
@@ -204,8 +211,6 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[object, ...], config:
     hints = signatures.hints(cls)
     for key, value in config.items():
         if key in hints and not signatures.fits(value, hints[key]):
-            from hocket.basics.masking import masked
-
             given, kind = masked(value, name, key), type(value).__name__
             raise PluginConfigError(
                 f"{what} was given {key}={given!r}, which is {kind}; it should be {_type_name(hints[key])}. "
@@ -214,8 +219,6 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[object, ...], config:
     try:
         return cls(*arguments, **config)
     except (TypeError, ValueError) as error:
-        from hocket.basics.masking import masked
-
         error.add_note(
             f"While instantiating {what} with {dict(masked(config, name))!r}. {takes}; write {{'{name}': {{…}}}} with other "
             "values."
