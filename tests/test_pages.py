@@ -62,6 +62,7 @@ PAGES = (
     "docs/how-to/custom-metrics.md",
     "docs/how-to/evaluating-a-checkpoint.md",
     "docs/how-to/judge-a-run.md",
+    "docs/how-to/judge-in-python.md",
     "docs/how-to/ema.md",
     pytest.param("docs/how-to/export.md", marks=pytest.mark.long),  # traces a model
     "docs/how-to/k-fold.md",
