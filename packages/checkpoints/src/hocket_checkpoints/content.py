@@ -255,11 +255,12 @@ def _unclaimed(name: str, glob: str, tree: Mapping[str, Any], state: State) -> s
     if name.startswith(f"{OFFERED}."):
         absent = [each for each in tree["attached"] if each["kind"] == "callbacks" and each["name"] not in here]
         named = [each for each in absent if f"{OFFERED}.{each['name']}" == name] or absent
-        who, how = "attach the plug-in that saved it", how_to_get("callbacks", named[0]) if len(named) == 1 else ""
+        who = "attach the plug-in that saved it"
+        how = f" {how_to_get('callbacks', named[0])}" if len(named) == 1 else ""
     return (
         f"The checkpoint has '{name}', which nothing here loads: {who}«, or omit it by trainer.load_state_dict(tree, "
-        f"ignore=['{glob}'])¦». {how}"
-    ).rstrip()
+        f"ignore=['{glob}'])¦».{how}"
+    )
 
 
 class _Absent:
