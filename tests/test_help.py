@@ -402,7 +402,7 @@ def test_every_argument_without_a_default_has_a_value_to_type(kind: str) -> None
         parameters = [*inspect.signature(entry.load()).parameters.values()][kind == "optimizers" :]
         for each in parameters:
             if each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
-                value = ast.literal_eval(names.example(each.name))
+                value = ast.literal_eval(names.example(entry.load(), each.name))
                 assert value is not ... and signatures.fits(value, signatures.hints(entry.load()).get(each.name, Any))
 
 

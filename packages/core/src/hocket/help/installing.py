@@ -43,9 +43,8 @@ def library(name: str, versions: str = "") -> str:
     package = name.replace("_", "-").lower()
     if not package.startswith(_CORE):
         ours = (each for part in PACKAGES.values() for each in _of_extras(part))
-        return (
-            f"pip install {shlex.quote(name + (versions or next((each[2] for each in ours if each[0] == name), '')))}"
-        )
+        needed = versions or next((each[2] for each in ours if each[0] == name), "")
+        return f"pip install {shlex.quote(name + needed)}"
     extra = _extra_of(package)
     if package != _CORE and not any(requirement[3] == extra for requirement in _of_extras(_CORE)):
         return f"pip install FOLDER, which has the source or a wheel of {package}"

@@ -89,10 +89,13 @@ def example(target: object, argument: str) -> str:
     """Return a value for an argument, as code: that in the docstring's example, the default, a usual one, or an ellipsis."""
     with suppress(SyntaxError, ValueError, TypeError, KeyError):  # no Python, no literal, no signature
         code = "\n".join(re.findall(r"^ *(?:>>>|\.\.\.) ?(.*)", getattr(target, "__doc__", None) or "", re.MULTILINE))
-        for node in ast.walk(ast.parse(code)):
-            if isinstance(node, ast.keyword) and node.arg == argument:
-                return repr(ast.literal_eval(node.value))
-        default = inspect.signature(target).parameters[argument].default  # type: ignore[arg-type]
+        parameters = inspect.signature(target).parameters  # type: ignore[arg-type]
+        for call in (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)):
+            its = ast.unparse(call.func).rpartition(".")[2] == target.__name__  # type: ignore[attr-defined]
+            given = dict(zip(parameters, call.args, strict=False)) if its else {}
+            if value := (given | {each.arg: each.value for each in call.keywords}).get(argument):
+                return repr(ast.literal_eval(value))
+        default = parameters[argument].default
         if default not in (None, (), inspect.Parameter.empty):
             return repr(default)
     return table("examples").get(argument, "…")

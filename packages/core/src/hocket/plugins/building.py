@@ -83,9 +83,7 @@ def _from_mapping(kind: str, spec: Mapping[Any, Any]) -> tuple[str, dict[str, An
         if name in registry.names(kind):
             known = [*inspect.signature(registry.find(kind, name).load()).parameters, "key"]
             first = next(each for each in known if each not in ("params", "optimizer"))
-            raise PluginConfigError(
-                f"{spec!r} has no name of an argument. Write {{{name!r}: {{{first!r}: {config!r}}}}}."
-            )
+            raise PluginConfigError(f"{spec!r} names no argument. Write {{{name!r}: {{{first!r}: {config!r}}}}}.")
     name = {"optimizers": "adamw", "schedules": "cosine"}.get(kind)
     write = "{'name': {'key': value}}" if name is None or not spec else f"{{{name!r}: {dict(spec)!r}}}"
     raise PluginConfigError(
