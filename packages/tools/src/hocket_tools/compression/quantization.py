@@ -62,6 +62,7 @@ def quantize(
             f"quantize was given a {type(calibration).__name__} as «calibration=» and «to={to!r}». Calibration is a list of "
             "batches, «calibration=[inputs]», for «to='int8-static'» only; omit it for others."
         )
+    check_group_size(to, group_size)
     check(model, to, calibrated=calibration is not None, group_size=group_size)
     from hocket_tools.compression.quantization_aware_training import without_fake_quantization
 
@@ -87,6 +88,15 @@ def quantize(
     quantization.quantize_(quantized, config, filter_fn=lambda module, name: name in wanted)
     _say_what_stays(quantized, to, wanted)
     return quantized
+
+
+def check_group_size(to: str, group_size: int) -> None:
+    """Raise WrongValue for a size of groups that has no effect, because only int4 has groups."""
+    if to != "int4" and group_size != 32:
+        raise WrongValue(
+            f"«group_size={group_size}» has no effect with «to={to!r}». Remove it, or write «to='int4'».",
+            about="group_size",
+        )
 
 
 def check(model: nn.Module, to: str, *, calibrated: bool, group_size: int = 32) -> None:

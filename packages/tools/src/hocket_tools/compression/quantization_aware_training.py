@@ -13,22 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hocket import surgery
 from hocket.help import warn
 from hocket.hookspecs import Event
 from hocket.hookspecs.algorithm import Algorithm, Phase
-from hocket.surgery import (
-    NoEffectWarning,
-    Policies,
-    Policy,
-    Replacement,
-    preview,
-    recast,
-    replace_modules,
-    why_no_effect,
-)
 from hocket_tools.arguments import checked
 from hocket_tools.compression.libraries import torchao
-from hocket_tools.compression.quantization import GroupSize, Kind, misfits_int4
+from hocket_tools.compression.quantization import GroupSize, Kind, check_group_size, misfits_int4
 
 if TYPE_CHECKING:
     from hocket.state.state import State
@@ -119,7 +110,7 @@ def _input_quantizer() -> nn.Module:
 def _build(old: Any, to: Kind, group_size: int) -> nn.Module:
     """Return the fake-quantized replacement of a layer, with the same parameters."""
     if to != "int4":
-        new = recast(old, _KINDS[type(old)])
+        new = surgery.recast(old, _KINDS[type(old)])
         new.input_quantizer = _input_quantizer() if to == "int8-static" else None
         return new
     qat, quantization = torchao("quantization.qat"), torchao("quantization")
@@ -135,19 +126,19 @@ def _build(old: Any, to: Kind, group_size: int) -> nn.Module:
     return replacement
 
 
-def _policies(model: nn.Module, to: Kind, group_size: int) -> Policies:
+def _policies(model: nn.Module, to: Kind, group_size: int) -> surgery.Policies:
     kinds = tuple(_KINDS) if to == "int8-static" else (nn.Linear,)
 
     def wants(module: Any) -> bool:
         return type(module) in kinds and (to != "int4" or not misfits_int4(module, group_size))
 
-    return {nn.Module: Policy(lambda old, index: _build(old, to, group_size), wants)}
+    return {nn.Module: surgery.Policy(lambda old, index: _build(old, to, group_size), wants)}
 
 
 @checked
 def fake_quantize(
     model: nn.Module, to: Kind = "int8-static", *, group_size: GroupSize = 32
-) -> tuple[nn.Module, list[Replacement]]:
+) -> tuple[nn.Module, list[surgery.Replacement]]:
     """Replace layers of ``model`` by ones that round as the quantized model will, in place; the parameters stay the same.
 
     After training, ``hocket_tools.quantize(model, to, …)`` converts them.
@@ -169,14 +160,15 @@ def fake_quantize(
         >>> str(changed[0])
         '0: Conv2d -> FakeQuantizedConv2d'
     """
-    replacements = replace_modules(model, _policies(model, to, group_size))
+    check_group_size(to, group_size)
+    replacements = surgery.replace_modules(model, _policies(model, to, group_size))
     if not replacements:
         layers = "Linear, Conv1d or Conv2d" if to == "int8-static" else "Linear"
         applied = {name: part for name, part in model.named_modules() if isinstance(part, FakeQuantized)}
         misfits = [misfits_int4(part, group_size) for part in model.modules() if type(part) is nn.Linear]
         reason = f"of its Linear, {misfits[0]}" if misfits else f"it has no {layers} of torch's own class"
-        lacking = f"{reason}. Remove quantization-aware-training, or choose another «to=»."
-        warn(why_no_effect("quantization-aware-training", model, lacking, applied), NoEffectWarning)
+        lacking = f"{reason}. Choose another «to=», or train without it."
+        warn(surgery.why_no_effect("quantization-aware-training", model, lacking, applied), surgery.NoEffectWarning)
     return model, replacements
 
 
@@ -224,6 +216,7 @@ class QuantizationAwareTraining(Algorithm):
 
     @checked
     def __init__(self, to: Kind = "int8-static", group_size: GroupSize = 32) -> None:
+        check_group_size(to, group_size)
         self.to, self.group_size = to, group_size
 
     def apply(self, event: Event, state: State) -> None:
@@ -234,5 +227,5 @@ class QuantizationAwareTraining(Algorithm):
 
     def touches(self, model: nn.Module) -> Sequence[str]:
         """Return one line for each layer that would be replaced."""
-        names = preview(model, _policies(model, self.to, self.group_size))
+        names = surgery.preview(model, _policies(model, self.to, self.group_size))
         return [f"{name}: {type(model.get_submodule(name)).__name__} rounded to {self.to}" for name in names]
