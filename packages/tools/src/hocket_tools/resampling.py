@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, TypeAlias
 
-from hocket.errors import WrongValue
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.errors import WrongType, WrongValue
 from hocket_tools.arguments import check_fraction, check_least, checked
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-    Integers = NDArray[np.int64]
-
+Floats: TypeAlias = NDArray[np.float64]
+Integers: TypeAlias = NDArray[np.int64]
 Method = Literal["bca", "percentile"]
 #: Numbers in one block of resamples, and the groups of samples that the jackknife of a large set omits one by one.
 _BLOCK, _GROUPS = 4_000_000, 1000
@@ -35,6 +33,8 @@ class Statistic:
             values ``(sets,)`` of these sets. NaN where a set has none.
         proportion: whether the value is the fraction of samples with some property.
 
+    Raises TypeError for rows that are something else.
+
     Example:
         >>> import numpy
         >>> from hocket_tools import Statistic, bootstrap
@@ -50,11 +50,19 @@ class Statistic:
     value: Callable[[Floats], Floats]
     proportion: bool = False
 
+    def __post_init__(self) -> None:
+        """Raise WrongType for rows that are no kinds of samples, such as the numbers themselves."""
+        rows = np.asarray(self.rows)
+        if len(rows) and (rows.ndim != 1 or not np.can_cast(rows.dtype, np.int64) or rows.min() < 0):
+            raise WrongType(
+                f"Statistic {self.name!r} was given rows of {rows.dtype} of shape {rows.shape}; they should be the kind of "
+                f"each sample, an integer from 0. For the mean of numbers write rows=numpy.arange({len(rows)}), "
+                "value=lambda weights: weights @ numbers / weights.sum(1)."
+            )
+
     @property
     def counts(self) -> Integers:
         """``(kinds,)`` int64: how many samples are of each kind."""
-        import numpy as np
-
         return np.bincount(self.rows).astype(np.int64)
 
 
@@ -94,8 +102,6 @@ def bootstrap(
         >>> found.value, 0.80 < found.low < 0.86, 0.93 < found.high < 0.97
         (0.9, True, True)
     """
-    import numpy as np
-
     check(level, resamples, seed)
     if not len(statistic.rows):
         raise WrongValue(f"{statistic.name} has no samples, so there is nothing to resample.")
@@ -134,8 +140,6 @@ def check(level: float, resamples: int, seed: int = 0) -> None:
 
 def resampled(counts: Integers, resamples: int, generator: np.random.Generator) -> Iterator[Floats]:
     """Yield blocks ``(some, kinds)`` of how often sets drawn with replacement have each kind."""
-    import numpy as np
-
     samples, kinds = int(counts.sum()), len(counts)
     few = kinds <= samples // 8
     size = max(1, _BLOCK // (kinds if few else samples))
@@ -153,8 +157,6 @@ def _corrected(
     statistic: Statistic, counts: Integers, value: float, drawn: Floats, tails: tuple[float, float]
 ) -> tuple[float, float] | None:
     """Return the corrected quantiles; None if all resamples are on one side of the value."""
-    import numpy as np
-
     below = (np.count_nonzero(drawn < value) + 0.5 * np.count_nonzero(drawn == value)) / len(drawn)
     if not 0 < below < 1:
         return None
@@ -172,8 +174,6 @@ def _corrected(
 
 def _acceleration(statistic: Statistic, counts: Integers) -> float:
     """Return the acceleration, from the values without each kind of sample, or without groups of them."""
-    import numpy as np
-
     kinds = len(counts)
     if kinds <= _GROUPS:
         omitted, multiplicity = np.eye(kinds), counts.astype(np.float64)
