@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from support import make_trainer
 from torch import nn
 
 import hocket
-from hocket.errors import Unsupported
+from hocket.errors import MissingPackage, Unsupported
 from hocket.plugins import PluginConfigError
 from hocket_testkit import AlgorithmConformance
 from hocket_tools import Adapters, Finetuning, merge_adapters
@@ -209,6 +210,25 @@ def test_a_model_without_adapters_is_not_merged() -> None:
         merge_adapters(net())
     with pytest.raises(ValueError, match="batch_norm='no'"):
         Adapters(dict(LORA), "no")
+
+
+def test_a_fit_after_a_merge_is_refused() -> None:
+    trainer = adapted(duration="2ep")
+    trainer.fit("1ep")
+    merge_adapters(trainer.state.model)
+    with pytest.raises(ValueError, match=r"were merged into the weights .* merge_adapters\(copy\.deepcopy\("):
+        trainer.fit()
+
+
+def test_two_configurations_of_adapters_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"'adapters' twice\. A model has one .* target_modules of one"):
+        adapted(algorithms=[Adapters(dict(LORA)), Adapters({"r": 2, "target_modules": ["fc"]})])
+
+
+def test_a_merge_without_peft_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(MissingPackage, match="peft is needed here.*Type: pip install .*peft"):
+        merge_adapters(net())
 
 
 def test_a_trainer_is_not_a_model_to_merge() -> None:

@@ -15,6 +15,7 @@ from hocket.state.component import Component
 from hocket.state.state import State
 from hocket.surgery import Replacement
 from hocket_tools.arguments import checked
+from hocket_tools.compression.libraries import imported
 from hocket_tools.finetuning.norms import norms_of, said
 from hocket_tools.progress import say
 
@@ -55,6 +56,7 @@ class Adapters(Algorithm):
 
     events = {Event.INIT, Event.FIT_START}
     phase = Phase.MODEL
+    once = "A model has one configuration of adapters. Name the modules of both in target_modules of one."
 
     @checked
     def __init__(self, peft: Any, batch_norm: Literal["eval", "train"] = "eval") -> None:
@@ -71,12 +73,14 @@ class Adapters(Algorithm):
             self._configurations = _inject(state.model, self.peft)
             changed = [(name, before[name], new) for name, new in _adapted(state.model).items()]
             state.replacements += [Replacement(name, old, new, state.model) for name, old, new in changed]
-            self._frozen_norms = [
-                name
-                for name, module in norms_of(state.model)
-                if not any(parameter.requires_grad for parameter in module.parameters())
-            ]
+            norms = [(name, list(module.parameters())) for name, module in norms_of(state.model)]
+            self._frozen_norms = [name for name, own in norms if not any(each.requires_grad for each in own)]
             self._say(state, len(changed))
+        elif not _adapted(state.model):
+            raise WrongValue(
+                "The adapters were merged into the weights of the model, which are frozen, so nothing can be trained. Merge a "
+                "copy, merge_adapters(copy.deepcopy(trainer.state.model)), or make a new Trainer with the merged model."
+            )
         if self.batch_norm == "eval":
             for name in self._frozen_norms:
                 state.model.get_submodule(name).training = False
@@ -130,7 +134,8 @@ def merge_adapters(model: nn.Module) -> nn.Module:
     adapted = _adapted(model)
     if not adapted:
         raise WrongValue(
-            f"{type(model).__name__} has no adapters to merge. Give the model that was trained with `Adapters`, or of peft."
+            f"{type(model).__name__} has no adapters to merge; perhaps they are merged already. Give the model that was "
+            "trained with `Adapters`, or of peft."
         )
     if grouped := _grouped({name: each for name, each in model.named_modules() if hasattr(each, "get_base_layer")}):
         raise Unsupported(
@@ -184,7 +189,8 @@ def _inject(model: nn.Module, given: Any) -> dict[str, Any]:
 
 
 def _adapted(model: nn.Module) -> dict[str, Any]:
-    """Return the outermost modules of peft in a model, by name."""
+    """Return the outermost modules of peft in a model, by name. Raises MissingPackage without peft."""
+    imported("peft", "peft")
     from peft import PeftModel
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import AuxiliaryTrainingWrapper
