@@ -37,7 +37,7 @@ IMAGES = torch.zeros(1, 3, 8, 8)
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: hocket_tools.magnitude_masks(nn.Linear(2, 2), 0.5), r"weights={'…': torch\.ones\(2\)}"),
+        (lambda: hocket_tools.magnitude_masks(nn.Linear(2, 2), 0.5), r"weights=dict\(model\.named_parameters\(\)\)"),
         (
             lambda: hocket_tools.prune_channels("model", (2, 4)),
             r"model='model', which is str.*Write model=trainer\.state\.model",
@@ -46,6 +46,20 @@ IMAGES = torch.zeros(1, 3, 8, 8)
         (lambda: hocket_tools.export(trainer(), out=5), r"text, a path or None\. Write out='…'"),
         (lambda: hocket_tools.export(trainer(), dynamic=["input"]), r"Write dynamic={'…': \[1\]}"),
         (lambda: hocket_tools.export(trainer(), dynamic={"input": "2"}), r"Write dynamic={'input': \[2\]}"),
+        (
+            lambda: hocket_tools.export(trainer(), dynamic={"input": [2, "a"]}),
+            r"given dynamic\['input'\]\[1\]='a', which is str; it should be an integer",
+        ),
+        (
+            lambda: hocket_tools.compare_compressed(trainer(), {"a": nn.Linear(4, 4), "b": len}),
+            r"given models\['b'\]=<built-in function len>, which is builtin_function_or_method; .* class Module",
+        ),
+        (lambda: hocket_tools.compare_compressed(trainer(), [nn.Linear(4, 4)]), r"Write models={'int8': small}"),
+        (
+            lambda: hocket_tools.Finetuning([("0ep", "4.*")]),
+            r"given stages\[0\]=\('0ep', '4\.\*'\), which is tuple.* Write stages\[0\]={'at': '0ep', 'train'",
+        ),
+        (lambda: hocket_tools.compared(trainer(), None, hocket_tools.How()), r"Write first=hocket_tools\.judge\("),
         (lambda: Export(every=2), r"Write every='1ep'"),
         (lambda: hocket_tools.judge(trainer(), "test", worst="3"), r"an integer\. Write worst=3\."),
         (lambda: hocket_tools.judge(trainer(), "test", metrics="accuracy"), r"Write metrics=\['accuracy'\]"),
@@ -54,11 +68,12 @@ IMAGES = torch.zeros(1, 3, 8, 8)
         (lambda: hocket_tools.compared(None), r"^compared was not given second"),
         (lambda: hocket_tools.corrupt(np.zeros((1, 3, 8, 8)), "fog", 1), "ndarray as images"),
         (lambda: hocket_tools.corrupt(IMAGES, "fog", 1.0), "severity=1.0, which is float"),
-        (lambda: hocket_tools.bootstrap([1, 2]), r"Write statistic=hocket_tools\.Statistic"),
+        (lambda: hocket_tools.bootstrap([1, 2]), r"Write statistic=Statistic\('accuracy', right, lambda"),
         (lambda: hocket_tools.merge_adapters(trainer()), r"class Module\. Write model=trainer\.state\.model"),
         (lambda: hocket_tools.quantize("runs/a"), r"class Module\. Write model=trainer\.state\.model"),
         (lambda: hocket_tools.fake_quantize(trainer().state), r"Write model=state\.model"),
         (lambda: hocket_tools.read_predictions(trainer().result()), r"Write folder=result\.run_folder"),
+        (lambda: hocket_tools.mcnemar((), 2), r"first_only=\(\), which is tuple; it should be an integer"),
         (lambda: hocket_tools.mcnemar(1.5, 2), "first_only=1.5, which is float; it should be an integer"),
         (lambda: hocket_tools.Pruning(scope="global"), r"'layer' or 'model'\. Write scope='layer'"),
         (lambda: hocket_tools.Pruning(keep="1"), r"Write keep=\['1'\]"),
@@ -109,6 +124,16 @@ class Dropping(nn.Linear):
         (
             lambda: hocket_tools.withstand(trainer(), hocket_tools.judge(trainer(), "test"), kinds="fog"),
             r"kinds=\['fog'\]",
+        ),
+        (
+            lambda: hocket_tools.quantize(nn.Linear(64, 4), "int8", group_size=64),
+            r"group_size=64 has no effect with to='int8'\. Remove it, or write to='int4'",
+        ),
+        (lambda: hocket_tools.fake_quantize(nn.Linear(64, 4), group_size=64), r"group_size=64 has no effect"),
+        (lambda: hocket_tools.QuantizationAwareTraining("int8", 64), r"group_size=64 has no effect"),
+        (
+            lambda: hocket_tools.Statistic("loss", np.random.rand(50), len),
+            r"rows of float64 of shape \(50,\).*write rows=numpy\.arange\(50\)",
         ),
         (lambda: hocket_tools.corrupt(IMAGES, "fog", 1, seed=-1), r"seed=-1.*0 or more"),
         (lambda: hocket_tools.corrupt(IMAGES, "fog", 1, places=[]), "0 places for 1 images"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import functools
 import inspect
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from doctest import DocTestParser
 from operator import attrgetter
 from typing import Any, ParamSpec, TypeVar
 
@@ -44,7 +46,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         for name, value in signature.bind(*args, **kwargs).arguments.items():
             if name in hints() and not _fits(value, hints()[name]):
                 whose = type(args[0]) if who != function.__qualname__ else function
-                raise _refusal(who, whose, name, value, hints()[name])
+                raise _refusal(who, name, value, hints()[name], _shown(whose, name))
         return function(*args, **kwargs)
 
     return understood(call)
@@ -57,30 +59,69 @@ def _fits(value: object, hint: object) -> bool:
 
 def _is(value: Any, hint: object) -> bool:
     cls, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
-    if isinstance(value, Mapping) and cls in signatures.MAPPINGS:
-        return not inner or all(_fits(key, inner[0]) and _fits(item, inner[1]) for key, item in value.items())
-    if isinstance(value, list | tuple) and cls in signatures.SEQUENCES:
-        kinds = signatures.item_hints(hint, len(value))
-        return kinds is not None and all(map(_fits, value, kinds))
+    items = _items(value, hint)
+    if items is not None:
+        keys = value if inner and isinstance(value, Mapping) else ()
+        return all(_fits(key, inner[0]) for key in keys) and all(_fits(*each) for _, *each in items)
     if cls in signatures.SEQUENCES and hasattr(value, "__array__"):
         return True
     exact = isinstance(cls, type) and cls not in (float, Any, object)
     return signatures.fits(value, hint) and (not exact or isinstance(value, cls))  # type: ignore[arg-type]
 
 
-def _refusal(who: str, whose: object, name: str, value: object, hint: object) -> WrongType | WrongValue:
+def _items(value: object, hint: object) -> list[tuple[object, object, object]] | None:
+    """Return the key, the value and the annotation of each item of a container of an annotated kind, None of others."""
+    cls, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if isinstance(value, Mapping) and cls in signatures.MAPPINGS:
+        return [(key, item, inner[1] if inner else Any) for key, item in value.items()]
+    listed = value if isinstance(value, list | tuple) and cls in signatures.SEQUENCES else None
+    kinds = None if listed is None else signatures.item_hints(hint, len(listed))
+    return None if listed is None or kinds is None else list(zip(range(len(kinds)), listed, kinds, strict=True))
+
+
+def _refusal(who: str, name: str, value: object, hint: object, example: str) -> WrongType | WrongValue:
+    """Return the error for an argument or, if it is a container of the right kind, for its first item that does not fit."""
     from hocket_cli.annotations import described
 
+    choice = signatures.choice(value, hint)
+    meant = [choice] if choice is not None else [each for each in _meant(value) if _fits(each, hint)]
+    items = [each for member in signatures.members(hint) for each in _items(value, member) or ()]
+    wrong = [] if meant else [each for each in items if not _fits(*each[1:])]
+    if wrong:
+        key, item, hint = wrong[0]
+        return _refusal(who, f"{name}[{key!r}]", item, hint, _first_item(example))
     kind, shown = type(value).__name__, repr(value)
     given = f"«{name}={shown}», which is {kind}" if len(shown) < 80 and "\n" not in shown else f"{kind} as {name}"
     allowed = described(hint).replace("true or false", "True or False").replace(" or null", " or None")
-    choice = signatures.choice(value, hint)
-    meant = [choice] if choice is not None else [each for each in _meant(value) if _fits(each, hint)]
-    example = names.example(whose, name).replace("…", "") or _example(hint)
-    write = _part(value, hint) or (repr(meant[0]) if meant else example)
+    members = signatures.members(hint)
+    if nn.Module in members or (str in members and example[:1] not in "'\""):  # of an example's own model and folder
+        example = ""
+    write = _part(value, hint) or (repr(meant[0]) if meant else example or _example(hint))
     error = WrongValue if choice is not None and type(value) is type(choice) else WrongType
     text = f"{who} was given {given}; it should be {allowed}. Write «{name}={write}»."
-    return error(text, about=name)
+    return error(text if name.isidentifier() else text.replace("«", "").replace("»", ""), about=name)
+
+
+def _shown(function: Any, name: str) -> str:
+    """Return the source of an argument: a default or a usual one, or what the docstring's example gives by position."""
+    usual = names.example(function, name).replace("…", "")
+    code = "" if usual else "".join(each.source for each in DocTestParser().get_examples(function.__doc__ or ""))
+    nodes = list(ast.walk(ast.parse(code)))
+    assigned = {ast.unparse(each.targets[0]): each.value for each in nodes if isinstance(each, ast.Assign)}
+    for call in nodes:
+        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] == function.__name__:
+            keywords = {each.arg or "": each.value for each in call.keywords}
+            given = inspect.signature(function).bind_partial(*call.args, **keywords).arguments
+            usual = ast.unparse(given.get(name, ast.Name("")))
+            return ast.unparse(assigned[usual]) if usual in assigned else "" if usual.isidentifier() else usual
+    return usual
+
+
+def _first_item(source: str) -> str:
+    """Return the source of the first item of a list or a dict, or empty."""
+    node = ast.parse(source or "()", mode="eval").body
+    items = getattr(node, "elts", getattr(node, "values", ()))
+    return ast.unparse(items[0]) if items else ""
 
 
 def _part(value: object, hint: object) -> str:
@@ -110,11 +151,13 @@ def _example(hint: object) -> str:
     if cls in signatures.SEQUENCES:
         return f"[{', '.join(parts)}]"
     package = f"{cls.__module__.partition('.')[0]}." if is_ours(getattr(cls, "__module__", "")) else ""
-    return _EXAMPLES.get(cls, f"{package}{getattr(cls, '__name__', '')}(…)")
+    name = getattr(cls, "__name__", "")
+    return _EXAMPLES.get(name, f"{package}{name}(…)")
 
 
-_EXAMPLES: dict[object, str] = {
-    int: "1", float: "0.5", bool: "False", str: "'…'", Any: "…", Tensor: "torch.ones(2)", nn.Module: "trainer.state.model",
+_EXAMPLES = {
+    "int": "1", "float": "0.5", "bool": "False", "str": "'…'", "Any": "…", "Tensor": "torch.ones(2)",
+    "Module": "trainer.state.model", "Judgement": "hocket_tools.judge(trainer, 'test')",
 }  # fmt: skip
 
 
@@ -126,18 +169,29 @@ def check_effect(args: argparse.Namespace, needed: bool, without: str, **default
             raise WrongValue(f"{option} {value} has no effect without {without}. Add that, or remove {option}.")
 
 
-def check_least(least: int, usual: int, **given: int) -> None:
-    """Raise WrongValue for a number below the least one, which says what to write."""
+def check_least(least: int, usual: int, *, option: bool = True, **given: int) -> None:
+    """Raise WrongValue for a number below the least one, which says what to write.
+
+    Args:
+        option: whether a command has an option of this name, so that it is not a setting of a configuration.
+    """
     for name, value in given.items():
         if value < least:
-            raise WrongValue(f"«{name}={value}» is too small. Give {least} or more: «{name}={usual}».", about=name)
+            wrong, write = (_spelled(name, each, option) for each in (value, usual))
+            raise WrongValue(f"{wrong} is too small. Give {least} or more: {write}.", about=name)
 
 
-def check_fraction(usual: float, **given: float) -> None:
-    """Raise WrongValue for a number that is not between 0 and 1, which says what to write."""
+def check_fraction(usual: float, *, option: bool = True, **given: float) -> None:
+    """Raise WrongValue for a number that is not between 0 and 1, which says what to write. See `check_least`."""
     for name, value in given.items():
         if not 0 < value < 1:
-            raise WrongValue(f"«{name}={value}» is not a fraction between 0 and 1. Write «{name}={usual}».", about=name)
+            wrong, write = (_spelled(name, each, option) for each in (value, usual))
+            raise WrongValue(f"{wrong} is not a fraction between 0 and 1. Write {write}.", about=name)
+
+
+def _spelled(name: str, value: float, option: bool) -> str:
+    typed = f"¦--{name.replace('_', '-')} {value}"
+    return f"«{name}={value}{typed if option else ''}»"
 
 
 def check_weights(model: nn.Module) -> None:

@@ -54,14 +54,9 @@ class PrunedLayer:
 
 @checked
 def prune_channels(
-    model: nn.Module,
-    example: Any,
-    amount: float = 0.5,
-    *,
-    keep: Sequence[str] = (),
-    round_to: int = 1,
+    model: nn.Module, example: Any, amount: float = 0.5, *, keep: Sequence[str] = (), round_to: int = 1,
     optimizer: torch.optim.Optimizer | None = None,
-) -> tuple[nn.Module, list[PrunedLayer]]:
+) -> tuple[nn.Module, list[PrunedLayer]]:  # fmt: skip
     """Remove the output channels of least norm from each convolution and linear layer, in place.
 
     Layers that depend on each other, such as two that a residual connection joins, lose the same channels; norms and the
@@ -96,7 +91,7 @@ def prune_channels(
         (8, torch.Size([2, 4, 6, 6]))
     """
     check_fraction(0.5, amount=amount)
-    check_least(1, 8, round_to=round_to)
+    check_least(1, 8, round_to=round_to, option=False)
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise WrongType("The model is wrapped in DistributedDataParallel. Prune it before it is wrapped.")
     check_weights(model)
@@ -113,7 +108,7 @@ def prune_channels(
     except Exception as error:
         raise WrongValue(
             f"{type(model).__name__} cannot compute «example=», inputs of shapes "
-            f"{[tuple(each.shape) for each in leaves(inputs)]}: {error}. Give inputs that the model takes."
+            f"{[tuple(each.shape) for each in leaves(inputs)]}: {error}. Give a tensor that the model takes, or its shape."
         ) from error
     kept = _kept_elements(model, inputs, amount, keep, round_to)
     trial = copy.deepcopy(model)
@@ -160,7 +155,7 @@ class _Kept:
             tensor.grad = None
             tensor.data = self.of(name, data)
         # A graph that is alive has nodes of the former shapes, into which the next backward pass would run.
-        if any(_node_shape(tensor) != tuple(tensor.shape) for tensor, _ in before.values()):
+        if any(_stale(tensor) for tensor, _ in before.values()):
             for tensor, data in before.values():
                 tensor.data = data
             raise WrongState(
@@ -201,13 +196,9 @@ def _kept_elements(model: nn.Module, inputs: Inputs, amount: float, keep: Sequen
     ignored = [module for name, module in copied.named_modules() if any(fnmatchcase(name, pattern) for pattern in keep)]
     try:
         pruner = library.pruner.BasePruner(
-            copied,
-            inputs.kwargs or inputs.args,
-            importance=library.importance.GroupMagnitudeImportance(p=2),
-            pruning_ratio=amount,
-            ignored_layers=ignored,
-            round_to=round_to if round_to > 1 else None,
-        )
+            copied, inputs.kwargs or inputs.args, importance=library.importance.GroupMagnitudeImportance(p=2),
+            pruning_ratio=amount, ignored_layers=ignored, round_to=round_to if round_to > 1 else None,
+        )  # fmt: skip
         pruner.ignored_layers += _of_outputs(pruner.DG, copied)
         seen = pruner.DG.module2node
         groups = list(pruner.step(interactive=True))
@@ -223,11 +214,7 @@ def _kept_elements(model: nn.Module, inputs: Inputs, amount: float, keep: Sequen
         for group in groups:
             group.prune()
     elements = {name: tensor.detach().long() for name, tensor in _tensors(copied) if tensor.shape != shapes[name]}
-    sizes = {
-        name: changed
-        for name, module in copied.named_modules()
-        if (changed := _changed(model.get_submodule(name), module))
-    }
+    sizes = {name: _changed(model.get_submodule(name), module) for name, module in copied.named_modules()}
     whole = {
         name: _MEANT if module in pruner.ignored_layers else "not called with the example"
         for name, module in copied.named_modules()
@@ -273,11 +260,10 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Any]]:
     yield from model.named_buffers()
 
 
-def _node_shape(tensor: Tensor) -> tuple[int, ...]:
-    """Return the shape of the gradients that autograd will add up in a leaf."""
-    if not tensor.requires_grad:
-        return tuple(tensor.shape)
-    return tuple(torch.autograd.graph.get_gradient_edge(tensor).node._input_metadata[0].shape)
+def _stale(tensor: Tensor) -> bool:
+    """Whether autograd will add up gradients of another shape in a leaf."""
+    edge = torch.autograd.graph.get_gradient_edge(tensor) if tensor.requires_grad else None
+    return edge is not None and tuple(edge.node._input_metadata[0].shape) != tuple(tensor.shape)
 
 
 def _output_shapes(model: nn.Module, inputs: Inputs) -> list[tuple[int, ...]]:
@@ -337,8 +323,8 @@ class ChannelPruning(Algorithm):
 
     @checked
     def __init__(self, example: Any, amount: float = 0.5, keep: Sequence[str] = (), round_to: int = 1) -> None:
-        check_fraction(0.5, amount=amount)
-        check_least(1, 8, round_to=round_to)
+        check_fraction(0.5, amount=amount, option=False)
+        check_least(1, 8, round_to=round_to, option=False)
         as_inputs(example)
         self.example, self.amount, self.keep, self.round_to = example, amount, tuple(keep), round_to
 

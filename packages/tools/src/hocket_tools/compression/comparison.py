@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib
 import math
 import statistics
 import tempfile
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,15 +77,9 @@ Count = Callable[[int], None]
 
 @checked
 def compare_compressed(
-    trainer: Trainer,
-    models: Mapping[str, nn.Module],
-    *,
-    metric: str | None = None,
-    repeats: int = 50,
-    resamples: int = 1000,
-    compile: bool = False,
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
-) -> list[Row]:
+    trainer: Trainer, models: Mapping[str, nn.Module], *, metric: str | None = None, repeats: int = 50, resamples: int = 1000,
+    compile: bool = False, progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> list[Row]:  # fmt: skip
     """Measure the trainer's model, with the weights that it evaluates, and compressed models, in one table.
 
     Quality is a metric of an evaluation set of the trainer. Its intervals come from a bootstrap over samples (Efron 1979,
@@ -122,10 +116,7 @@ def compare_compressed(
         (['original', 'int8'], True)
     """
     if ORIGINAL in models:
-        raise WrongValue(
-            "compare_compressed was given a model that is named 'original', as the row of the trainer's own model is. Give it "
-            "another name, such as 'int8'."
-        )
+        raise WrongValue("A model is named 'original', as the trainer's own. Give it another name, such as 'int8'.")
     state = trainer.state
     if state.strategy.world_size > 1:
         raise WrongValue("Models are compared in one process. Make the Trainer without «devices=» and a launcher.")
@@ -230,16 +221,13 @@ def table(rows: Sequence[Row]) -> str:
     heads = ("model", f"{first.metric} [95 %]", "change [95 %]", "size", "÷", "latency", "×")
     cells = [heads] + [
         (
-            row.name,
-            f"{row.quality:.4f}{_interval(row.quality_interval, '')}",
+            row.name, f"{row.quality:.4f}{_interval(row.quality_interval, '')}",
             f"{row.change:+.4f}{_interval(row.change_interval, '+')}" if row is not first else "",
-            f"{row.bytes / 1000:,.1f} kB",
-            f"{row.bytes / first.bytes:.2f}",
-            f"{row.latency_ms:.3f} ms",
-            f"{first.latency_ms / row.latency_ms:.2f}",
+            f"{row.bytes / 1000:,.1f} kB", f"{row.bytes / first.bytes:.2f}",
+            f"{row.latency_ms:.3f} ms", f"{first.latency_ms / row.latency_ms:.2f}",
         )
         for row in rows
-    ]
+    ]  # fmt: skip
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
     threads = f"{first.threads} thread{'s' if first.threads > 1 else ''}"
@@ -277,13 +265,12 @@ def _model_of(task: Task, model: nn.Module) -> Iterator[Callable[[Any], Any]]:
 
 
 def _outputs(task: Task, model: nn.Module, batches: Sequence[Any]) -> Any:
+    outputs = []
     with torch.no_grad(), _model_of(task, model) as forward:
-        return nested.join([_output(forward, task, batch) for batch in batches])
-
-
-def _output(forward: Callable[[Any], Any], task: Task, batch: Any) -> Any:
-    with noted(task, batch):
-        return forward(batch)
+        for batch in batches:
+            with noted(task, batch):
+                outputs.append(forward(batch))
+    return nested.join(outputs)
 
 
 def _estimates(
@@ -317,13 +304,10 @@ def _estimates(
         of_set = Statistic(name, np.arange(samples), value)
         return bootstrap(of_set, resamples=resamples, method="percentile")
 
-    estimates = {
-        key: (
-            estimate(partial(values, key)),
-            estimate(lambda weights, key=key: values(key, weights) - values(ORIGINAL, weights)),  # type: ignore[misc]
-        )
-        for key in outputs
-    }
+    def change(key: str, weights: Floats) -> Floats:
+        return values(key, weights) - values(ORIGINAL, weights)
+
+    estimates = {key: (estimate(partial(values, key)), estimate(partial(change, key))) for key in outputs}
     metrics.reset()
     return estimates
 
@@ -346,10 +330,10 @@ def _latencies(
         name: torch.compile(model) if compile else model for name, model in models.items()
     }
     times: dict[str, list[float]] = {name: [] for name in models}
-    # Compile weights as constants, as int8 kernels need: as an option of torch.compile this fails on them, because torch 2.15
-    # runs qconv_prepack on fake tensors then.
-    frozen = importlib.import_module("torch._inductor.config").patch(freezing=True) if compile else nullcontext()
-    with torch.no_grad(), frozen:
+    # Weights are constants, as int8 kernels need. As an option of torch.compile this fails: torch 2.15 runs qconv_prepack on
+    # fake tensors then.
+    constants = import_module("torch._inductor.config").patch(freezing=True) if compile else nullcontext()
+    with torch.no_grad(), constants:
         for call in calls.values():
             for _ in range(3):  # compiles, and fills caches
                 call(*inputs.args, **inputs.kwargs)

@@ -59,8 +59,10 @@ def magnitude_masks(
 
     Example:
         >>> import torch, hocket_tools
-        >>> hocket_tools.magnitude_masks({"w": torch.tensor([3.0, -1.0, 2.0, -4.0])}, amount=0.5)
-        {'w': tensor([ True, False, False,  True])}
+        >>> model = torch.nn.Linear(4, 2)
+        >>> masks = hocket_tools.magnitude_masks(dict(model.named_parameters()), amount=0.5)
+        >>> [(name, int(mask.sum())) for name, mask in masks.items()]
+        [('weight', 4), ('bias', 1)]
     """
     if amount:  # 0 prunes nothing
         check_fraction(0.5, amount=amount)
@@ -129,15 +131,10 @@ class Pruning(Algorithm):
 
     @checked
     def __init__(
-        self,
-        amount: float = 0.5,
-        start: str | Time = "0dur",
-        stop: str | Time = "0.5dur",
-        interval: str | Time = "10ba",
-        scope: Scope = "layer",
-        keep: Sequence[str] = (),
-    ) -> None:
-        check_fraction(0.5, amount=amount)
+        self, amount: float = 0.5, start: str | Time = "0dur", stop: str | Time = "0.5dur", interval: str | Time = "10ba",
+        scope: Scope = "layer", keep: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        check_fraction(0.5, amount=amount, option=False)
         self.start, self.stop = Time.parse(start), Time.parse(stop)
         if not self.start.value:
             self.start = Time(0, self.stop.unit)  # the beginning, in any unit
@@ -193,12 +190,9 @@ class Pruning(Algorithm):
             f"'{self.interval}'. Give an earlier start= or a shorter interval=."
         )
 
-    def _progress(self, state: State) -> float:
-        start, stop = float(self.start.value), float(self.stop.value)
-        return (state.completed(self.start.unit) - start) / (stop - start)
-
     def _prune(self, state: State) -> None:
-        progress = self._progress(state)
+        start, stop = float(self.start.value), float(self.stop.value)
+        progress = (state.completed(self.start.unit) - start) / (stop - start)
         amount = cubic_amount(self.amount, progress)
         # The last pruning is that of the first batch after `stop`, whatever the interval.
         if amount <= self._pruned or not (progress >= 1 or self._due.due(state.previous, state.timestamp)):
@@ -228,12 +222,8 @@ class Pruning(Algorithm):
         """Set what optimizers and averages hold for pruned weights to zero."""
         held: list[tuple[Tensor, Tensor]] = []
         for parameter, pruned in self._pairs:
-            for optimizer in state.optimizers:
-                held += [
-                    (value, pruned)
-                    for value in optimizer.state.get(parameter, {}).values()
-                    if isinstance(value, Tensor) and value.shape == parameter.shape
-                ]
+            values = [each for optimizer in state.optimizers for each in optimizer.state.get(parameter, {}).values()]
+            held += [(each, pruned) for each in values if isinstance(each, Tensor) and each.shape == parameter.shape]
         for attachment in state.bus.attachments:
             if attachment.kind == "algorithms" and callable(getattr(attachment.obj, "averaged", None)):
                 # The tensors themselves, by the model's names.
