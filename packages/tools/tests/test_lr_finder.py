@@ -315,8 +315,8 @@ def test_ranks_with_other_arguments_are_refused() -> None:
         ("learning_rate", {}, r"what='learning_rate', which is str; it should be 'lr' or 'batch_size'"),
         ("batch-size", {}, r"Write what='batch_size'"),
         ("lr", {"low": 1.0, "high": 0.1}, "low=1, high=0.1 is not a range of learning rates. Write low=1e-7"),
-        ("lr", {"steps": 3}, "steps=3, run_steps=40 are too few steps"),
-        ("batch_size", {"limit": 0}, "limit=0 is not a number of samples"),
+        ("lr", {"steps": 3}, "steps=3 is too small"),
+        ("batch_size", {"limit": 0}, "limit=0 is too small. Give 1 or more"),
         (
             "lr",
             {"limit": 64},

@@ -14,6 +14,7 @@ from hocket.errors import WrongValue
 from hocket.help import optional_packages, warn
 from hocket.hookspecs.needs import Need
 from hocket.state.step import count
+from hocket_tools.arguments import check_least
 from hocket_tools.tuning.trial import EndOfTrial, Progress, take_steps
 
 if TYPE_CHECKING:
@@ -60,8 +61,9 @@ class BatchSize:
     def __str__(self) -> str:
         each = " on each rank" if self.ranks > 1 else ""
         beyond = ", which are those of an epoch" if self.of_epoch else ""
-        beyond += "; larger batches were not tried" if self.limited else f", and {self.largest + 1} do not"
-        fits = f"{self.largest} samples fit in memory at once{each}{beyond}"
+        more = f", for which the limit must be {self.batch} or more" if self.microbatch is not None else ""
+        beyond += f"; larger batches were not tried{more}" if self.limited else f", and {self.largest + 1} do not"
+        fits = f"{self.largest} {'sample fits' if self.largest == 1 else 'samples fit'} in memory at once{each}{beyond}"
         if self.microbatch is not None:
             parts = -(-self.batch // self.microbatch)
             return f"microbatch: {self.microbatch}\n  because {fits}; a batch has {self.batch}, which are {parts} microbatches"
@@ -74,10 +76,7 @@ class BatchSize:
 
 def find(trainer: Trainer, *, limit: int | None, progress: Progress) -> BatchSize:
     """Return the largest batch that fits; see `hocket_tools.tune`."""
-    if limit is not None and limit < 1:
-        raise WrongValue(
-            f"«limit={limit}¦--limit {limit}» is not a number of samples. Write «limit=4096¦--limit 4096», or omit it."
-        )
+    check_least(1, 4096, limit=1 if limit is None else limit)
     if Need.FULL_PARAMETERS not in trainer.state.strategy.offers:
         raise WrongValue(
             f"{type(trainer.state.strategy).__name__} shards parameters, so that a forward pass needs the other ranks, which "

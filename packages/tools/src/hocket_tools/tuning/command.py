@@ -19,8 +19,8 @@ _FORMATS = (".png", ".pdf", ".svg")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the configuration or the run, and what to search for."""
     add_configuration(parser, "a YAML file, or the folder of a run, such as runs/a")
-    parser.add_argument("--lr", action="store_true", help="search for the learning rate of every optimizer")
-    parser.add_argument("--batch-size", action="store_true", help="search for the largest batch that fits in memory")
+    parser.add_argument("--lr", action="store_true", help="search for learning rates only; by default for both")
+    parser.add_argument("--batch-size", action="store_true", help="search for the largest batch that fits only")
     parser.add_argument("--steps", type=int, metavar="N", help="steps of the range test (100)")
     parser.add_argument("--run-steps", type=int, metavar="N", help="steps of each short run; 0 for none (40)")
     parser.add_argument("--limit", type=int, metavar="N", help="samples of the largest batch; default: an epoch")
@@ -71,25 +71,23 @@ def run(args: argparse.Namespace) -> int:
         prints = trainer.state.strategy.rank == 0
         if auto and not args.run and prints:
             say("tune ignores resume: auto, and begins with new weights. Write resume=CHECKPOINT to begin with others.")
-        if both or args.batch_size:
-            size = tune(trainer, "batch_size", limit=args.limit, progress=line.show)
-            found["batch_size"] = size.as_json()
-            line.clear()
-            if prints and not args.json:
-                print(size, flush=True)
-        if both or args.lr:
-            rates = tune(trainer, "lr", **steps, progress=line.show)
-            found["learning_rates"] = [each.as_json() for each in rates]
-            line.clear()
-            if prints and not args.json:
-                print(rates, flush=True)
-            if prints and args.plot is not None:
-                Path(args.plot).parent.mkdir(parents=True, exist_ok=True)
-                rates.figure().savefig(args.plot)
+        searches = {"batch_size": (args.batch_size, {"limit": args.limit}), "lr": (args.lr, steps)}
+        for what, (wanted, options) in searches.items():
+            if wanted or both:
+                found[what] = tune(trainer, what, **options, progress=line.show)  # type: ignore[call-overload]
+                line.clear()
+                if prints and not args.json:
+                    print(found[what], flush=True)
+    rates = found.get("lr", ())
+    if prints and args.plot is not None:
+        Path(args.plot).parent.mkdir(parents=True, exist_ok=True)
+        rates.figure().savefig(args.plot)
+        say(f"losses by learning rate in {args.plot}")
     if prints and args.json:
-        print(json_text(found), file=out)
-    missing = any(each["suggestion"] is None for each in found.get("learning_rates", ()))
-    return ExitCode.FAILED if missing else ExitCode.DONE
+        content = {"batch_size": found["batch_size"].as_json()} if "batch_size" in found else {}
+        content |= {"learning_rates": [each.as_json() for each in rates]} if rates else {}
+        print(json_text(content), file=out)
+    return ExitCode.FAILED if any(each.suggestion is None for each in rates) else ExitCode.DONE
 
 
 command = Command("Find a learning rate and a batch size for a configuration", add_arguments, run)

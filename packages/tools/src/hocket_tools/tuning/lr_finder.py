@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.errors import WrongValue
+from hocket_tools.arguments import check_least, check_weights
 from hocket_tools.tuning import plotting, range_test
 from hocket_tools.tuning.trial import EndOfTrial, Progress, loss_of, take_steps
 
@@ -58,7 +59,7 @@ class LearningRate:
 
     def __str__(self) -> str:
         if self.suggestion is None:
-            return f"no learning rate\n  because {self.reason}. The range test ended with {self.ended}"
+            return f"no learning rate\n  because {self.reason}"
         found = f"{self.suggestion:.2g} for batches of {self.batch} (now {self.current:.2g})"
         return f"learning rate: {found}\n  because {self.reason}"
 
@@ -109,11 +110,8 @@ def check_range(low: float = 1e-7, high: float = 1e3, steps: int = 100, run_step
         raise WrongValue(
             f"«low={low:g}, high={high:g}» is not a range of learning rates. Write «low=1e-7, high=1000.0»."
         )
-    if steps < 20 or (run_steps and run_steps < 5):
-        raise WrongValue(
-            f"«steps={steps}, run_steps={run_steps}¦--steps {steps} --run-steps {run_steps}» are too few steps to tell "
-            "learning from noise. Write at least «steps=20¦--steps 20», and «run_steps=5¦--run-steps 5» or 0."
-        )
+    check_least(20, 100, steps=steps)
+    check_least(5, 40, run_steps=run_steps or 5)  # 0 for none
 
 
 def find(trainer: Trainer, *, low: float, high: float, steps: int, run_steps: int, progress: Progress) -> LearningRates:
@@ -139,8 +137,9 @@ class _Search:
     def result(self, rates: Sequence[float], run_steps: int) -> LearningRate:
         losses, why = self._losses(rates, "range test")
         table = tuple(zip(rates, losses[1:], strict=False))
-        ended = why or "the highest rate of the range"
+        ended = why or "the range ended"
         if not table:
+            check_weights(self._trainer.state.model)
             reason = (
                 f"the loss or the gradients of step {len(losses) + 1} are NaN or infinite, although the learning rate was "
                 f"{rates[0]:.2g}. Train with callbacks=['nan-monitor'], which names the first module with such values"
@@ -149,8 +148,12 @@ class _Search:
         after = [loss for _, loss in table]
         found = range_test.between(after)
         if found is None:
-            tried = f"from {rates[0]:.2g} to {table[-1][0]:.2g}"
-            return self._found(None, f"the loss did not fall below its noise at any rate {tried}", table, ended)
+            reason = (
+                f"the loss did not fall below its noise at any rate from {rates[0]:.2g} to {table[-1][0]:.2g}, where {ended}. "
+                "Search with more steps or larger batches, and before the model is trained; and check that the loss depends on "
+                "its outputs"
+            )
+            return self._found(None, reason, table, ended)
         half, last = (table[step][0] for step in found)
         where = f"in the range test the loss had fallen by half at {half:.2g} and rose again after {last:.2g}"
         middle = math.sqrt(half * last)
@@ -160,7 +163,8 @@ class _Search:
         means = tuple((rate, statistics.fmean(losses)) for rate, losses in sorted(runs.items()))
         best, lowest = min(means, key=lambda run: run[1])
         if not math.isfinite(lowest):
-            return self._found(None, f"{where}, but all short runs diverged", table, ended)
+            reason = f"{where}, but all short runs diverged. Omit them, by run_steps=0, or search with more steps"
+            return self._found(None, reason, table, ended)
         equal = [rate for rate in sorted(runs) if range_test.equal(runs[rate], runs[best])]
         which = f"this had the lowest mean loss in the second half, {lowest:.4g}"
         if len(equal) > 1:
