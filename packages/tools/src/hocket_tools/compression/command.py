@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     kinds = list(dict.fromkeys(each.strip() for each in args.to.split(",")))
     if unknown := [kind for kind in kinds if kind not in _TO]:
         raise WrongValue(
-            f"--to {args.to!r} has {unknown[0]!r}. Give some of {', '.join(_TO)}, such as --to int8-static."
+            f"--to {args.to!r} has {unknown[0]!r}. Give some of {', '.join(_TO)} (which removes channels), separated by "
+            "commas alone, such as --to int8-static,pruned."
         )
     check_effect(args, "pruned" in kinds, "--to pruned", amount=0.5)
     check_effect(args, "int8-static" in kinds, "--to int8-static", calibration=16)
