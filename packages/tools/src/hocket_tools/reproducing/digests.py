@@ -98,12 +98,8 @@ def by_module(module: nn.Module, prefix: str = "") -> dict[str, str]:
 
 def of_optimizers(optimizers: Iterable[torch.optim.Optimizer]) -> str:
     """Return a digest of what optimizers keep of each parameter, such as momentum; not of learning rates."""
-    held = [
-        [sorted(optimizer.state.get(parameter, {}).items()) for parameter in group["params"]]
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-    ]
-    return digest(held)
+    groups = ((optimizer.state, group["params"]) for optimizer in optimizers for group in optimizer.param_groups)
+    return digest([[sorted(state.get(each, {}).items()) for each in parameters] for state, parameters in groups])
 
 
 def of_batch(batch: Any) -> str:

@@ -37,17 +37,14 @@ _NAMES = ("run_name", "folder", "checkpoints", "resume", "loggers", "log_every")
 
 def environment(state: State) -> dict[str, Any]:
     """Return the record of a run's environment, as nested mappings of names to numbers and texts."""
+    variables = [each for each in sorted(os.environ) if each.startswith(_VARIABLES) and not each.endswith(_PLACES)]
     return {
         "versions": versions()
         | {each.dist: each.version for each in state.bus.attachments if each.dist and each.version},
         "hardware": _hardware(state),
         "threads": {"intra-op": torch.get_num_threads(), "inter-op": torch.get_num_interop_threads()},
         "kernels": _kernels(),
-        "variables": {
-            name: value
-            for name, value in sorted(os.environ.items())
-            if name.startswith(_VARIABLES) and not name.endswith(_PLACES)
-        },
+        "variables": {name: os.environ[name] for name in variables},
         "settings": _settings(state),
         "configuration": _configuration(state.identity.config),
         "data": data_of(state.train_data),
