@@ -62,6 +62,7 @@ def test_an_argument_without_a_help_text_is_reported() -> None:
         ("plugins new algorithms x --license GPL", "Write one of: MIT, Apache-2.0, BSD-3-Clause"),
         ("plugins lst", "plugins has no action 'lst'. Did you mean 'list'? Its actions are list, info"),
         ("plugins", "plugins needs action. It is one of list, info"),
+        ("tune a.yaml --learning-rate", "tune has no option '--learning-rate'. Did you mean --lr?"),
         ("plugins list --jsn", "plugins list has no option '--jsn'. Did you mean --json?"),
         ("plugins list ema", "plugins list takes no argument 'ema'. Usage: hocket plugins list"),
         ("plugins check ema --timeout x", "--timeout of plugins check takes a number, not 'x': for one check"),

@@ -104,11 +104,11 @@ class _Parser(argparse.ArgumentParser):
             return f"{self._command} takes no argument '{option}'. Usage: {self._usage}."
         said = f"{self._command} has no option '{option}'."
         own = [each for action in self._actions for each in action.option_strings if each.startswith("--")]
-        if near := difflib.get_close_matches(option, own, 1, 0.8):
+        same = names.argument(name, [each[2:] for each in own])
+        if near := [f"--{same}"] if same else difflib.get_close_matches(option, own, 1, 0.8):
             return f"{said} Did you mean {near[0]}?"
         known = keys() if any(each.dest == "changes" for each in self._actions) else {}
-        key = name.replace("-", "_")
-        write = ""
+        key, write = name.replace("-", "_"), ""
         if (key in known and value) or (known and "." in name):
             write = f"A value of the configuration is changed without dashes: {key}={value or '…'}"
         elif text := names.listed(key, "options") if known else None:
