@@ -227,7 +227,7 @@ def test_two_configurations_of_adapters_are_refused() -> None:
 
 def test_a_merge_without_peft_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(MissingPackage, match="peft is needed here.*Type: pip install .*peft"):
+    with pytest.raises(MissingPackage, match=r"peft is needed here.*Type: pip install .*peft"):
         merge_adapters(net())
 
 

@@ -26,6 +26,11 @@ class Model(torch.nn.Module):
 def data():
     return [(torch.full((8, 1), 2.0), torch.zeros(8, 1))] * 10
 
+def spoilt():
+    model = Model()
+    torch.nn.init.constant_(next(model.parameters()), float("nan"))
+    return model
+
 def flat(outputs, targets):
     return 0 * outputs.sum()
 
@@ -126,6 +131,11 @@ def test_a_loss_of_nan_is_no_learning_rate(capsys: pytest.CaptureFixture[str]) -
     assert "callbacks=['nan-monitor']" in printed
 
 
+def test_weights_of_nan_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "config.yaml", "model=tune_project:spoilt", "--lr"]) == 2
+    assert "weights with NaN or infinity, in " in capsys.readouterr().err
+
+
 def test_no_suggestion_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "config.yaml", "loss=tune_project:flat", "--lr", "--steps", "30"]) == 1
     assert capsys.readouterr().out.startswith(
@@ -145,14 +155,14 @@ def test_no_suggestion_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
             "config.yaml/lr.png cannot be written: Not a directory",
             marks=pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib"),
         ),
-        (["--lr", "--steps", "2"], "--steps 2 --run-steps 40 are too few steps"),
-        (["--steps", "2"], "--steps 2 --run-steps 40 are too few steps"),
+        (["--lr", "--steps", "2"], "--steps 2 is too small. Give 20 or more: --steps 100"),
+        (["--steps", "2"], "--steps 2 is too small. Give 20 or more: --steps 100"),
         pytest.param(
             ["--lr", "--plot", "there.svg"],
             "--plot there.svg exists. Give another name, or remove that file.",
             marks=pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib"),
         ),
-        (["--batch-size", "--limit", "0"], "--limit 0 is not a number of samples. Write --limit 4096"),
+        (["--batch-size", "--limit", "0"], "--limit 0 is too small. Give 1 or more: --limit 4096"),
         (["optimizer=", "--lr"], "optimizer"),
     ],
 )
