@@ -322,7 +322,7 @@ def test_a_comparison_says_broken_outputs_and_refuses_what_it_cannot_measure():
     assert (original.nonfinite, row.nonfinite) == (0, 4)
     with pytest.raises(TypeError, match=r"a mapping\. Write models={"):
         compare([model], batches)
-    with pytest.raises(TypeError, match=r"models={'x': 'runs/a'}"):
+    with pytest.raises(TypeError, match=r"models\['x'\]='runs/a', which is str"):
         compare({"x": "runs/a"}, batches)
     with pytest.raises(ValueError, match="yielded no sample"):
         compare({"x": model}, [])
