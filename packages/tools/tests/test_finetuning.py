@@ -292,7 +292,7 @@ ONE = {"at": "0ep", "train": "fc.*"}
     [
         ([], "is not a list of stages"),
         ("fc.*", r"a list \(each a mapping\)"),
-        (["fc.*"], r"a list \(each a mapping\)\. Write stages=\[{'at': '0ep', 'train'"),
+        (["fc.*"], r"given stages\[0\]='fc\.\*'.* should be a mapping\. Write stages\[0\]={'at': '0ep', 'train'"),
         ([{"train": "fc.*"}], "has no 'at'"),
         ([{"at": "1ep", "train": "fc.*"}], "The first stage begins at 1ep.*Begin with a stage at '0ep'"),
         ([ONE, {"at": "2ep", "train": "*"}, {"at": "1ep", "train": "*"}], "at 1ep comes after the one at 2ep"),
