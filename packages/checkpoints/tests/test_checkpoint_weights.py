@@ -685,7 +685,10 @@ def test_the_report_names_the_prefix_of_a_wrapper_that_was_removed(tmp_path):
     module, within = net(), nn.ModuleDict({"_orig_mod": net()})
     first = "9 tensors loaded, without the prefix 'module._orig_mod.' that all names had"
     count = len(module.state_dict())
-    assert str(load_weights(module, tmp_path / "w.pt")).splitlines() == [first.replace("9", str(count)), "everything fits"]
+    assert str(load_weights(module, tmp_path / "w.pt")).splitlines() == [
+        first.replace("9", str(count)),
+        "everything fits",
+    ]
     assert load_weights(within, tmp_path / "w.pt").removed == "module."
     torch.save(net(1).state_dict(), tmp_path / "w.pt")
     assert "prefix" not in str(load_weights(module, tmp_path / "w.pt"))
