@@ -104,8 +104,15 @@ def _run(argv: list[str]) -> int:
                 f"'{name}' is a file and not a command. Write {write}; `hocket --help` lists the commands."
             )
         command = registry.get("commands", name)
-        code: int = command.run(_parsed(parser_of(name, command), rest))
-        return code
+        args = _parsed(parser_of(name, command), rest)
+        try:
+            return int(command.run(args))
+        except Mistake as error:
+            if any(each.name in args for each in error.settings):
+                from hocket_cli.yaml_messages import in_yaml
+
+                error.args = (in_yaml(error, options=vars(args)),)
+            raise
 
 
 def _parsed(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:

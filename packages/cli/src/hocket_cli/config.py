@@ -92,17 +92,14 @@ def trainer_from(
             print(f"hocket: {read.file} was recorded with other contents of {there}.", file=sys.stderr)
         try:
             yield trainer
-        except ArithmeticError as error:  # a fit that diverged, which is not about one key
-            if isinstance(error, Mistake):
-                error.args = (in_yaml(error),)
-            raise
-        except (TypeError, ValueError, RuntimeError) as error:
-            # An error about an option of the command is not about the file.
-            where = described.blamed(error) or (read.file if needs and not in_yaml(error).startswith("--") else None)
+        except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
             if isinstance(error, ConfigError) or not isinstance(error, Mistake):
                 raise
-            if where is None:
-                raise PluginError(in_yaml(error)) from error
+            # An error about an option of the command is not about the file, and a fit that diverged not about one key.
+            where = described.blamed(error) or (read.file if needs and not in_yaml(error).startswith("--") else None)
+            if where is None or isinstance(error, ArithmeticError):
+                error.args = (in_yaml(error),)
+                raise
             raise ConfigError(where, in_yaml(error, where.startswith("'"))) from error
 
 

@@ -33,11 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--local-addr", metavar="HOST", help="address of this machine for the other machines")
     parser.add_argument(
-        "--max-restarts",
-        type=_count,
-        default=0,
-        metavar="N",
-        help="how often to restart all ranks after a failure",
+        "--max-restarts", type=_count, default=0, metavar="N", help="how often to restart all ranks after a failure"
     )
     parser.add_argument(
         "--threads",

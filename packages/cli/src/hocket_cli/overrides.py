@@ -67,8 +67,7 @@ def source(args: argparse.Namespace) -> Source:
     for change, following in zip(changes, [*changes[1:], "="], strict=False):
         if change[-1:] == "=" and change != "=" and "=" in following[1:] + following[-1:]:
             raise ConfigError(
-                f"'{change}'",
-                f"An override is key=value, and there is no value. Write {change}VALUE, or {change}null.",
+                f"'{change}'", f"An override is key=value, and there is no value. Write {change}VALUE, or {change}null."
             )
     for change, before in zip(changes, ["=", *changes], strict=False):
         if change[:1] == "=" and "=" in before:

@@ -26,10 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the configuration, or the run to repeat."""
     add_configuration(parser)
     source = parser.add_argument(
-        "--from",
-        dest="source",
-        metavar="RUN",
-        help=f"repeat a run: {RUN}. The new run has another name and folder",
+        "--from", dest="source", metavar="RUN", help=f"repeat a run: {RUN}. The new run has another name and folder"
     )
     completes(source, paths)
     parser.add_argument(

@@ -16,14 +16,23 @@ from hocket_cli.document import Node, flow
 from hocket_cli.keys import KIND_OF_KEY
 
 
-def in_yaml(said: BaseException | str, override: bool = False) -> str:
+def in_yaml(said: BaseException | str, override: bool = False, options: Mapping[str, object] = {}) -> str:
     """Return the text of an error, or one with its marks, with settings as in a file: ```resume: auto```.
 
     Args:
         override: write settings as on the command line, ``resume=auto``.
+        options: the parsed options of the command; settings of these names are written so, as ``--level 0.95``.
     """
     marked = said if isinstance(said, str) else getattr(said, "marked", None) or str(said)
-    return rendered(marked, lambda setting: spelled(setting, override))
+    return rendered(marked, lambda setting: _option(setting, options) or spelled(setting, override))
+
+
+def _option(setting: Setting, options: Mapping[str, object]) -> str:
+    """Return a setting as an option of the command, with a list as it takes one; empty if it has no such option."""
+    if setting.name not in options or isinstance(options[setting.name], bool):
+        return ""
+    value = value_in_yaml(setting.value).strip("[]").replace(", ", ",")
+    return f"--{setting.name.replace('_', '-')} {value}".rstrip()
 
 
 def spelled(setting: Setting, override: bool) -> str:
