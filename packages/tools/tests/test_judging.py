@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hocket
 from hocket_cli import main
 from hocket_testkit import CommandConformance, run_ranks
-from hocket_tools import How, corrupt, judge, mcnemar, withstand
+from hocket_tools import How, compared, corrupt, judge, mcnemar, withstand
 from hocket_tools.judging.evaluate import command as evaluate
 from hocket_tools.judging.predict import command as predict
 
@@ -216,18 +216,18 @@ def test_corrupted_images_are_those_of_the_function(typed: Any) -> None:
         (("runs/a", "test", "again"), "test and again both name data"),
         (("runs/a", "test", "--metrics", "acuracy"), "Write --metrics accuracy"),
         (("runs/a", "test", "--metrics", "mae"), "'mae' needs numbers as outputs"),
-        (("runs/a", "test", "--level", "95"), "level=95.0 is not a fraction between 0 and 1"),
+        (("runs/a", "test", "--level", "95"), "--level 95.0 is not a fraction between 0 and 1. Write --level 0.95."),
         (("runs/a", "test", "--corruptions", "rain"), "no corruption 'rain'"),
-        (("runs/a", "test", "--corruptions", "fog", "--severity", "9"), "severity=9 is not"),
+        (("runs/a", "test", "--corruptions", "fog", "--severity", "9"), "--severity 9 is not a severity"),
         (("runs/a", "test", "--corruptions", "fog", "--severity", "high"), "not a list of 1 to 5"),
         (("runs/a", "test", "--corruptions", "fog", "--mean", "grey"), "not a list of numbers"),
-        (("runs/a", "test", "--corruptions", "fog", "--std", "0"), "std=[0.0] has to be positive"),
-        (("runs/a", "test", "--corruptions", "fog", "--std", "-1"), "std=[-1.0] has to be positive"),
-        (("runs/a", "test", "--corruptions", "fog", "--mean", "0,0,0", "--std", "1,1"), "as many as mean=[0.0, 0.0, 0.0]"),
+        (("runs/a", "test", "--corruptions", "fog", "--std", "0"), "--std 0.0 has to be positive"),
+        (("runs/a", "test", "--corruptions", "fog", "--std", "-1"), "--std -1.0 has to be positive"),
+        (("runs/a", "test", "--corruptions", "fog", "--mean", "0,0,0", "--std", "1,1"), "as many as --mean 0.0,0.0,0.0"),
         (("runs/a", "test", "--corruptions", "all,fog"), "Write --corruptions all alone"),
         (("runs/a", "test", "--corruptions", ""), "Write --corruptions all alone"),
-        (("runs/a", "test", "--worst", "-3"), "Give 0 or more"),
-        (("runs/a", "test", "--seed", "-1"), "seed=-1 is too small. Give 0 or more"),
+        (("runs/a", "test", "--worst", "-3"), "--worst -3 is too small. Give 0 or more: --worst 10."),
+        (("runs/a", "test", "--seed", "-1"), "--seed -1 is too small. Give 0 or more"),
         (("runs/a", "test", "--severity", "3"), "--severity 3 has no effect without --corruptions. Add that, or remove"),
         (("runs/a", "test", "--mean", "0.5"), "--mean 0.5 has no effect without --corruptions"),
         (("runs/a", "runs/nope", "test", "--compare"), "runs/nope does not exist"),
@@ -324,3 +324,44 @@ def test_outputs_that_are_not_finite_are_counted_and_said(capsys: pytest.Capture
 def test_weights_of_one_run_are_not_compared_with_themselves(typed: Any) -> None:
     code, _, said = typed("runs/a", "runs/b", "test", "--compare", "--weights", "runs/a/weights.safetensors")
     assert code == 2 and "would evaluate them for both" in said and "runs/a runs/b --compare" in said
+
+
+def test_only_evaluations_of_the_same_samples_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    inputs, targets = torch.rand(40, 4), torch.arange(40) % 2
+
+    def of(inputs: torch.Tensor, targets: torch.Tensor, size: int = 8, **options: Any) -> Any:
+        data = {"test": DataLoader(TensorDataset(inputs, targets), size)}
+        options = {"loss": "cross_entropy", **options}
+        return judge(hocket.Trainer(nn.Linear(4, 2), eval_data=data, device="cpu", **options), "test")
+
+    first = of(inputs, targets)
+    assert compared(first, of(inputs, targets, 5))["loss"].p_value > 0
+    assert capsys.readouterr().err == ""
+    others = inputs.clone()
+    others[3:] += 1
+    compared(first, of(others, targets))
+    assert "the inputs of 37 of 40 samples differ between the two evaluations, first those of sample 3." in (
+        capsys.readouterr().err
+    )
+    flipped = torch.cat([targets[:5], 1 - targets[5:]])
+    for other, said in (
+        (of(inputs[:30], targets[:30]), "they have 40 and 30 samples"),
+        (of(inputs, flipped), "their targets differ, first that of sample 5"),
+        (
+            of(inputs, torch.rand(40, 2), loss="mse_loss"),
+            "their targets are of different kinds, such as classes and numbers",
+        ),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"{said}\. Judge both on one set, in one order, judge\(trainer, 'test'\)"
+        ):
+            compared(first, other)
+
+
+def test_channels_of_mean_and_std_are_those_of_the_images() -> None:
+    made = trainer()
+    found = judge(made, "test")
+    with pytest.raises(
+        ValueError, match=r"one number of mean= and std= for all channels or one for each, here 2; the inputs are"
+    ):
+        withstand(made, found, ["fog"], [1], mean=[0.1, 0.2])

@@ -116,6 +116,14 @@ def judge(
         how: the intervals.
 
     Raises ValueError for a metric that there is not.
+
+    Example:
+        >>> import hocket, torch
+        >>> from hocket_tools import judge
+        >>> data = {"test": [(torch.rand(20, 4), torch.arange(20) % 2)]}
+        >>> trainer = hocket.Trainer(torch.nn.Linear(4, 2), loss="cross_entropy", eval_data=data, device="cpu")
+        >>> list(judge(trainer, "test").estimates)
+        ['loss', 'accuracy', 'f1']
     """
     check_least(0, 10, worst=worst)
     how = how or How()
@@ -124,8 +132,8 @@ def judge(
     label_of(trainer, label, "judge", "judge(trainer, '{}')")
     there = {name: adapter.metric for name, adapter in sets[label].metrics._metrics.items()}
     # The set's own metrics have to be resampled, except hocket's of the same name.
-    asked = {name: each for name, each in there.items() if name in metrics}
-    own = {name: each for name, each in asked.items() if name not in METRICS or not isinstance(each, Mean)}
+    ours = {name for name, each in there.items() if name in METRICS and isinstance(each, Mean)}
+    own = {name: each for name, each in there.items() if name in metrics and name not in ours}
     if unknown := [name for name in metrics if name not in METRICS and name not in own]:
         known = dict.fromkeys([*METRICS, *there])
         near = closest(unknown[0], known) or "accuracy"
@@ -156,11 +164,26 @@ def judge(
 
 
 @checked
-def compared(first: Judgement, second: Judgement, how: How) -> dict[str, Difference]:
-    """Return the paired tests of two judgements of one set, for the metrics of the first."""
+def compared(first: Judgement, second: Judgement, how: How | None = None) -> dict[str, Difference]:
+    """Return the paired tests of two judgements of one set, for the metrics of the first.
+
+    Raises ValueError for other numbers of samples, or other targets; of other inputs a line is said.
+
+    Example:
+        >>> import hocket, torch
+        >>> from hocket_tools import compared, judge
+        >>> data = {"test": [(torch.rand(20, 4), torch.arange(20) % 2)]}
+        >>> first, second = (
+        ...     judge(hocket.Trainer(torch.nn.Linear(4, 2), loss="cross_entropy", eval_data=data, device="cpu"), "test")
+        ...     for _ in range(2)
+        ... )
+        >>> 0 <= compared(first, second)["accuracy"].p_value <= 1
+        True
+    """
     both = joined(first.samples, second.samples)
     return {
-        name: paired_test(statistic(both, name, first.metrics.get(name)), **asdict(how)) for name in first.estimates
+        name: paired_test(statistic(both, name, first.metrics.get(name)), **asdict(how or How()))
+        for name in first.estimates
     }
 
 
@@ -184,6 +207,17 @@ def withstand(
         checkpoint: whose weights to evaluate; None for the Trainer's.
         mean, std: of each channel, with which pixels in [0, 1] were normalized: ``(pixel - mean) / std``.
         how: the interval of the mean corruption error; samples are resampled together with all their corruptions.
+
+    Example:
+        >>> import hocket, torch
+        >>> from hocket_tools import judge, withstand
+        >>> data = {"test": [(torch.rand(20, 3, 8, 8), torch.arange(20) % 2)]}
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2))
+        >>> trainer = hocket.Trainer(model, loss="cross_entropy", eval_data=data, device="cpu")
+        >>> found = judge(trainer, "test")
+        >>> withstand(trainer, found, ["fog"], [1, 3])
+        >>> list(found.corruptions["fog"])
+        [1, 3]
     """
     how = how or How()
     if not found.samples.classes:
@@ -229,10 +263,12 @@ class Normalized:
 
     def __call__(self, images: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         mean, std = (images.new_tensor(each).view(-1, 1, 1) for each in (self._mean, self._std))
-        if images.dim() != 4 or len(images[0]) % len(mean) or not images.is_floating_point():
+        numbers = max(len(mean), len(std))
+        if images.dim() != 4 or not images.is_floating_point() or numbers not in (1, images.shape[1]):
             raise WrongValue(
-                "«withstand takes¦--corruptions take» images, floats of shape (N, C, H, W) with the channels of mean and std, "
-                f"and the inputs are {images.dtype} of shape {tuple(images.shape)}. Name a set of images."
+                "«withstand takes¦--corruptions take» images, floats of shape (N, C, H, W), with one number of «mean=» and "
+                f"«std=» for all channels or one for each, here {numbers}; the inputs are {images.dtype} of shape "
+                f"{tuple(images.shape)}. Name a set of images, or give as many numbers as they have channels."
             )
         pixels = images * std + mean
         low, high = pixels.min().item(), pixels.max().item()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -96,18 +97,13 @@ def into_run(folder: Path, found: Judgement, images: Sequence[Any]) -> None:
     """Add metrics, classes and worst samples to the media of a run, which `hocket report` shows. Raises PluginError."""
     media = optional_packages.module("hocket_loggers.media", "--report")
     run, path, prefix = marked(folder), folder / run_files.METRICS, f"judgement/{found.label}"
-    batch = max(
-        (int(line.get("batch", 0)) for line in run_files.objects(path) if isinstance(line.get("batch"), int)), default=0
-    )
+    batches = [line["batch"] for line in run_files.objects(path) if isinstance(line.get("batch"), int)]
     metrics = [[name, each.value, each.low, each.high] for name, each in found.estimates.items()]
     tables = {"metrics": (["metric", "value", "low", "high"], metrics), **found.tables()}
-    writer = media.Media()
-    try:
+    with closing(media.Media()) as writer:
         for name, (head, rows) in tables.items():
-            writer.table(path, run, {"table": f"{prefix}/{name}", "batch": batch}, head, rows)
+            writer.table(path, run, {"table": f"{prefix}/{name}", "batch": max([0, *batches])}, head, rows)
         if images:
-            writer.images(path, run, {"images": f"{prefix}/worst", "batch": batch}, images)
-    finally:
-        writer.close()
+            writer.images(path, run, {"images": f"{prefix}/worst", "batch": max([0, *batches])}, images)
     where = folder / run_files.MEDIA
     say(f"{prefix}: tables{' and images' if images else ''} in {where}; `hocket report {folder}` shows them.")

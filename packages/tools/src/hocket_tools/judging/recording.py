@@ -31,6 +31,7 @@ from hocket_tools.beside import beside, explained
 from hocket_tools.judging.ordered import in_order
 from hocket_tools.judging.samples import Samples, merged
 from hocket_tools.progress import say
+from hocket_tools.reproducing import digests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,6 +122,8 @@ class _Recorder(Algorithm):
             state.task.update_metric(seen, state.outputs, state.batch)
         part = _read(state, *seen.given) if len(seen.given) == 2 else _nothing()
         part.nonfinite = int(nonfinite(state.outputs, samples).sum())
+        known = digests.of_batch(state.batch) if self._losses else ""  # 8 digits of each sample, or 16 of the batch
+        part.inputs = [known[at * 8 : at * 8 + 8] if len(known) == samples * 8 else "" for at in range(samples)]
         if self._losses and state.task.has_eval_loss(state.outputs) and state.loss_reduction != "batch":
             part.losses = self._of_each(state, samples)
         if self._keep and len(seen.given) == 2:

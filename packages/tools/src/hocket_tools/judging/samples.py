@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import WrongValue
+from hocket_tools.progress import say
 from hocket_tools.resampling import Statistic
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Samples:
         errors: ``(samples, 3)`` float64: sums of absolute and squared errors, and their number.
         classes: the number of classes of the outputs; 0 for other tasks.
         outputs, raw_targets: what metrics get, one item for each sample, if they were kept.
+        inputs: the checksum of the batch's tensors for each sample; empty texts where it is not known.
         nonfinite: how many samples have outputs with NaN or infinity, which metrics of classes count as some class.
     """
 
@@ -39,6 +41,7 @@ class Samples:
     classes: int = 0
     outputs: list[Any] = field(default_factory=list)
     raw_targets: list[Any] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)
     nonfinite: int = 0
 
     def __len__(self) -> int:
@@ -100,12 +103,24 @@ def joined(one: Samples, other: Samples) -> Samples:
     """Return the samples of two evaluations of one set, those of the second after those of the first."""
     import numpy as np
 
-    if len(one) != len(other) or not np.array_equal(one.targets, other.targets):
-        raise WrongValue(
-            f"The two runs were not evaluated on the same samples ({len(one)} and {len(other)}, or other targets), so they are "
-            "not paired. Name a set that both have, in one order, such as DATA=module:function with a loader without shuffle."
-        )
-    return merged([one, other])
+    if len(one) != len(other):
+        why = f"they have {len(one)} and {len(other)} samples"
+    elif one.targets.shape != other.targets.shape:
+        why = "their targets are of different kinds, such as classes and numbers"
+    elif (differ := np.argwhere(one.targets != other.targets)).size:
+        why = f"their targets differ, first that of sample {differ[0][0]}"
+    else:
+        if changed := [at for at, pair in enumerate(zip(one.inputs, other.inputs, strict=True)) if len(set(pair)) > 1]:
+            say(
+                f"the inputs of {len(changed)} of {len(one)} samples differ between the two evaluations, first those of sample "
+                f"{changed[0]}. These are pairs only of the same samples, prepared in two ways, and in one order."
+            )
+        return merged([one, other])
+    raise WrongValue(
+        f"The two evaluations are not of the same samples, so they are not paired: {why}. «Judge both on one set, in one "
+        "order, judge(trainer, 'test') with the same eval_data={'test': loader} for both Trainers, without shuffle¦Name a set "
+        "that both have, in one order, such as module:function with a loader without shuffle»."
+    )
 
 
 def statistic(samples: Samples, name: str, metric: Any = None) -> Statistic:
@@ -215,7 +230,7 @@ def merged(parts: Sequence[Samples]) -> Samples:
     """Return the samples of several parts of a set, one after the other."""
     import numpy as np
 
-    arrays, lists = ("losses", "targets", "predicted", "errors"), ("outputs", "raw_targets")
+    arrays, lists = ("losses", "targets", "predicted", "errors"), ("outputs", "raw_targets", "inputs")
     joint: dict[str, Any] = {name: np.concatenate([getattr(each, name) for each in parts]) for name in arrays}
     joint |= {name: [item for each in parts for item in getattr(each, name)] for name in lists}
     classes, nonfinite = max(each.classes for each in parts), sum(each.nonfinite for each in parts)
