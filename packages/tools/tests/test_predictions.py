@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hocket
 from hocket.errors import ExistingFile
+from hocket_checkpoints.storage.locks import InUse
 from hocket_cli import main
 from hocket_testkit import run_ranks
 from hocket_tools import predict_into, read_predictions
@@ -97,6 +98,18 @@ def test_parts_of_outputs_are_columns(tmp_path: Path, suffix: Any, capsys: pytes
     assert capsys.readouterr().err.count("parts/loss") == 1
     with pytest.raises(KeyError, match=r"no column 'logits'. The columns are index"):
         found["logits"]
+
+
+class Growing(nn.Linear):
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return {"text": ["x" * len(inputs) ** 2] * len(inputs)}
+
+
+@pytest.mark.parametrize("suffix", ["npz", "parquet", "jsonl"])
+def test_texts_of_later_files_may_be_longer(tmp_path: Path, suffix: Any) -> None:
+    batches = [torch.ones(2, 4), torch.ones(5, 4)]
+    predict_into(trainer(Growing(4, 3)), batches, tmp_path / "p", format=suffix, batches_per_file=1)
+    assert read_predictions(tmp_path / "p")["text"].tolist() == ["x" * 4] * 2 + ["x" * 25] * 5
 
 
 class Ragged(nn.Linear):
@@ -184,6 +197,10 @@ def test_other_predictions_and_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other/thesis.tex").write_text("")
     with pytest.raises(ExistingFile, match="is there, and is not of earlier predictions, which alone is replaced"):
         predict_into(trainer(), loader(), tmp_path / "other")
+    with pytest.raises(OSError, match=r"r\.npz is named like a file, and a folder is written\. Give .*r\."):
+        predict_into(trainer(), loader(), tmp_path / "r.npz")
+    with pytest.raises(TypeError, match=r"^data is one Tensor, and not batches\. Give a loader: data=torch"):
+        predict_into(trainer(), INPUTS, tmp_path / "r")
     with pytest.raises(ValueError, match="format='csv'"):
         predict_into(trainer(), loader(), folder, format="csv")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no sample"):
@@ -402,6 +419,38 @@ def test_a_killed_command_is_continued_with_the_same_bytes(project: Path, how: s
         each["made_of"].pop("code")
     assert manifests[0] == manifests[1]
     assert found == expected and kept.items() <= found.items()
+
+
+@pytest.mark.long
+def test_two_processes_do_not_write_into_one_folder(project: Path) -> None:
+    command = [sys.executable, "-m", "hocket", "predict", "runs/r", "mine:data", "--to", "p"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SLEEP": "0.2"}
+    both = [
+        subprocess.Popen([*command, "--format", each], env=environment, stderr=subprocess.PIPE, text=True)
+        for each in ("npz", "jsonl")
+    ]
+    said = [each.communicate(timeout=240)[1] for each in both]
+    codes = [each.returncode for each in both]
+    assert sorted(codes) == [0, 2], said
+    refused = said[codes.index(2)]
+    assert "End that one first, or give this one another folder." in refused or "differ from those of this" in refused
+    assert {each.name for each in (project / "p").iterdir()} == {
+        "predictions.json", f"part-000000.{('npz', 'jsonl')[codes.index(0)]}"
+    }  # fmt: skip
+    assert read_predictions(project / "p").rows == json.loads((project / "p/predictions.json").read_text())["rows"]
+
+
+def test_a_folder_is_locked_while_predictions_are_written(tmp_path: Path) -> None:
+    class Nested(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            with pytest.raises(
+                InUse, match=r"p is in use: run '.+' \(process .+ writes to it\. End that one first, or give"
+            ):
+                predict_into(trainer(), loader(), tmp_path / "p", overwrite=True)
+            return super().forward(inputs)
+
+    predict_into(trainer(Nested(4, 3)), loader(), tmp_path / "p")
+    assert files(tmp_path / "p").keys() == {"predictions.json", "part-000000.npz"}
 
 
 class Drawn(torch.utils.data.Dataset[Any]):

@@ -17,6 +17,9 @@ from hocket_checkpoints.storage import scratch
 #: The files of runs and checkpoints in a folder, and in that of several, which nobody is advised to remove.
 _OF_RUNS = tuple(f"{above}{name}" for above in ("", "*/") for name in (MARK, CONFIG, "manifest.json"))
 
+#: The endings of files of weights, of graphs and of tables.
+_FILES = (".onnx", ".pt2", ".pt", ".pth", ".bin", ".safetensors", ".npz", ".npy", ".parquet", ".jsonl", ".json", ".csv")
+
 
 @contextmanager
 def writing(path: str | Path, then: str = "") -> Iterator[None]:
@@ -47,15 +50,18 @@ def check_writable(path: str | Path) -> None:
         scratch.end(scratch.begin(nearest, ".hocket-probe-"))
 
 
-def check_place(path: Path, ours: bool, what: str) -> None:
+def check_place(path: Path, ours: bool, what: str, is_file: bool = False) -> None:
     """Raise ExistingFile for anything there but an empty folder, or a result of ours, which alone is replaced.
 
     Args:
         ours: whether what is there, if anything, is such a result.
         what: such a result, for the message.
+        is_file: whether a file is to be written, and not a folder.
 
-    Raises WrongFile if nothing can be written there.
+    Raises WrongFile if nothing can be written there, and for a folder that is named like a file.
     """
+    if path.suffix in _FILES and not (is_file or os.path.lexists(path)):
+        raise WrongFile(f"{path} is named like a file, and a folder is written. Give {path.with_suffix('')}.")
     if os.path.lexists(path) and not ours and not (path.is_dir() and not any(path.iterdir())):
         kept = path in (Path.cwd(), *Path.cwd().parents) or any(any(path.glob(each)) for each in _OF_RUNS)
         raise ExistingFile(

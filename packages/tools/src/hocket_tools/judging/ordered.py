@@ -14,6 +14,7 @@ from hocket.basics import seeding
 from hocket.data import loaders
 from hocket.data.adapters import CombinedLoaders, adapt
 from hocket.data.batches import Padding
+from hocket.data.checks import check_batches
 from hocket.data.samplers import DRAWN
 from hocket.data.source import Source
 from hocket_tools.progress import say
@@ -45,6 +46,7 @@ class Sharded(CombinedLoaders):
         limit: int | None = None,
         share: Callable[[Any], Any] = lambda value: value,
     ) -> None:
+        check_batches(data, "data")
         data = in_order(data, "the loader", rank)
         self.loaders: Mapping[str, Iterable[Any]] = {"data": data}
         #: The numbers of shards to omit, in ascending order.

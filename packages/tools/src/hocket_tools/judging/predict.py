@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from hocket.hookspecs.command import Command
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the model's outputs for an evaluation set, one row per sample."""
     from hocket_tools.arguments import check_effect
     from hocket_tools.judging.arguments import asked, opened
-    from hocket_tools.judging.predictions import made_of_file
+    from hocket_tools.judging.predictions import check_file
     from hocket_tools.judging.streaming import predict_into, predict_into_file
 
     if (args.to is None) == (args.out is None):
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         )
     check_effect(args, args.out is None, "--to", format="npz", batches_per_file=64)
     if args.out is not None:
-        made_of_file(args.out)  # before a model is made
+        check_file(args.out)  # before a model is made
     found, *others = asked(args)
     if others:
         raise PluginError(f"predict takes one run, and {found.name} and {others[0].name} are two. Remove one of them.")
@@ -61,8 +62,9 @@ def run(args: argparse.Namespace) -> int:
         raise PluginError(f"--set {args.set} and {found.label} both name data. Remove one of them.")
     with json_alone(args.json) as out, opened(found) as (trainer, checkpoint):
         label = args.set or found.label
-        data = _data(trainer, label)
         name, where = found.data or label or "", args.out or args.to
+        to = shlex.join(("--to" if args.out is None else "--out", where))
+        data = _data(trainer, label, f"hocket predict {found.name} {{}} {to}" if args.set is None else "--set {}")
         if args.out is not None:
             rows = predict_into_file(trainer, data, args.out, checkpoint, name, args.overwrite)
         else:
@@ -74,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _data(trainer: Trainer, label: str | None) -> Any:
-    """Return the data of an evaluation set, or of ``predict()`` of a data module. Raises WrongValue without such a set."""
+def _data(trainer: Trainer, label: str | None, write: str) -> Any:
+    """Return the data of an evaluation set, or of ``predict()`` of a data module. Raises WrongValue, `label_of`, without it."""
     if label is None and (module := trainer.settings.data) is not None:
         from hocket.data import DataModule
 
@@ -84,7 +86,7 @@ def _data(trainer: Trainer, label: str | None) -> Any:
             return None if made is None else made.make("predict")
     from hocket_tools.judging.arguments import label_of
 
-    return trainer.state.eval_sets[label_of(trainer, label, "predict on", "--set {}")].data
+    return trainer.state.eval_sets[label_of(trainer, label, "predict on", write)].data
 
 
 command = Command("Write a model's outputs for an evaluation set", add_arguments, run)

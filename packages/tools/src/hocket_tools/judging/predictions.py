@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from itertools import islice
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
@@ -18,6 +17,7 @@ from hocket.basics import safe_files
 from hocket.basics.run_files import content, size, strict
 from hocket.errors import Mistake, WrongValue
 from hocket.help import optional_packages
+from hocket_checkpoints.storage.locks import FileLock
 from hocket_tools.arguments import checked
 from hocket_tools.progress import say
 from hocket_tools.writable import check_other, check_place
@@ -55,18 +55,12 @@ def columns_of(outputs: Any, samples: int, said: Callable[[str], None] = lambda 
 
     def add(path: str, part: Any) -> None:
         if isinstance(part, torch.Tensor) and part.dim() and len(part) == samples:
-            part = part.detach()
-            found[path or "output"] = (part.float() if part.dtype in (torch.bfloat16,) else part).cpu().numpy()
-        elif (
-            isinstance(part, list)
-            and len(part) == samples
-            and all(isinstance(each, str | int | float) for each in part)
-        ):
+            found[path or "output"] = (part.float() if part.dtype is torch.bfloat16 else part).detach().cpu().numpy()
+        elif isinstance(part, list) and len(part) == samples and {*map(type, part)} <= {str, int, float, bool}:
             found[path or "output"] = np.array(part)
         elif isinstance(part, Mapping | list | tuple):
-            names = part if isinstance(part, Mapping) else getattr(part, "_fields", range(len(part)))
-            values = part.values() if isinstance(part, Mapping) else part
-            for name, inner in zip(names, values, strict=True):
+            named = part.items() if isinstance(part, Mapping) else zip(getattr(part, "_fields", count()), part)  # noqa: B905
+            for name, inner in named:
                 add(f"{path}/{name}" if path else str(name), inner)
         elif part is not None:
             said(f"the output {path or type(part).__name__!r} has no row for each sample, and is not written.")
@@ -162,42 +156,25 @@ def _damaged(path: Path, why: str = "") -> WrongValue:
 def _array(rows: list[Any], dtype: str) -> NDArray[Any]:
     import numpy as np
 
-    arrays = [np.array(each, dtype=dtype) for each in rows]
-    if len({each.shape for each in arrays}) == 1:
-        return np.stack(arrays)
-    found = np.empty(len(arrays), dtype=object)
-    found[:] = arrays
-    return found
+    return concatenated([{"": np.array([each], dtype=dtype)} for each in rows], "")
 
 
 # --- the manifest
 
 
-def digest(tensors: Mapping[str, Any]) -> str:
-    """Return the checksum of arrays or tensors by name, of their names, dtypes, shapes and values."""
-    import torch
-
-    found = hashlib.sha256()
-    for name, value in sorted(tensors.items()):
-        found.update(name.encode())
-        if isinstance(value, torch.Tensor):
-            plain = value.detach().cpu().contiguous()
-            found.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
-            found.update(plain.reshape(-1).view(torch.uint8).numpy().data)
-        else:
-            found.update(repr(value).encode())
-    return found.hexdigest()
-
-
-def begin(folder: Path, made_of: Mapping[str, Any], overwrite: bool = False) -> None:
+def begin(folder: Path, made_of: Mapping[str, Any], overwrite: bool, run: str, held: ExitStack) -> None:
     """Create the folder with a manifest, unless the one there is of the same predictions, which are continued.
 
-    Raises ExistingFile for a folder with other files, and, unless they may be replaced, for predictions of other weights, data,
-    code or options.
+    The folder is locked until ``held`` ends, so that no two processes write into it; the lock names the run.
+
+    Raises InUse for a folder that another process writes into, ExistingFile for one with other files, and, unless they may be
+    replaced, for predictions of other weights, data, code or options.
     """
-    manifest, parts = folder / MANIFEST, [each for each in folder.glob("part-*.*") if each.stem[5:].isdecimal()]
+    manifest = folder / MANIFEST
     hidden = folder.is_dir() and all(each.name[0] == "." for each in folder.iterdir())
     check_place(folder, manifest.is_file() or hidden, "of earlier predictions")
+    held.callback(FileLock(folder, run, "give this one another folder").release)
+    parts = [each for each in folder.glob("part-*.*") if each.stem[5:].isdecimal()]
     there, differ = content(manifest), ""
     if not there and manifest.exists():
         differ = f"a damaged {MANIFEST}, so it is not known what the files beside it are"
@@ -207,7 +184,6 @@ def begin(folder: Path, made_of: Mapping[str, Any], overwrite: bool = False) -> 
     if differ or not parts:
         if differ:
             say(f"{folder} had {differ}, which are replaced.")
-        folder.mkdir(parents=True, exist_ok=True)
         for each in parts:
             each.unlink()
         safe_files.replace(manifest, json.dumps({"version": 1, "made_of": made_of, "complete": False}, indent=1))
@@ -220,22 +196,28 @@ def differing(then: object, now: Mapping[str, Any]) -> str:
     return f"predictions that differ from those of this command in {', '.join(differ)}" if differ else ""
 
 
-def made_of_file(out: str) -> object:
-    """Return what the outputs in a file are made of, if there is one. Raises WrongValue or ExistingFile for other files."""
+def check_file(out: str, made_of: Mapping[str, Any] | None = None, overwrite: bool = False) -> str:
+    """Return what other predictions a file has, if any, than those that are made of this.
+
+    Raises WrongValue or ExistingFile for other files, and unless the predictions may be replaced.
+    """
     if Path(out).suffix != ".safetensors":
         better = shlex.quote(str(Path(out).with_suffix(".safetensors")))
         raise WrongValue(
             f"--out {out} does not end in .safetensors, the one format of a single file. Write --out {better}; "
             "safetensors.torch.load_file reads it. For other formats, write --to FOLDER --format npz, parquet or jsonl."
         )
-    ours, made_of = False, None
+    ours, there, differ = False, None, ""
     with suppress(OSError, ValueError, SafetensorError):
         safe_files.check(os.stat(out), out)
         with safe_open(out, "pt") as file:
             ours = list(file.keys()) == ["outputs"]
-            made_of = safe_files.parsed((file.metadata() or {}).get("made_of", "null"))
-    check_place(Path(out), ours, "a file of outputs of an earlier prediction")
-    return made_of
+            there = safe_files.parsed((file.metadata() or {}).get("made_of", "null"))
+    check_place(Path(out), ours, "a file of outputs of an earlier prediction", is_file=True)
+    if ours and made_of is not None:
+        differ = differing(there, made_of)
+        check_other(Path(out), differ, overwrite)
+    return differ
 
 
 def _differs(name: str, then: Any, now: Any) -> str:
@@ -263,9 +245,10 @@ def done(folder: Path, suffix: str, said: Callable[[str], None] = lambda text: N
 
 
 def note_columns(folder: Path, columns: Columns) -> None:
-    """Record the dtypes of columns, which not every format does, before the first file is written."""
-    dtypes = {name: (each[0] if each.dtype == object else each).dtype.str for name, each in columns.items()}
-    safe_files.replace(folder / _COLUMNS, json.dumps(dtypes))
+    """Record the dtypes of columns, which not every format does, before a file is written; of texts of any length."""
+    dtypes = {name: (each[0] if each.dtype == object else each).dtype for name, each in columns.items()}
+    plain = {name: "U" if each.kind == "U" else each.str for name, each in dtypes.items()}
+    safe_files.replace(folder / _COLUMNS, json.dumps(plain))
 
 
 def finish(folder: Path, suffix: str) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,9 @@ from hocket_tools.judging.ordered import Sharded
 from hocket_tools.judging.predictions import Format
 from hocket_tools.judging.recording import nonfinite, say_nonfinite
 from hocket_tools.progress import Progress, say
+from hocket_tools.reproducing import digests
 from hocket_tools.reproducing.environment import code
-from hocket_tools.writable import check_other, writing
+from hocket_tools.writable import writing
 
 if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
@@ -88,14 +90,14 @@ def predict_into(
             f"{folder} is a URL, and predictions are written to a disk. Name a folder, and copy it afterwards."
         )
     state = trainer.state
-    bus, strategy, folder = state.bus, state.strategy, Path(folder)
+    bus, strategy, run, folder = state.bus, state.strategy, state.run_name, Path(folder)
     replicas = bus.all_gather_object(strategy.data_rank)
     writes = replicas.index(strategy.data_rank) == strategy.rank
-    with reading(trainer, data, batches_per_file, checkpoint, name) as (sharded, read):
+    with ExitStack() as held, reading(trainer, data, batches_per_file, checkpoint, name) as (sharded, read):
         made_of = {**read, "format": format, "batches_per_file": batches_per_file}
         with writing(folder, _CONTINUES):
             ranks_of(state).first(
-                lambda: predictions.begin(folder, {**made_of, "samples": sharded.samples()}, overwrite)
+                lambda: predictions.begin(folder, {**made_of, "samples": sharded.samples()}, overwrite, run, held)
             )
         sharded.done = list(ranks_of(state).first(lambda: predictions.done(folder, format, say)))
         if sharded.done:
@@ -108,9 +110,9 @@ def predict_into(
         finally:
             writer.progress.clear()
             bus.detach(attached)
-    numbers, where = zip(*bus.all_gather_object(writer.nonfinite), strict=True)  # until all ranks have written
-    with writing(folder, _CONTINUES):
-        rows: int = ranks_of(state).first(lambda: predictions.finish(folder, format))
+        numbers, where = zip(*bus.all_gather_object(writer.nonfinite), strict=True)  # until all ranks have written
+        with writing(folder, _CONTINUES):
+            rows: int = ranks_of(state).first(lambda: predictions.finish(folder, format))
     if not rows:
         raise empty(data, f"The data '{name}'" if name else "The data", "eval_data", "sample")
     if strategy.rank == 0:
@@ -127,8 +129,7 @@ def predict_into_file(trainer: Trainer, data: Any, out: str, checkpoint: str | N
         )
     with reading(trainer, data, 1, checkpoint, name) as (read, made_of):
         made_of["samples"] = read.samples()
-        differ = predictions.differing(predictions.made_of_file(out), made_of) if Path(out).exists() else ""
-        check_other(Path(out), differ, overwrite)
+        predictions.check_file(out, made_of, overwrite)
         outputs = trainer.predict(read)
     if not all(isinstance(each, torch.Tensor) for each in outputs):
         raise WrongValue(
@@ -137,7 +138,7 @@ def predict_into_file(trainer: Trainer, data: Any, out: str, checkpoint: str | N
         )
     if not (rows := sum(map(len, outputs))):
         raise empty(data, "The data to predict on", "eval_data", "sample")
-    if differ:
+    if differ := predictions.check_file(out, made_of, overwrite):  # again: another process may have written it
         say(f"{out} had {differ}, which are replaced.")
     joined = torch.cat(outputs).contiguous()
     with writing(out):
@@ -160,10 +161,10 @@ def reading(
     read = {"name": name, "limit": limit, "batches": sharded.batches, "type": type(data).__name__}
     with nullcontext() if checkpoint is None else trainer._weights_of(checkpoint):
         made_of = {
-            "weights": predictions.digest(trainer.model_state_dict(evaluated=True)),
-            "model": predictions.digest({"repr": re.sub(r" at 0x\w+", "", repr(state.model))}),
+            "weights": digests.digest(trainer.model_state_dict(evaluated=True)),
+            "model": digests.digest(re.sub(r" at 0x\w+", "", repr(state.model))),
             "code": code(),
-            "data": predictions.digest(read),
+            "data": digests.digest(repr(read)),
             "precision": type(state.precision).__name__,
         }
         vars(settings).update(limit_predict=None)  # it is of all batches, not of a rank's
@@ -178,11 +179,14 @@ class _Writer(Callback):
 
     def __init__(self, sharded: Sharded, folder: Path, suffix: str, size: int, writes: bool) -> None:
         self._sharded, self._folder, self._suffix, self._size, self._writes = sharded, folder, suffix, size, writes
-        #: The numbers of this rank's batches, the columns of the shard's batches, and what was said.
-        self._numbers, self._waiting, self._said = filter(sharded.own, itertools.count()), list[Any](), set[str]()
-        mine = [number for number in range(sharded.length) if sharded.own(number)]
-        self.progress, self._total = Progress(writes and sharded._rank == 0), len(mine) or None
-        self._shard, self._noted = -1, False
+        #: The numbers of this rank's batches, and the columns of the shard's batches.
+        self._numbers, self._waiting = filter(sharded.own, itertools.count()), list[Any]()
+        self._say = functools.cache(lambda text: say(text, sharded._rank if writes else -1))
+        self.progress, self._total = (
+            Progress(writes and sharded._rank == 0),
+            sum(map(sharded.own, range(sharded.length))),
+        )
+        self._shard = -1
         #: How many rows with NaN or infinity were written, and where the first ones are.
         self.nonfinite: tuple[int, list[str]] = (0, [])
 
@@ -210,7 +214,7 @@ class _Writer(Callback):
         if self._writes:
             self._note_nonfinite(nonfinite(state.outputs, samples).nonzero().flatten().tolist(), columns)
         self._waiting.append(columns)
-        self.progress.step("batches", self._total)
+        self.progress.step("batches", self._total or None)
 
     def _note_nonfinite(self, rows: list[int], columns: Mapping[str, Any]) -> None:
         (number, where), file = self.nonfinite, predictions.file_name(self._shard, self._suffix)
@@ -231,12 +235,5 @@ class _Writer(Callback):
         self._waiting = []
         if self._writes:
             with writing(self._folder, _CONTINUES):
-                if not self._noted:
-                    predictions.note_columns(self._folder, columns)
-                    self._noted = True
+                predictions.note_columns(self._folder, columns)
                 predictions.write(self._folder / name, columns, self._suffix)
-
-    def _say(self, text: str) -> None:
-        if text not in self._said and self._writes:
-            say(text, self._sharded._rank)
-        self._said.add(text)
