@@ -360,3 +360,29 @@ def test_masked_outputs_are_verified(tmp_path):
 
     trainer = hocket.Trainer(Masked(6, 3), eval_data=models.pairs(), loss="cross_entropy", device="cpu")
     assert hocket_tools.export(trainer, "safetensors", tmp_path / "out").difference == 0
+
+
+def test_data_that_do_not_suit_and_folders_named_like_files_are_explained(tmp_path: Path) -> None:
+    trainer = hocket.Trainer(nn.Linear(4, 2), loss="mse_loss", eval_data=[(torch.ones(9, 4), torch.ones(9, 2))])
+    for data, said in (
+        (torch.ones(9, 4), r"^data is one Tensor, and not batches\. Give a loader: data=torch"),
+        ([(torch.ones(9, 3), torch.ones(9, 2))], r"The prediction raised RuntimeError: .* shape \(5, 3\)"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=said):
+            hocket_tools.export(trainer, "safetensors", tmp_path / "e", data=data)
+    with pytest.raises(OSError, match=r"model\.onnx is named like a file, and a folder is written\. Give .*model\.$"):
+        hocket_tools.export(trainer, "torch-export", tmp_path / "model.onnx")
+    assert not any(tmp_path.iterdir())
+
+
+def test_rounding_of_training_is_not_traced(tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    data = [(torch.ones(9, 4), torch.ones(9, 2))]
+    trainer = hocket.Trainer(
+        nn.Sequential(nn.Linear(4, 2)), loss="mse_loss", eval_data=data, device="cpu",
+        algorithms=["quantization-aware-training"],
+    )  # fmt: skip
+    with pytest.raises(
+        Unsupported, match=r"whose rounding torch\.export does not write\. Write `hocket compress RUN --to int8"
+    ):
+        hocket_tools.export(trainer, "torch-export", tmp_path / "e")

@@ -99,8 +99,7 @@ def export(
         >>> module(input=torch.ones(3, 4)).shape
         torch.Size([3, 1])
     """
-    path = None if checkpoint is None else os.fspath(checkpoint)
-    options = Options(to, adapters, dynamic or {}, path, overwrite)
+    options = Options(to, adapters, dynamic or {}, None if checkpoint is None else os.fspath(checkpoint), overwrite)
     return export_trainer(trainer, options, out, data)
 
 
@@ -202,17 +201,14 @@ def describe(subject: Subject, verified: Sequence[Sample], options: Options, fac
     outputs = [subject.model.outputs(sample.inputs) for sample in verified]
     output_axes = manifest.output_axes(outputs, [sample.sizes(subject.axes) for sample in verified])
     return {
-        "format": options.to,
-        "model": type(subject.model.network).__name__,
+        "format": options.to, "model": type(subject.model.network).__name__,
         "inputs": manifest.tensors_as_json(subject.inputs, subject.axes),
         "outputs": manifest.tensors_as_json(outputs[0], output_axes),
         "left_out": {"inputs": list(facts.unused), "outputs": list(facts.left_out)},
-        "classes": facts.classes,
-        "preprocessing": list(facts.preprocessing),
+        "classes": facts.classes, "preprocessing": list(facts.preprocessing),
         "adapters": options.adapters if facts.has_adapters else None,
-        "origin": dict(facts.origin),
-        "versions": manifest.versions(),
-    }
+        "origin": dict(facts.origin), "versions": manifest.versions(),
+    }  # fmt: skip
 
 
 def _verification(comparisons: Sequence[Comparison], options: Options, facts: Facts) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from hocket_tools.tracing import exported_program, quiet
 #: Folders whose lines are not the user's.
 _NOT_USERS = tuple(
     f"{os.path.realpath(folder)}{os.sep}"
-    for folder in (Path(torch.__file__).parent, Path(hocket.__file__).parent, Path(__file__).parent)
+    for folder in (Path(torch.__file__).parent, Path(hocket.__file__).parent, Path(__file__).parents[1])
 )
 
 
@@ -66,9 +66,7 @@ def traced(model: PortableModel, inputs: Mapping[str, Tensor], axes: Axes) -> tu
                 raise Unsupported(_refusal(error, model)) from error
             _check_batch(shapes, axes, advice, model)
     kept = {
-        name: {
-            axis: axes[name][axis] for axis, dim in shapes[name].items() if not isinstance(dim, int) and dim is not None
-        }
+        name: {axis: axes[name][axis] for axis, dim in shapes[name].items() if not isinstance(dim, int | None)}
         for name in axes
     }
     return program, {name: varying for name, varying in kept.items() if varying}
@@ -85,7 +83,7 @@ def _check_batch(shapes: Mapping[str, Any], axes: Axes, advice: str, model: Port
     for name, varying in axes.items():
         for axis, label in varying.items():
             dim = shapes[name].get(axis)
-            if label == "batch" and (isinstance(dim, int) or dim is None or getattr(dim, "min", 0) > 2):
+            if label == "batch" and (isinstance(dim, int | None) or getattr(dim, "min", 0) > 2):
                 reason = re.search(r"Not all values of batch.*|You marked batch[^.]*\.", advice)
                 raise Unsupported(
                     f"{_named(model)} cannot be exported for any number of samples: its computation depends on the size of "
@@ -96,6 +94,11 @@ def _check_batch(shapes: Mapping[str, Any], axes: Axes, advice: str, model: Port
 
 def _refusal(error: Exception, model: PortableModel) -> str:
     """Return the message for a model that cannot be traced."""
+    if any(type(each).__module__.endswith("quantization_aware_training") for each in model.modules()):
+        return (
+            f"{_named(model)} was trained with quantization-aware-training, whose rounding torch.export does not write. Write "
+            "`hocket compress RUN --to int8-static --out FOLDER`, or --to int8 as it was trained. Nothing was written."
+        )
     frame = _user_frame(error)
     where = "" if frame is None else f", at {frame.filename}, line {frame.lineno}, in {frame.name}: `{frame.line}`"
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)

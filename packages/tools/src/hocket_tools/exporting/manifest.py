@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -77,10 +78,8 @@ def versions() -> dict[str, str]:
     """Return the versions of Python and of what computes and reads exports."""
     known = {"python": platform.python_version()}
     for name in _DISTRIBUTIONS:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             known[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return known
 
 

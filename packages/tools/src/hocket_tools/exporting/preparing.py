@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hocket.errors import Unsupported, WrongValue
 from hocket.state.state import State
 from hocket_tools.arguments import check_weights
+from hocket_tools.beside import explained
 from hocket_tools.exporting import adapters as adapters_of, graphs, manifest, samples
 from hocket_tools.exporting.axes import Dynamic, halved, lengths, varying
 from hocket_tools.exporting.formats import FORMATS, Format, Subject
@@ -70,7 +71,8 @@ def prepare(
     options.stage("predicting")
     batches, counts = samples.batches_of(state, batches_in, given)
     with observed(state, predict) as (observer, predicted):
-        outputs = predicted(batches)
+        with explained("The prediction"):
+            outputs = predicted(batches)
         if len(outputs) != len(batches):
             raise WrongValue(
                 f"«limit_predict=» left {len(outputs)} of {len(batches)} predictions. Export with a Trainer without it."
@@ -123,14 +125,10 @@ def prepare(
     check_finite(verified, names & reference[0].keys())
     facts = Facts(
         origin=manifest.origin(state, options.checkpoint, subject.model.network),
-        preprocessing=manifest.preprocessing(state, given, _inside(observer)),
-        classes=manifest.classes(state, given),
-        left_out=left_out,
-        unused=unused,
-        has_adapters=has_adapters,
+        preprocessing=manifest.preprocessing(state, given, _inside(observer)), classes=manifest.classes(state, given),
         reference="trainer.predict" if is_precise else f"the model on the CPU{' in float32' if format.graph else ''}",
-        rounding=rounding,
-    )
+        left_out=left_out, unused=unused, has_adapters=has_adapters, rounding=rounding,
+    )  # fmt: skip
     return format, subject, verified, facts
 
 
@@ -170,14 +168,13 @@ def _trace(subject: Subject, options: Options) -> list[str]:
     model, inputs, asked = subject.model, subject.inputs, subject.axes
     subject.program, subject.axes = graphs.traced(model, inputs, asked)
     unused = graphs.unused_inputs(subject.program)
-    if unused and len(unused) < len(inputs):
-        fewer = model.without({name: inputs[name] for name in unused})
-        kept = {name: each for name, each in inputs.items() if name not in unused}
-        kept_axes = {name: each for name, each in asked.items() if name in kept}
-        subject.program, subject.axes = graphs.traced(fewer, kept, kept_axes)
-        subject.model, subject.inputs, asked = fewer, kept, kept_axes
-    else:
+    if len(unused) == len(inputs):
         unused = []
+    if unused:
+        subject.model = model.without({name: inputs[name] for name in unused})
+        subject.inputs = {name: each for name, each in inputs.items() if name not in unused}
+        asked = {name: each for name, each in asked.items() if name not in unused}
+        subject.program, subject.axes = graphs.traced(subject.model, subject.inputs, asked)
     for name, axes in asked.items():
         for axis, label in axes.items():
             if axis not in subject.axes.get(name, {}):

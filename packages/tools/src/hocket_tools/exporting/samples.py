@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hocket.basics import seeding
 from hocket.data.adapters import adapt
+from hocket.data.checks import check_batches
 from hocket.data.loaders import independent
 from hocket.data.nesting import map_tensors
 from hocket.data.source import empty
@@ -36,6 +37,7 @@ def data_of(state: State, data: Iterable[Any] | None) -> tuple[Generator[Any, No
     if data is None and state.eval_sets:
         data = next(iter(state.eval_sets.values())).data
     if data is not None:
+        check_batches(data, "data")
         return beside.batches_of(adapt(independent(data), given=data)), data
     if state.another_epoch is None:
         raise WrongValue(
