@@ -252,7 +252,7 @@ def test_train_resume_evaluate_predict(hocket: Hocket) -> None:
     assert code == 2 and "--out o.csv does not end in .safetensors" in said and "Write --out o.safetensors" in said
     assert not Path("o.csv").exists()
     code, _, said = hocket(text, "predict", "--weights", weights, "--out", weights)
-    assert code == 2 and "holds no outputs of an earlier prediction" in said and "outputs" not in load_file(weights)
+    assert code == 2 and "is not a file of outputs of an earlier prediction" in said and "outputs" not in load_file(weights)
     assert hocket(text, "predict", "--weights", weights, "--out", "o.safetensors")[0] == 0
     assert hocket(text, "plan", "duration=4ep")[0] == 0
 
@@ -350,9 +350,10 @@ def test_train_resume_evaluate_predict_with_a_data_module(hocket: Hocket) -> Non
     assert hocket(text, "predict", "--weights", weights, "--out", "o.safetensors")[0] == 0
     assert load_file("o.safetensors")["outputs"].shape == (8, 1)
     predicting = with_data("mine:WithPrediction")
-    assert hocket(predicting, "predict", "--weights", weights, "--out", "o.safetensors")[0] == 0
+    again = ("predict", "--weights", weights, "--out", "o.safetensors", "--overwrite")
+    assert hocket(predicting, *again)[0] == 0
     assert load_file("o.safetensors")["outputs"].shape == (6, 1)
-    assert hocket(predicting, "predict", "--weights", weights, "--set", "test", "--out", "o.safetensors")[0] == 0
+    assert hocket(predicting, *again, "--set", "test")[0] == 0
     assert load_file("o.safetensors")["outputs"].shape == (8, 1)
     code, _, said = hocket(predicting, "predict", "--weights", weights, "--set", "val", "--out", "o.safetensors")
     assert code == 2 and "There is no evaluation set 'val'; the configuration has test." in said
