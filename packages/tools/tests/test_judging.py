@@ -365,3 +365,11 @@ def test_channels_of_mean_and_std_are_those_of_the_images() -> None:
         ValueError, match=r"one number of mean= and std= for all channels or one for each, here 2; the inputs are"
     ):
         withstand(made, found, ["fog"], [1], mean=[0.1, 0.2])
+
+
+def test_a_set_that_was_given_as_data_is_replaced_there(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    assert main(["predict", "runs/a", "tset", "--to", "p"]) == 2
+    assert "has test, again. Write test in place of tset." in capsys.readouterr().err

@@ -199,7 +199,7 @@ def test_other_predictions_and_folders_are_refused(tmp_path: Path) -> None:
         predict_into(trainer(), loader(), tmp_path / "other")
     with pytest.raises(OSError, match=r"r\.npz is named like a file, and a folder is written\. Give .*r\."):
         predict_into(trainer(), loader(), tmp_path / "r.npz")
-    with pytest.raises(TypeError, match=r"^data is one Tensor, and not batches\. Give a loader: data=torch"):
+    with pytest.raises(TypeError, match=r"^predict_into\(data\) is one Tensor, and not batches\. Give a loader"):
         predict_into(trainer(), INPUTS, tmp_path / "r")
     with pytest.raises(ValueError, match="format='csv'"):
         predict_into(trainer(), loader(), folder, format="csv")  # type: ignore[arg-type]

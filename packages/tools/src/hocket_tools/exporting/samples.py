@@ -37,7 +37,8 @@ def data_of(state: State, data: Iterable[Any] | None) -> tuple[Generator[Any, No
     if data is None and state.eval_sets:
         data = next(iter(state.eval_sets.values())).data
     if data is not None:
-        check_batches(data, "data")
+        if not isinstance(data, list):  # of which any items may be batches
+            check_batches(data, "data")
         return beside.batches_of(adapt(independent(data), given=data)), data
     if state.another_epoch is None:
         raise WrongValue(

@@ -46,7 +46,7 @@ class Sharded(CombinedLoaders):
         limit: int | None = None,
         share: Callable[[Any], Any] = lambda value: value,
     ) -> None:
-        check_batches(data, "data")
+        check_batches(data, "predict_into(data)")
         data = in_order(data, "the loader", rank)
         self.loaders: Mapping[str, Iterable[Any]] = {"data": data}
         #: The numbers of shards to omit, in ascending order.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from typing import TYPE_CHECKING, Any
 
 from hocket.hookspecs.command import Command
@@ -63,8 +62,7 @@ def run(args: argparse.Namespace) -> int:
     with json_alone(args.json) as out, opened(found) as (trainer, checkpoint):
         label = args.set or found.label
         name, where = found.data or label or "", args.out or args.to
-        to = shlex.join(("--to" if args.out is None else "--out", where))
-        data = _data(trainer, label, f"hocket predict {found.name} {{}} {to}" if args.set is None else "--set {}")
+        data = _data(trainer, label, "--set {}" if found.label is None else f"{{}} in place of {label}")
         if args.out is not None:
             rows = predict_into_file(trainer, data, args.out, checkpoint, name, args.overwrite)
         else:
