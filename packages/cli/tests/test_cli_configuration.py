@@ -252,7 +252,11 @@ def test_train_resume_evaluate_predict(hocket: Hocket) -> None:
     assert code == 2 and "--out o.csv does not end in .safetensors" in said and "Write --out o.safetensors" in said
     assert not Path("o.csv").exists()
     code, _, said = hocket(text, "predict", "--weights", weights, "--out", weights)
-    assert code == 2 and "is not a file of outputs of an earlier prediction" in said and "outputs" not in load_file(weights)
+    assert (
+        code == 2
+        and "is not a file of outputs of an earlier prediction" in said
+        and "outputs" not in load_file(weights)
+    )
     assert hocket(text, "predict", "--weights", weights, "--out", "o.safetensors")[0] == 0
     assert hocket(text, "plan", "duration=4ep")[0] == 0
 
