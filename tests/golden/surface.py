@@ -26,6 +26,7 @@ from hocket_checkpoints.storage import manifest
 from hocket_cli import keys, parsers
 from hocket_cli.exit_codes import ExitCode
 from hocket_cli.sweeps import description
+from hocket_strategies.custom_loops.collectives import Collectives
 
 FILE = Path(__file__).parent / f"surface-{registry.API}.txt"
 SOURCES = Path(__file__).parent.parent.parent / "packages"
@@ -159,7 +160,8 @@ def public(module: Any) -> dict[str, Any]:
 
 def members(cls: type) -> dict[str, Any]:
     """Return the public members of a class of core, by name, sorted."""
-    bases = [vars(each) for each in cls.__bases__ if each in (Stateful, Joined)]  # which no user names
+    unnamed = {Joined, Collectives, Stateful} & {*cls.__bases__, *Collectives.__bases__}  # which no user names
+    bases = [vars(each) for each in cls.__mro__ if each in unnamed]
     found = {name: each for one in (*bases, vars(cls)) for name, each in one.items() if not isinstance(each, Elsewhere)}
     return {name: found[name] for name in sorted(found) if name[0] != "_"}
 
