@@ -83,7 +83,7 @@ def test_an_algorithm_with_a_hook_for_a_method(make) -> None:
         ({"colout": {"prow": 0.1}}, ("'prow'", "Did you mean 'p_row'?")),
         ("colout(p_row)", ("'p_row'", "key=value")),
         ("colout(p_row=[1)", ("Brackets",)),
-        ({"colout": 0.1}, ("{'name': {'key': value}}",)),
+        ({"colout": 0.1}, ("Write {'colout': {'p_row': 0.1}}",)),
         ({"colout": {}, "blurpool": {}}, ("one name",)),
         (5, ("5", "algorithms")),
     ],

@@ -17,7 +17,7 @@ BUDGETS = {
     "algorithms-vision": 2425,
     "checkpoints": 5437,
     "cli": 5768,
-    "core": 15590,
+    "core": 15591,
     "data": 496,
     "insight": 5315,
     "loggers": 1450,

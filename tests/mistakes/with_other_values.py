@@ -136,7 +136,7 @@ def does(batch_end: Any) -> Any:
 
 
 MISTAKES = [
-    Mistake("schedule='step'", lambda: trainer(schedule="step"), "schedule 'step' needs step_size", "Its signature is step(", "write {'step': {'step_size': …}}"),
+    Mistake("schedule='step'", lambda: trainer(schedule="step"), "schedule 'step' needs step_size", "Its signature is step(", "write {'step': {'step_size': '30ba'}}"),
     Mistake("precision=True", lambda: trainer(precision=True), "True is not one of", "bf16, ", "such as 'bf16'"),
     Mistake("optimizer=a module", lambda: trainer(optimizer=nn.Linear(1, 1)), "not list", "the list of parameters", "'adamw(lr=1e-3)'"),
     Mistake("optimizer without parameters", lambda: trainer(optimizer=lambda: None), "1 was given", "the list of parameters", "optimizer=lambda parameters:"),

@@ -588,7 +588,7 @@ def test_a_loader_without_batches_is_named() -> None:
     empty: list[Any] = []
     for mode in ("shortest", "cycle", "weighted"):
         weights = {"a": 1, "b": 1} if mode == "weighted" else None
-        with pytest.raises(DataError, match=r"Loader 'b' \(list\) yielded no batch"):
+        with pytest.raises(DataError, match=r"Loader 'b' \(list of length 0\) yielded no batch"):
             list(Several({"a": [1], "b": empty}, mode, weights=weights, batches=weights and 20))  # type: ignore[arg-type]
     assert list(Several({"a": [1], "b": empty}, "in turn")) == [{"a": 1}]
 

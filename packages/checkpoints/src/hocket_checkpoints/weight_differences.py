@@ -10,8 +10,6 @@ from typing import Any
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from hocket.basics.run_files import CONFIG
-
 Shape = tuple[int, ...]
 
 
@@ -77,6 +75,8 @@ def mismatched(given: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[tuple[
 def own_model(place: object) -> str:
     """Return what to type for weights of another model: the run that they are of, if they are in its folder."""
     path = Path(place) if isinstance(place, str | Path) else Path()
+    from hocket.basics.run_files import CONFIG  # only needed for error messages
+
     run = next((each for each in (path, *path.parents[:2]) if each.name and (each / CONFIG).is_file()), None)
     if run is None:
         return "Give the configuration that they were trained with, such as config.yaml in the folder of their run"

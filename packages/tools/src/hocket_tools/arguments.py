@@ -169,29 +169,18 @@ def check_effect(args: argparse.Namespace, needed: bool, without: str, **default
             raise WrongValue(f"{option} {value} has no effect without {without}. Add that, or remove {option}.")
 
 
-def check_least(least: int, usual: int, *, option: bool = True, **given: int) -> None:
-    """Raise WrongValue for a number below the least one, which says what to write.
-
-    Args:
-        option: whether a command has an option of this name, so that it is not a setting of a configuration.
-    """
+def check_least(least: int, usual: int, **given: int) -> None:
+    """Raise WrongValue for a number below the least one, which says what to write."""
     for name, value in given.items():
         if value < least:
-            wrong, write = (_spelled(name, each, option) for each in (value, usual))
-            raise WrongValue(f"{wrong} is too small. Give {least} or more: {write}.", about=name)
+            raise WrongValue(f"«{name}={value}» is too small. Give {least} or more: «{name}={usual}».")
 
 
-def check_fraction(usual: float, *, option: bool = True, **given: float) -> None:
-    """Raise WrongValue for a number that is not between 0 and 1, which says what to write. See `check_least`."""
+def check_fraction(usual: float, **given: float) -> None:
+    """Raise WrongValue for a number that is not between 0 and 1, which says what to write."""
     for name, value in given.items():
         if not 0 < value < 1:
-            wrong, write = (_spelled(name, each, option) for each in (value, usual))
-            raise WrongValue(f"{wrong} is not a fraction between 0 and 1. Write {write}.", about=name)
-
-
-def _spelled(name: str, value: float, option: bool) -> str:
-    typed = f"¦--{name.replace('_', '-')} {value}"
-    return f"«{name}={value}{typed if option else ''}»"
+            raise WrongValue(f"«{name}={value}» is not a fraction between 0 and 1. Write «{name}={usual}».")
 
 
 def check_weights(model: nn.Module) -> None:

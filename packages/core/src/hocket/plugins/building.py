@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hocket.basics.kinds import misfit
-from hocket.basics.masking import masked
 from hocket.basics.plugin_errors import BrokenPluginError, PluginConfigError
 from hocket.basics.specification import literal, parse_spec
 from hocket.help import names as others
@@ -209,6 +208,8 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[object, ...], config:
     hints = signatures.hints(cls)
     for key, value in config.items():
         if key in hints and not signatures.fits(value, hints[key]):
+            from hocket.basics.masking import masked  # only needed for error messages
+
             given, kind = masked(value, name, key), type(value).__name__
             raise PluginConfigError(
                 f"{what} was given {key}={given!r}, which is {kind}; it should be {_type_name(hints[key])}. "
@@ -217,6 +218,8 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[object, ...], config:
     try:
         return cls(*arguments, **config)
     except (TypeError, ValueError) as error:
+        from hocket.basics.masking import masked
+
         error.add_note(
             f"While instantiating {what} with {dict(masked(config, name))!r}. {takes}; write {{'{name}': {{…}}}} with other "
             "values."

@@ -91,7 +91,7 @@ def prune_channels(
         (8, torch.Size([2, 4, 6, 6]))
     """
     check_fraction(0.5, amount=amount)
-    check_least(1, 8, round_to=round_to, option=False)
+    check_least(1, 8, round_to=round_to)
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise WrongType("The model is wrapped in DistributedDataParallel. Prune it before it is wrapped.")
     check_weights(model)
@@ -323,8 +323,8 @@ class ChannelPruning(Algorithm):
 
     @checked
     def __init__(self, example: Any, amount: float = 0.5, keep: Sequence[str] = (), round_to: int = 1) -> None:
-        check_fraction(0.5, amount=amount, option=False)
-        check_least(1, 8, round_to=round_to, option=False)
+        check_fraction(0.5, amount=amount)
+        check_least(1, 8, round_to=round_to)
         as_inputs(example)
         self.example, self.amount, self.keep, self.round_to = example, amount, tuple(keep), round_to
 

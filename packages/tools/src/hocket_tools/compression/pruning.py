@@ -134,7 +134,7 @@ class Pruning(Algorithm):
         self, amount: float = 0.5, start: str | Time = "0dur", stop: str | Time = "0.5dur", interval: str | Time = "10ba",
         scope: Scope = "layer", keep: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        check_fraction(0.5, amount=amount, option=False)
+        check_fraction(0.5, amount=amount)
         self.start, self.stop = Time.parse(start), Time.parse(stop)
         if not self.start.value:
             self.start = Time(0, self.stop.unit)  # the beginning, in any unit
