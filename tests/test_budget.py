@@ -16,7 +16,7 @@ BUDGETS = {
     "algorithms-nlp": 3554,
     "algorithms-vision": 2425,
     "checkpoints": 5437,
-    "cli": 5768,
+    "cli": 5769,
     "core": 15591,
     "data": 496,
     "insight": 5315,
@@ -26,7 +26,7 @@ BUDGETS = {
     "strategies": 4600,
     "streaming": 5110,
     "testkit": 4090,
-    "tools": 6713,
+    "tools": 6714,
 }
 #: Most lines of a file of core, and the files that may have more: a step's actions, the fit loop, the Trainer's documentation.
 LINES, LONGER = 400, {"loop/actions.py", "loop/fit.py", "run/trainer.py"}

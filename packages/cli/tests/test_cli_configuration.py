@@ -743,7 +743,7 @@ def test_what_evaluates_nothing_is_said_as_in_a_file(hocket: Hocket) -> None:
     code, _, said = hocket(text, "evaluate", "--weights", "runs/r", "eval_data=null")
     assert code == 2 and "Write `eval_data: module:function`, or return it from eval()" in said
     code, _, said = hocket(text, "evaluate", "--weights", "runs/r", "model.width=7")
-    assert code == 2 and "They are of the run runs/r: name it in place of this one" in said and "remap" not in said
+    assert code == 2 and "They are of the run runs/r: name that run" in said and "remap" not in said
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,10 @@ IMAGES = torch.zeros(1, 3, 8, 8)
             lambda: hocket_tools.prune_channels("model", (2, 4)),
             r"model='model', which is str.*Write model=trainer\.state\.model",
         ),
+        (
+            lambda: hocket_tools.tune(trainer(), "lr", progress=True),
+            r"progress=True, which is bool; it should be a function",
+        ),
         (lambda: hocket_tools.export(trainer(), overwrite="no"), r"it should be True or False\. Write overwrite=False"),
         (lambda: hocket_tools.export(trainer(), out=5), r"text, a path or None\. Write out='…'"),
         (lambda: hocket_tools.export(trainer(), dynamic=["input"]), r"Write dynamic={'…': \[1\]}"),

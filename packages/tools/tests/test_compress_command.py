@@ -87,7 +87,7 @@ def test_a_table_of_a_run(run, capsys):
     assert main(["compress", "runs/a", *written, "here"]) == 2
     assert "here/int8-static has an export of run b" in capsys.readouterr().err
     assert main(["compress", "runs/a", *written, "here", "--overwrite"]) == 0
-    assert "which is replaced" in capsys.readouterr().err
+    assert "it is replaced" in capsys.readouterr().err
 
     weights = load_file("runs/a/weights.safetensors")
     weights["4.bias"][0] = torch.inf

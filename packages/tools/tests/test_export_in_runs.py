@@ -332,6 +332,8 @@ def test_the_export_of_another_run_is_replaced_when_asked(tmp_path, capsys):
     assert "had an export" not in capsys.readouterr().err
     hocket_tools.export(second, "safetensors", tmp_path / "link", overwrite=True)
     assert "out had an export of run a" in capsys.readouterr().err
+    with pytest.raises(ExistingFile, match="out has an export to safetensors, and this one is to torch-export"):
+        hocket_tools.export(second, "torch-export", tmp_path / "out")
     assert {path.name for path in tmp_path.iterdir()} == {"out", "link"}
     assert json.loads((tmp_path / "out/export.json").read_text())["origin"]["run"] == "b"
 

@@ -171,7 +171,7 @@ def test_weights_of_another_model(typed: Typed, command: list[str], weights: str
     name, *options = command
     found = typed(name, "runs/a", "--weights", weights, *options)
     assert "0.weight ([6, 4], the module has [8, 4])" in found
-    assert "They are of the run runs/b: name it in place of this one, and override nothing of its model." in found
+    assert "They are of the run runs/b: name that run, and override nothing of its model." in found
     Path("runs/b/weights.safetensors").rename("w.safetensors")
     assert "such as config.yaml in the folder of their run." in typed(
         name, "runs/a", "--weights", "w.safetensors", *options

@@ -80,7 +80,7 @@ def own_model(place: object) -> str:
     run = next((each for each in (path, *path.parents[:2]) if each.name and (each / CONFIG).is_file()), None)
     if run is None:
         return "Give the configuration that they were trained with, such as config.yaml in the folder of their run"
-    return f"They are of the run {run}: name it in place of this one, and override nothing of its model"
+    return f"They are of the run {run}: name that run, and override nothing of its model"
 
 
 def shapes_of(weights: Mapping[str, Any]) -> dict[str, Shape]:

@@ -96,9 +96,10 @@ def trainer_from(
             if isinstance(error, ConfigError) or not isinstance(error, Mistake):
                 raise
             # An error about an option of the command is not about the file, and a fit that diverged not about one key.
-            where = described.blamed(error) or (read.file if needs and not in_yaml(error).startswith("--") else None)
+            said = in_yaml(error, options=vars(args))
+            where = described.blamed(error) or (read.file if needs and not said.startswith("--") else None)
             if where is None or isinstance(error, ArithmeticError):
-                error.args = (in_yaml(error),)
+                error.args = (said,)
                 raise
             raise ConfigError(where, in_yaml(error, where.startswith("'"))) from error
 

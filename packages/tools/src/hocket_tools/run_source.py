@@ -39,14 +39,14 @@ def trainer_of_run(args: argparse.Namespace, read: Source, **instead: Any) -> It
         yield trainer, checkpoint
 
 
-def folder_to_write(args: argparse.Namespace, read: Source, name: str, part: str = "") -> Path:
-    """Return a part of ``--out``, or of a folder in that of the run, which may be replaced; see `exporter.checked`.
+def folder_to_write(args: argparse.Namespace, read: Source, name: str, to: str, part: str = "") -> Path:
+    """Return a part of ``--out``, or of a folder in that of the run, which an export ``to`` a format may replace.
 
     Raises WrongValue if there is no such folder, and for the folder of another run.
     """
     from hocket_tools.exporting.exporter import checked
 
-    return checked(_folder(args, read, name) / part, None if args.overwrite else read.made.get("run"))
+    return checked(_folder(args, read, name) / part, None if args.overwrite else read.made.get("run"), to)
 
 
 def _folder(args: argparse.Namespace, read: Source, name: str) -> Path:

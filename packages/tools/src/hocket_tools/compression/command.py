@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     from hocket_tools.run_source import folder_to_write, source_of_run, trainer_of_run
 
     read = source_of_run(args)
-    folders = {kind: folder_to_write(args, read, "compressed", kind) for kind in kinds}
+    folders = {kind: folder_to_write(args, read, "compressed", "torch-export", kind) for kind in kinds}
     with (
         json_alone(args.json) as stdout,
         trainer_of_run(args, read, callbacks=()) as (trainer, weights),

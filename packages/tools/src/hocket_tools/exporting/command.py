@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         "deterministic": False, "duration": None, "schedule": None, "profile": None,
     }  # fmt: skip
     read = source_of_run(args)
-    out = folder_to_write(args, read, f"exports/{args.to}")  # before a model is made
+    out = folder_to_write(args, read, f"exports/{args.to}", args.to)  # before a model is made
     with (
         json_alone(args.json) as stdout,
         Progress() as line,

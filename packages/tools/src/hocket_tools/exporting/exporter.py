@@ -137,7 +137,7 @@ def check_folder(state: State, options: Options, out: str | Path | None) -> Path
     """Return the folder to write. Raises WrongFile or ExistingFile on all ranks; see `checked`."""
     folder = state.folder.path / "exports" / options.to if out is None else out
     whose = None if options.overwrite else state.run.id
-    return ranks_of(state).first(lambda: checked(folder, whose, state.folder.path))
+    return ranks_of(state).first(lambda: checked(folder, whose, options.to, state.folder.path))
 
 
 def written(
@@ -167,11 +167,11 @@ def written(
     return Exported(folder, description, comparisons)
 
 
-def checked(folder: str | Path, whose: str | None, run: Path | None = None) -> Path:
+def checked(folder: str | Path, whose: str | None, to: str, run: Path | None = None) -> Path:
     """Return a folder as an absolute path, where a link leads.
 
     Args:
-        whose: the id of the run whose earlier export may be replaced; None for that of any run.
+        whose: the id of the run whose earlier export ``to`` the same format may be replaced; None for all exports.
         run: the folder of the run, which may not exist yet.
 
     Raises:
@@ -185,15 +185,17 @@ def checked(folder: str | Path, whose: str | None, run: Path | None = None) -> P
             f"{path} has the run itself, and an export is a folder of its own. Write out={path / 'export'}."
         )
     check_place(path, (path / MANIFEST).is_file(), "an earlier export")
-    if whose is not None and (earlier := _earlier(path, whose)):
-        check_other(path, f"an export of {earlier}, and this one is of another run", False)
+    check_other(path, "" if whose is None else _earlier(path, whose, to), False)
     return path
 
 
-def _earlier(folder: Path, whose: str) -> str:
-    """Return the name and id of the run of an earlier export, if that is another one; else an empty text."""
-    origin = content(folder / MANIFEST).get("origin") or {"id": whose}
-    return "" if origin.get("id") == whose else f"run {origin.get('run')} ({origin.get('id')})"
+def _earlier(folder: Path, whose: str, to: str) -> str:
+    """Return what an earlier export is, if it is of another run or in another format; else an empty text."""
+    there = content(folder / MANIFEST)
+    origin, format = there.get("origin") or {"id": whose}, there.get("format", to)
+    if origin.get("id") != whose:
+        return f"an export of run {origin.get('run')} ({origin.get('id')}), and this one is of another run"
+    return "" if format == to else f"an export to {format}, and this one is to {to}"
 
 
 def describe(subject: Subject, verified: Sequence[Sample], options: Options, facts: Facts) -> dict[str, Any]:
@@ -227,16 +229,16 @@ def _write(file: Path, values: Mapping[str, Any]) -> None:
 
 
 def _replace(folder: Path, temporary: Path, whose: str, options: Options) -> None:
-    """Put the new folder in place of an earlier one, also of another process, and say if that is of another run."""
+    """Put the new folder in place of an earlier one, also of another process, and say if that is another one."""
     for _ in range(9):
         with suppress(OSError):
             temporary.rename(folder)
             return
-        checked(folder, None if options.overwrite else whose)
-        earlier = _earlier(folder, whose)
+        checked(folder, None if options.overwrite else whose, options.to)
+        earlier = _earlier(folder, whose, options.to)
         if exchanged(temporary, folder):
             if earlier:
-                say(f"{folder} had an export of {earlier}, which is replaced.")
+                say(f"{folder} had {earlier}: it is replaced.")
             return
         with suppress(FileNotFoundError):  # another process has moved it
             folder.rename(temporary.with_name(os.urandom(8).hex()))

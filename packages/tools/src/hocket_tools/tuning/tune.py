@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from hocket.errors import WrongValue
@@ -13,22 +14,25 @@ if TYPE_CHECKING:
     from hocket.run.trainer import Trainer
     from hocket_tools.tuning.batch_size_finder import BatchSize
     from hocket_tools.tuning.lr_finder import LearningRates
-    from hocket_tools.tuning.trial import Progress
 
 
 @overload
 def tune(
     trainer: Trainer, what: Literal["lr"], *, low: float = ..., high: float = ..., steps: int = ..., run_steps: int = ...,
-    progress: Progress = ...,
+    progress: Callable[[str, int, int], None] = ...,
 ) -> LearningRates: ...  # fmt: skip
 @overload
 def tune(
-    trainer: Trainer, what: Literal["batch_size"], *, limit: int | None = None, progress: Progress = ...
+    trainer: Trainer,
+    what: Literal["batch_size"],
+    *,
+    limit: int | None = None,
+    progress: Callable[[str, int, int], None] = ...,
 ) -> BatchSize: ...
 @checked
 def tune(
     trainer: Trainer, what: Literal["lr", "batch_size"], *, low: float = 1e-7, high: float = 1e3, steps: int = 100,
-    run_steps: int = 40, limit: int | None = None, progress: Progress = lambda what, done, total: None,
+    run_steps: int = 40, limit: int | None = None, progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> LearningRates | BatchSize:  # fmt: skip
     """Search for a learning rate or a batch size by steps on trial. Every rank has to call it; all get the same result.
 
