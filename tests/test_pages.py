@@ -42,7 +42,7 @@ PAGES = (
     pytest.param("docs/how-to/resume.md", marks=pytest.mark.long),
     pytest.param("docs/how-to/spot-machines.md", marks=pytest.mark.long),
     pytest.param("docs/how-to/s3.md", marks=pytest.mark.long),  # a server of S3
-    "docs/how-to/load-weights.md",
+    pytest.param("docs/how-to/load-weights.md", marks=pytest.mark.long),
     *(
         pytest.param(f"docs/how-to/{name}.md", marks=pytest.mark.long)  # two processes
         for name in ("multi-node", "slurm", "fsdp", "tensor-parallel", "deepspeed", "ray")
@@ -61,7 +61,7 @@ PAGES = (
     "docs/how-to/evaluation.md",
     "docs/how-to/custom-metrics.md",
     "docs/how-to/evaluating-a-checkpoint.md",
-    "docs/how-to/judge-a-run.md",
+    pytest.param("docs/how-to/judge-a-run.md", marks=pytest.mark.long),
     "docs/how-to/judge-in-python.md",
     "docs/how-to/ema.md",
     pytest.param("docs/how-to/export.md", marks=pytest.mark.long),  # traces a model
