@@ -1,4 +1,4 @@
-"""Two plug-ins of a Trainer that would do or write the same are refused, and those that write a fixed file say so."""
+"""A Trainer refuses two plug-ins that write the same file or have the same effect; writers of fixed files set `once`."""
 
 from __future__ import annotations
 

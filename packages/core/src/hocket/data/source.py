@@ -110,12 +110,7 @@ def known_length(data: Any, limit: int | None = None) -> int | None:
 
 
 def empty(data: Any, what: str, about: str, of: str = "batch") -> DataError:
-    """Return the error for data that yielded no batch, or no sample: what they are, why as far as is known, what to pass.
-
-    Args:
-        what: the subject of the sentence, such as ``"The training data"``.
-        about: the argument that has the data.
-    """
+    """Return the error for data that yielded no batch or sample: ``what`` names them, and ``about`` is their argument."""
     dataset, once = getattr(data, "dataset", data), isinstance(data, Iterator)
     samples = None if once else known_length(dataset)
     over = "" if dataset is data else f" over {type(dataset).__name__}"

@@ -36,10 +36,7 @@ def command(extra: str, package: str = _CORE) -> str:
 
 
 def library(name: str, versions: str = "") -> str:
-    """Return what to type for a package by its name, as Python imports it or as a checkpoint or requirement states it.
-
-    The versions are by default those that a package of hocket's needs for an extra.
-    """
+    """Return the command that installs a package, by its import or distribution name, in versions that hocket's extras need."""
     package = name.replace("_", "-").lower()
     if not package.startswith(_CORE):
         ours = (each for part in PACKAGES.values() for each in _of_extras(part))

@@ -1,4 +1,4 @@
-"""Import optional libraries, such as those that compress, and say what to install if one is missing."""
+"""Import optional libraries, such as torchao, and say what to install if one is missing."""
 
 from __future__ import annotations
 

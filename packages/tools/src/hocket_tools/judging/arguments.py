@@ -109,7 +109,7 @@ def opened(found: Asked, **instead: Any) -> Iterator[tuple[Trainer, str | None]]
 
 
 def label_of(trainer: Trainer, label: str | None, verb: str, write: str) -> str:
-    """Return the label of an evaluation set of the Trainer. Raises WrongValue if there is none, or several to choose from.
+    """Return the label of an evaluation set of the Trainer. Raises WrongValue unless the label names exactly one set.
 
     Args:
         verb: what the command does with it, for messages.

@@ -197,7 +197,7 @@ def differing(then: object, now: Mapping[str, Any]) -> str:
 
 
 def check_file(out: str, made_of: Mapping[str, Any] | None = None, overwrite: bool = False) -> str:
-    """Return what other predictions a file has, if any, than those that are made of this.
+    """Describe the predictions in a file if their run, data or options differ; else return an empty text.
 
     Raises WrongValue or ExistingFile for other files, and unless the predictions may be replaced.
     """

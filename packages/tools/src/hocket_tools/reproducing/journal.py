@@ -122,7 +122,7 @@ class Journal(Callback):
         self.init(state)
 
     def init(self, state: State) -> None:
-        """Read the journal to compare with. Raises PluginError if there is none, or it is of another number of ranks."""
+        """Read the journal to compare with. Raises PluginError for a missing journal, or another world size."""
         if (against := self._against) is not None:
             rank, ranks = state.strategy.rank, state.strategy.world_size
             self._recorded = ranks_of(state).agree(lambda: _recorded(against, rank, ranks))
